@@ -1,0 +1,1 @@
+"""perfexp: how fast a model trains and infers, at what cost, and how sure that is."""

@@ -1,0 +1,57 @@
+"""Data: where the inputs of a call come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from perfexp.models import Batch, Session
+
+
+class Batches(Protocol):
+    """Batches of one size, ready for the model.
+
+    Attributes:
+        constant: whether every batch is the same one, already on the device: then there is no data phase.
+        per_epoch: batches in one pass over the data, or None where the data has no end.
+    """
+
+    constant: bool
+    per_epoch: int | None
+
+    def next(self) -> Batch:
+        """The next batch, on the device; starts over at the end of the data."""
+
+    def epoch(self) -> Iterator[Batch]:
+        """One whole pass from its beginning, on the device."""
+
+
+class Data(Protocol):
+    """What a `data` node of the configuration builds.
+
+    Attributes:
+        labelled: whether the targets are real, so that an accuracy means something.
+        num_classes: classes of the labels, or None where the model decides.
+        num_samples: samples of one epoch, or None.
+    """
+
+    labelled: bool
+    num_classes: int | None
+    num_samples: int | None
+
+    def open(
+        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+    ) -> AbstractContextManager[Batches]:
+        """Batches of one size, closed on leaving.
+
+        Args:
+            session: the model that takes them.
+            input_size: height and width in pixels.
+            batch_size: samples per batch.
+            training: shuffled, or in order.
+            seed: of shuffling and of random inputs.
+
+        Raises:
+            UserError: the data can't be read, or there are fewer samples than one batch takes.
+        """

@@ -1,0 +1,76 @@
+"""Device: what the measuring code asks of the thing that it measures; one module for each kind beside this one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from perfexp.record import Doubt
+
+
+class Event(Protocol):
+    """A mark in the device's queue; its time is known once the device has passed it."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A device that runs calls, and its clocks.
+
+    On a synchronous device (a CPU) a call's work is done when the call returns, and the host's clock tells all. An
+    asynchronous one (a GPU) has a queue: calls return when their work is enqueued, and events mark places in it.
+
+    Attributes:
+        kind: `cpu`, `cuda`, `mps` or `fake`.
+        name: what the driver or the operating system calls it.
+        identifier: what torch calls it (`cpu`, `cuda:0`), or None where torch does not know it.
+        asynchronous: whether calls return before their work is done.
+        event_tick_seconds: resolution of the event clock; of the host's clock on a synchronous device.
+        record_seconds: device time that recording an event costs.
+        queue_depth: launches that may be pending before the host has to wait; 0 on a synchronous device.
+    """
+
+    kind: str
+    name: str
+    identifier: str | None
+    asynchronous: bool
+    event_tick_seconds: float
+    record_seconds: float
+    queue_depth: int
+
+    def now_ns(self) -> int:
+        """The host's monotonic clock, nanoseconds."""
+
+    def synchronize(self) -> None:
+        """Wait until everything in the queue is done."""
+
+    def new_event(self) -> Event:
+        """An event that has been recorded once, so that nothing is left to be made lazily."""
+
+    def record(self, event: Event) -> None:
+        """Put the event into the queue, after what is already in it."""
+
+    def passed(self, event: Event) -> bool:
+        """Whether the device has passed the event; does not wait."""
+
+    def elapsed_seconds(self, start: Event, end: Event) -> float:
+        """Device time between two events that were passed."""
+
+    def hold(self, seconds: float) -> None:
+        """Put a wait of about so long into the queue, so that what follows piles up behind it."""
+
+    def reset_peak_memory(self) -> None:
+        """Forget the peak of memory so far, where that can be done."""
+
+    def peak_memory_bytes(self) -> tuple[int | None, str]:
+        """Peak of memory since the last reset, and what exactly it counts (or why there is none)."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an exception says that this device, or its host, ran out of memory."""
+
+    def state(self) -> dict[str, Any]:
+        """What changes while measuring: clocks, temperature, load. JSON values."""
+
+    def facts(self) -> dict[str, Any]:
+        """What does not change: product, cores, driver. JSON values."""
+
+    def doubts(self) -> list[Doubt]:
+        """What is wrong with this device from the start."""

@@ -1,0 +1,62 @@
+"""Errors that perfexp raises: what was given, what is possible, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PerfexpError(Exception):
+    """A failure that perfexp understands: one clear message, no traceback on the console.
+
+    Attributes:
+        exit_code: the exit code of the command that it ends: 2 for what the user can mend in the command or the
+            configuration, 1 for a measurement that failed.
+    """
+
+    exit_code = 1
+
+
+class UserError(PerfexpError):
+    """The command, the configuration or a file that the user named is wrong."""
+
+    exit_code = 2
+
+
+class DeviceMismatch(UserError):
+    """The device that the configuration asks for is not the one that the job runs on."""
+
+
+class Unsupported(PerfexpError):
+    """This point can't be measured by design (a size that the model can't take, …); the other points go on."""
+
+
+class OutOfMemory(PerfexpError):
+    """The device, or the host, has not enough memory for this point; the other points go on."""
+
+
+def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
+    """The valid names most like a wrong one, best first; a dotted name is also compared by its last part.
+
+    Args:
+        name: what was given.
+        valid: what is possible.
+        count: at most so many are returned.
+    """
+    choices = sorted(set(valid))
+    close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)
+    if not close:
+        tails = {choice.rsplit(".", 1)[-1]: choice for choice in reversed(choices)}
+        close = [tails[tail] for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(tails), n=count)]
+    return close
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A sentence that names the nearest valid names, or all of them where none is near and they are few."""
+    choices = sorted(set(valid))
+    close = nearest(name, choices)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    if choices and len(choices) <= 40:
+        return f"Possible: {', '.join(choices)}."
+    return ""

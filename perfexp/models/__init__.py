@@ -1,0 +1,148 @@
+"""Model: what is measured, and the session in which it lives on a device; torch stays in the modules beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perfexp.devices import Device
+from perfexp.record import Doubt
+
+
+@dataclass(kw_only=True)
+class Precision:
+    """In which numbers a model computes.
+
+    Attributes:
+        name: `fp32`, `tf32`, `fp16`, `bf16`, `amp_fp16`, `amp_bf16`.
+        storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
+        autocast: data type of torch's autocast, or None for none.
+        tf32: whether matrix products and convolutions of float32 may use TF32.
+    """
+
+    name: str
+    storage: str = "float32"
+    autocast: str | None = None
+    tf32: bool = False
+
+
+@dataclass(kw_only=True)
+class Execution:
+    """How torch runs the model.
+
+    Attributes:
+        compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
+        channels_last: whether 4-D tensors lie in memory as NHWC (5-D as NDHWC).
+        cuda_graph: whether the call is captured as a CUDA graph and replayed.
+        cudnn_benchmark: torch.backends.cudnn.benchmark.
+        deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
+        threads: threads within an operation, or None for torch's choice.
+        interop_threads: threads between operations, or None for torch's choice.
+    """
+
+    compile: str | None = None
+    channels_last: bool = False
+    cuda_graph: bool = False
+    cudnn_benchmark: bool = False
+    deterministic: bool = False
+    threads: int | None = None
+    interop_threads: int | None = None
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Inputs and targets of one call, where and as the model wants them.
+
+    Attributes:
+        inputs: a tensor (batch, channels, height, width), (batch, channels, frames, height, width), or what the model
+            takes.
+        targets: class indices (batch,) or (batch, height, width), or None.
+    """
+
+    inputs: Any
+    targets: Any
+
+
+class Session(Protocol):
+    """A loaded model on a device: the operations that the modes put together.
+
+    Attributes:
+        num_classes: classes that the model tells apart, or None where it has none.
+    """
+
+    num_classes: int | None
+
+    def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
+        """Random inputs (never zeros) and targets of the model's kind, on the device.
+
+        Args:
+            input_size: height and width in pixels.
+            batch_size: samples.
+            seed: of the random numbers.
+        """
+
+    def place(self, batch: Batch) -> Batch:
+        """Copy a batch of a data loader to the device, in the session's data type and memory format."""
+
+    def inferring(self) -> AbstractContextManager[None]:
+        """Entered around all calls of an inference: evaluation mode, no autograd."""
+
+    def training(self) -> AbstractContextManager[None]:
+        """Entered around all calls of a training: training mode."""
+
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs; enqueued on an asynchronous device."""
+
+    def first_forward(self, batch: Batch) -> Any:
+        """`forward` of a size for the first time.
+
+        Raises:
+            Unsupported: the model can't take inputs of this size or batch.
+        """
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """The scalar to be minimised."""
+
+    def backward(self, loss: Any) -> None:
+        """Gradients of all parameters."""
+
+    def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
+        """A function that applies the gradients and clears them.
+
+        Args:
+            settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser.
+        """
+
+    def number(self, value: Any) -> float:
+        """A scalar of the device as a number; waits for it."""
+
+    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
+        """How many predictions are right, and of how many (pixels, for segmentation)."""
+
+    def facts(self) -> dict[str, Any]:
+        """Versions, flags and thread counts as they are; parameters of the model. JSON values."""
+
+    def doubts(self) -> list[Doubt]:
+        """What could not be done as it was asked (a precision that the device lacks, …)."""
+
+
+class Model(Protocol):
+    """What a `model` node of the configuration builds. Building it is cheap; `open` loads."""
+
+    def open(
+        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+    ) -> Session:
+        """Load weights, move them to the device, and set torch up as the plan says.
+
+        Args:
+            device: where.
+            precision: in which numbers.
+            execution: how.
+            num_classes: classes of the data where its labels are real; None leaves the model's own.
+            seed: of random weights.
+
+        Raises:
+            UserError: name, weights or settings do not fit.
+        """

@@ -1,0 +1,53 @@
+"""Mode: what one call is; it puts a session's operations together and knows nothing of torch or of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from perfexp.data import Batches
+from perfexp.models import Batch, Session
+
+
+@dataclass(kw_only=True)
+class State:
+    """What the segments of a call hand to one another."""
+
+    batch: Batch | None = None
+    outputs: Any = None
+    loss: Any = None
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One call, whole and in its parts.
+
+    Attributes:
+        call: the whole call; enqueues on an asynchronous device.
+        segments: the same call as named parts, in order (`data`, `forward`, …).
+        active: entered around all calls.
+        batch_size: samples per call.
+        state: what the last call left.
+    """
+
+    call: Callable[[], object]
+    segments: tuple[tuple[str, Callable[[], object]], ...]
+    active: Callable[[], AbstractContextManager[None]]
+    batch_size: int
+    state: State = field(default_factory=State)
+    trains: bool = False
+
+
+class Mode(Protocol):
+    """What a phase of the configuration's `mode` node builds."""
+
+    def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
+        """The call to be timed.
+
+        Args:
+            session: a loaded model.
+            batches: its inputs.
+            batch_size: samples per batch.
+        """

@@ -1,0 +1,62 @@
+"""Training: a call is one whole step: data, forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfexp.data import Batches
+from perfexp.models import Session
+from perfexp.modes import State, Step
+
+
+class Train:
+    """Training steps.
+
+    Args:
+        optimizer: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser (`lr`, …).
+    """
+
+    def __init__(self, *, optimizer: dict[str, Any]) -> None:
+        self.optimizer = dict(optimizer)
+
+    def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
+        """See `Mode`."""
+        state = State(batch=batches.next())
+        update = session.optimizer(self.optimizer)
+
+        def data() -> None:
+            state.batch = batches.next()
+
+        def forward() -> None:
+            state.outputs = session.forward(state.batch.inputs)  # type: ignore[union-attr]
+
+        def loss() -> None:
+            state.loss = session.loss(state.outputs, state.batch.targets)  # type: ignore[union-attr]
+
+        def backward() -> None:
+            session.backward(state.loss)
+
+        def optimizer() -> None:
+            update()
+
+        def call() -> None:
+            data()
+            forward()
+            loss()
+            backward()
+            optimizer()
+
+        return Step(
+            call=call,
+            segments=(
+                ("data", data),
+                ("forward", forward),
+                ("loss", loss),
+                ("backward", backward),
+                ("optimizer", optimizer),
+            ),
+            active=session.training,
+            batch_size=batch_size,
+            state=state,
+            trains=True,
+        )

@@ -1,0 +1,143 @@
+"""Paths: the one place that knows the file names of a run and of a sweep, and how they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from perfexp.errors import UserError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new one and nothing between.
+
+    Args:
+        path: the file; its folder exists.
+        content: all of it.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line and have it on disk before returning; a torn line left by a crash is cut off first.
+
+    Args:
+        path: the file; created if missing.
+        line: ends in a newline.
+    """
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def safe_name(text: str) -> str:
+    """A text as a file name: letters, digits and `._-`, everything else a hyphen.
+
+    Args:
+        text: any text.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+
+
+class RunPaths:
+    """The files of one run's folder, and the manifest of all names that perfexp wrote there.
+
+    Args:
+        root: the run's folder; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.plan = self.root / "plan.yaml"
+        self.points = self.root / "points.jsonl"
+        self.record = self.root / "record.json"
+        self.environment = self.root / "environment.json"
+        self.log = self.root / "run.log"
+        self.manifest = self.root / "manifest.json"
+
+    def create(self) -> None:
+        """Make the folder and see that it can be written to.
+
+        Raises:
+            UserError: it can't.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.claim(self.manifest, self.plan, self.points, self.record, self.environment, self.log)
+        except OSError as error:
+            raise UserError(
+                f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
+            ) from error
+
+    def table(self, model: str, algorithm: str, what: str) -> Path:
+        """`MODEL_ALGORITHM_overall.csv` and its like.
+
+        Args:
+            model: name of the model.
+            algorithm: name of the algorithm.
+            what: `overall`, `layers`, ….
+        """
+        return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
+
+    def picture(self, what: str) -> Path:
+        """A PNG in the run's folder.
+
+        Args:
+            what: what it shows (`time`, `memory`, …).
+        """
+        return self.root / f"{safe_name(what)}.png"
+
+    def claim(self, *paths: Path) -> None:
+        """Enter files in the manifest before they are written: what is not in it, perfexp did not write.
+
+        Args:
+            paths: files in the run's folder.
+        """
+        known = self.claimed()
+        names = [path.relative_to(self.root).as_posix() for path in paths]
+        new = [name for name in names if name not in known]
+        if new:
+            write_atomically(self.manifest, json.dumps({"files": [*known, *new]}, indent=1).encode() + b"\n")
+
+    def claimed(self) -> list[str]:
+        """The names in the manifest, relative to the run's folder."""
+        try:
+            files = json.loads(self.manifest.read_bytes())["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        return [str(name) for name in files]
+
+
+class SweepPaths:
+    """The files of a sweep's folder.
+
+    Args:
+        root: the sweep's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.summary = self.root / "sweep.json"
+        self.table = self.root / "sweep.csv"
+        self.picture = self.root / "sweep.png"

@@ -1,0 +1,205 @@
+"""Stopping rules: when the warm-up is over and when enough has been measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfexp import stats
+from perfexp.record import Stop
+
+#: A block between two looks at the samples lasts at least this long, so that looking does not disturb the next one.
+_MINIMUM_BLOCK_SECONDS = 0.005
+#: … and n grows by this fraction from look to look.
+_GROWTH = 0.1
+
+
+class Monitor(Protocol):
+    """Watches one series grow."""
+
+    def more(self, samples: NDArray[np.float64]) -> int:
+        """How many samples to take before asking again; 0 when enough has been measured.
+
+        Args:
+            samples: all so far, warm-up included: seconds per call.
+        """
+
+    def warmup(self, samples: NDArray[np.float64]) -> int:
+        """How many of the first samples are warm-up."""
+
+    def stop(self, samples: NDArray[np.float64]) -> Stop:
+        """Why it ended; called once `more` has returned 0."""
+
+
+class StoppingRule(Protocol):
+    """The settings of a rule; `begin` makes the monitor of one series."""
+
+    def begin(self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = ()) -> Monitor:
+        """A monitor for a new series.
+
+        Args:
+            calls_per_sample: k, so that calls and busy time are counted right.
+            percentiles: percentiles whose intervals have to exist before precision counts as reached.
+        """
+
+    def longest_seconds(self) -> float | None:
+        """About how long one series takes at the most, or None where only the calls are limited."""
+
+
+class Precision:
+    """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
+
+    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` of busy time and the cut that MSER-5 finds in
+    the whole series. The rule is met when on two successive looks the half-width is ≤ epsilon · median and
+    n / τ ≥ `min_effective`.
+
+    Args:
+        epsilon: relative half-width to be reached.
+        max_seconds: limit on the time measured after the warm-up.
+        max_calls: limit on the calls after the warm-up.
+        min_calls: so many calls are measured after the warm-up whatever the time.
+        warmup_calls: least number of warm-up calls.
+        warmup_seconds: least busy time of the warm-up.
+        min_effective: least number of effectively independent samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 0.01,
+        max_seconds: float = 5.0,
+        max_calls: int = 1_000_000,
+        min_calls: int = 5,
+        warmup_calls: int = 3,
+        warmup_seconds: float = 0.5,
+        min_effective: float = 30.0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.max_seconds = max_seconds
+        self.max_calls = max_calls
+        self.min_calls = min_calls
+        self.warmup_calls = warmup_calls
+        self.warmup_seconds = warmup_seconds
+        self.min_effective = min_effective
+
+    def begin(self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = ()) -> Monitor:
+        """See `StoppingRule`."""
+        return _PrecisionMonitor(self, calls_per_sample, percentiles)
+
+    def longest_seconds(self) -> float | None:
+        """See `StoppingRule`."""
+        return self.max_seconds + self.warmup_seconds
+
+
+class Fixed:
+    """A fixed number of warm-up and of measured calls.
+
+    Args:
+        warmup: calls that count as warm-up.
+        measure: calls after them.
+    """
+
+    def __init__(self, *, warmup: int = 10, measure: int = 20) -> None:
+        self.warmup_calls = warmup
+        self.measure_calls = measure
+
+    def begin(self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = ()) -> Monitor:
+        """See `StoppingRule`; percentiles do not prolong a fixed measurement."""
+        return _FixedMonitor(self, calls_per_sample)
+
+    def longest_seconds(self) -> float | None:
+        """See `StoppingRule`."""
+        return None
+
+
+class _PrecisionMonitor:
+    def __init__(self, rule: Precision, calls_per_sample: int, percentiles: Sequence[float]) -> None:
+        self._rule = rule
+        self._calls_per_sample = calls_per_sample
+        self._samples_needed = max((stats.samples_needed(p) for p in percentiles), default=0)
+        self._met_before = False
+        self._reason = ""
+
+    def warmup(self, samples: NDArray[np.float64]) -> int:
+        least = self._least_warmup(samples)
+        return max(least, stats.mser5_cut(samples)) if least < samples.size else samples.size
+
+    def more(self, samples: NDArray[np.float64]) -> int:
+        rule, k = self._rule, self._calls_per_sample
+        if samples.size == 0:
+            return math.ceil(rule.warmup_calls / k)
+        call_seconds = max(float(np.median(samples)), 1e-9)
+        least = self._least_warmup(samples)
+        if least >= samples.size:
+            missing = (rule.warmup_seconds - float(samples.sum()) * k) / (call_seconds * k)
+            return self._within_limits(math.ceil(missing) if missing > 0 else 1, call_seconds, 0, 0.0)
+        measured = samples[least:]
+        seconds, calls = float(measured.sum()) * k, measured.size * k
+        if calls >= rule.max_calls:
+            return self._end("max_calls")
+        if seconds >= rule.max_seconds and calls >= rule.min_calls:
+            return self._end("max_seconds")
+        kept = samples[self.warmup(samples) :]
+        met = self._met(kept)
+        if met and self._met_before:
+            return self._end("precision")
+        self._met_before = met
+        floor = max(rule.min_effective, self._samples_needed)
+        wanted = max(math.ceil(_GROWTH * kept.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
+        if kept.size + wanted < floor:
+            wanted = math.ceil(floor) - kept.size
+        return self._within_limits(wanted, call_seconds, calls, seconds)
+
+    def stop(self, samples: NDArray[np.float64]) -> Stop:
+        kept = samples[self.warmup(samples) :]
+        achieved = stats.median_interval(kept).relative_half_width if kept.size else None
+        return Stop(reason=self._reason, target=self._rule.epsilon, achieved=achieved)
+
+    def _least_warmup(self, samples: NDArray[np.float64]) -> int:
+        rule, k = self._rule, self._calls_per_sample
+        busy = np.cumsum(samples) * k
+        by_time = int(np.searchsorted(busy, rule.warmup_seconds)) + 1
+        return max(math.ceil(rule.warmup_calls / k), by_time)
+
+    def _met(self, kept: NDArray[np.float64]) -> bool:
+        tau = stats.autocorrelation_time(kept)
+        if kept.size / tau < self._rule.min_effective or kept.size < self._samples_needed * tau:
+            return False
+        width = stats.median_interval(kept, tau).relative_half_width
+        return width is not None and width <= self._rule.epsilon
+
+    def _within_limits(self, wanted: int, call_seconds: float, calls: int, seconds: float) -> int:
+        """Not more samples at once than time and calls are left for, but always one."""
+        k = self._calls_per_sample
+        by_time = math.ceil(max(self._rule.max_seconds - seconds, 0.0) / (call_seconds * k))
+        by_minimum = math.ceil((self._rule.min_calls - calls) / k)
+        by_calls = math.ceil((self._rule.max_calls - calls) / k)
+        return max(1, min(wanted, max(by_time, by_minimum), by_calls))
+
+    def _end(self, reason: str) -> int:
+        self._reason = reason
+        return 0
+
+
+class _FixedMonitor:
+    def __init__(self, rule: Fixed, calls_per_sample: int) -> None:
+        self._warmup = math.ceil(rule.warmup_calls / calls_per_sample)
+        self._total = self._warmup + math.ceil(rule.measure_calls / calls_per_sample)
+
+    def warmup(self, samples: NDArray[np.float64]) -> int:
+        return min(self._warmup, int(samples.size))
+
+    def more(self, samples: NDArray[np.float64]) -> int:
+        """See `Monitor`; the warm-up and the measured calls are one block each."""
+        if samples.size < self._warmup:
+            return self._warmup - int(samples.size)
+        return max(0, self._total - int(samples.size))
+
+    def stop(self, samples: NDArray[np.float64]) -> Stop:
+        kept = samples[self.warmup(samples) :]
+        achieved = stats.median_interval(kept).relative_half_width if kept.size else None
+        return Stop(reason="fixed", achieved=achieved)

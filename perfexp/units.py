@@ -1,0 +1,63 @@
+"""Quantities carry their SI unit in the name; this is the one place that prettifies them for people."""
+
+from __future__ import annotations
+
+import math
+
+#: Suffix of a stored name, unit of the value, suffix and factor of what people read.
+_PRETTY = {
+    "seconds": ("ms", 1e3),
+    "bytes": ("mib", 1 / 2**20),
+    "joules": ("joules", 1.0),
+    "watts": ("watts", 1.0),
+    "hertz": ("mhz", 1e-6),
+}
+
+
+def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
+    """Turn a stored name and value into those that people read: `epoch_seconds`, 0.5 → `epoch_ms`, 500.
+
+    A name whose unit has no prettier one, or that does not end in its unit, stays as it is.
+
+    Args:
+        name: name of the quantity, ending in its unit (`peak_bytes`).
+        value: its value in that unit.
+        unit: `seconds`, `bytes`, …
+    """
+    pretty = _PRETTY.get(unit)
+    if pretty is None or not name.endswith(unit):
+        return name, value
+    suffix, factor = pretty
+    return name.removesuffix(unit) + suffix, value * factor
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration with three to four digits and the unit that fits: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if seconds >= 100:
+        whole = round(seconds)
+        hours, rest = divmod(whole, 3600)
+        return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= factor:
+            return f"{digits(seconds / factor)} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def format_bytes(count: float) -> str:
+    """A size in binary units: `812 MiB`, `1.25 GiB`."""
+    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(count) >= factor:
+            return f"{digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """A number with so many significant digits, never in scientific notation between 0.001 and 1e6."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    magnitude = math.floor(math.log10(abs(value)))
+    if -4 < magnitude < 6:
+        return f"{value:.{max(significant - 1 - magnitude, 0)}f}"
+    return f"{value:.{significant - 1}e}"
