@@ -1,0 +1,52 @@
+"""Sink: what reads a finished record and shows, writes or sends it; it measures nothing and never changes the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from perfexp.record import Record, Sweep
+
+
+class Tracker(Protocol):
+    """What a `tracking` node of the configuration builds: where finished records are sent."""
+
+    def publish(self, record: Record, folder: Path) -> str | None:
+        """Send a record; sending it again changes nothing.
+
+        Args:
+            record: finished, whatever its status.
+            folder: where its artifacts lie.
+
+        Returns:
+            How to look at it, for the console; None where there is nothing to look at.
+
+        Raises:
+            PerfexpError: it could not be sent. The record is on disk.
+        """
+
+    def publish_sweep(self, sweep: Sweep, folder: Path) -> str | None:
+        """Send the summary of a sweep; its runs have been sent, or are sent later.
+
+        Args:
+            sweep: finished or not.
+            folder: where its table and picture lie.
+
+        Returns:
+            How to look at it.
+
+        Raises:
+            PerfexpError: it could not be sent.
+        """
+
+
+class NoTracking:
+    """Records stay on disk only (tracking=none)."""
+
+    def publish(self, record: Record, folder: Path) -> str | None:
+        """Nothing is sent."""
+        return None
+
+    def publish_sweep(self, sweep: Sweep, folder: Path) -> str | None:
+        """Nothing is sent."""
+        return None

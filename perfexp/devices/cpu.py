@@ -1,0 +1,163 @@
+"""The host's processor: synchronous, so its clock is the host's."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfexp.devices import Event
+from perfexp.record import Doubt
+
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc", re.I)
+
+
+class _Stamp:
+    """A time of the host's clock."""
+
+    nanoseconds: int = 0
+
+
+class CpuDevice:
+    """The processor that perfexp runs on.
+
+    Args:
+        name: a name to show instead of the processor's own.
+    """
+
+    kind = "cpu"
+    identifier: str | None = "cpu"
+    asynchronous = False
+    record_seconds = 0.0
+    queue_depth = 0
+
+    def __init__(self, *, name: str | None = None) -> None:
+        self.name = name or processor_name()
+        self.event_tick_seconds = _clock_tick_seconds()
+        self._peak_is_reset = False
+
+    def now_ns(self) -> int:
+        """See `Device`."""
+        return time.perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def new_event(self) -> Event:
+        """See `Device`."""
+        return _Stamp()
+
+    def record(self, event: Event) -> None:
+        """Take the host's time."""
+        assert isinstance(event, _Stamp)
+        event.nanoseconds = time.perf_counter_ns()
+
+    def passed(self, event: Event) -> bool:
+        """Always: what was recorded has been passed."""
+        return True
+
+    def elapsed_seconds(self, start: Event, end: Event) -> float:
+        """See `Device`."""
+        assert isinstance(start, _Stamp)
+        assert isinstance(end, _Stamp)
+        return (end.nanoseconds - start.nanoseconds) * 1e-9
+
+    def hold(self, seconds: float) -> None:
+        """There is no queue to hold."""
+
+    def reset_peak_memory(self) -> None:
+        """Set the peak of the resident memory back to what is resident now (Linux: /proc/self/clear_refs)."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._peak_is_reset = True
+        except OSError:
+            self._peak_is_reset = False
+
+    def peak_memory_bytes(self) -> tuple[int | None, str]:
+        """Peak resident memory of the process, libraries and data included."""
+        what = "peak resident memory of the process" + ("" if self._peak_is_reset else " since its start")
+        try:
+            status = Path("/proc/self/status").read_text()
+        except OSError:
+            return _getrusage_peak_bytes(), "peak resident memory of the process since its start"
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        return (int(found[1]) * 1024, what) if found else (None, "the system does not tell the peak resident memory")
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See `Device`."""
+        return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+
+    def state(self) -> dict[str, Any]:
+        """Load average and the processor's present frequency."""
+        load = psutil.getloadavg()
+        frequency = psutil.cpu_freq()
+        return {
+            "load_average_1min": round(load[0], 2),
+            "frequency_hertz": frequency.current * 1e6 if frequency else None,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """See `Device`."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "cores": psutil.cpu_count(logical=False),
+            "logical_cores": psutil.cpu_count(),
+            "usable_cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else None,
+            "memory_bytes": psutil.virtual_memory().total,
+            "event_tick_seconds": self.event_tick_seconds,
+        }
+
+    def doubts(self) -> list[Doubt]:
+        """Whether the machine is busy with something else."""
+        cores = psutil.cpu_count() or 1
+        load = psutil.getloadavg()[0]
+        if load <= 0.5 * cores:
+            return []
+        return [
+            Doubt(
+                code="busy_host",
+                detail=f"load average {load:.1f} on {cores} cores before the first measurement",
+                remedy="end other work on this machine, then measure again",
+            )
+        ]
+
+
+def open_device(**_: Any) -> CpuDevice:
+    """The CPU, for the `_target_` of gpu=cpu; the facts of the configuration do not concern it."""
+    return CpuDevice()
+
+
+def processor_name() -> str:
+    """The processor's product name, or its architecture where the system does not tell."""
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _clock_tick_seconds() -> float:
+    """The smallest step that the host's clock was seen to take."""
+    steps = []
+    for _ in range(200):
+        start = time.perf_counter_ns()
+        end = start
+        while end == start:
+            end = time.perf_counter_ns()
+        steps.append(end - start)
+    return min(steps) * 1e-9
+
+
+def _getrusage_peak_bytes() -> int | None:
+    """Peak resident memory where there is no /proc; macOS counts it in bytes, others in KiB."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024
