@@ -366,6 +366,26 @@ def points_from_lines(text: bytes) -> list[Point]:
     return points
 
 
+def read_points(path: Path) -> list[Point]:
+    """The points in a points.jsonl; none where there is no such file.
+
+    Args:
+        path: the file.
+    """
+    return points_from_lines(path.read_bytes()) if path.exists() else []
+
+
+def missing(keys: Iterable[Key], path: Path) -> list[Key]:
+    """The points that have no result in a points.jsonl yet.
+
+    Args:
+        keys: all of them.
+        path: the file.
+    """
+    done = {point.key for point in read_points(path)}
+    return [key for key in keys if key not in done]
+
+
 def overall_status(points: Iterable[Point]) -> Status:
     """`ok` if every point is, otherwise the status of the first that isn't; `failed` where there is none."""
     statuses = [point.status for point in points]

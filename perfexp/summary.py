@@ -167,7 +167,7 @@ def _statistical_doubts(time: stats.Summary | None, series: Series | None) -> li
         found.append(
             Doubt(
                 code="drift",
-                detail=f"the median moved by {time.drift.relative:+.1%} from the first to the last third of the samples",
+                detail=f"the median moved by {time.drift.relative:+.1%} from the first third of the samples to the last",
                 remedy="lengthen the warm-up (stopping.warmup_seconds) or see what else changes on the machine",
             )
         )

@@ -31,8 +31,13 @@ def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
     return name.removesuffix(unit) + suffix, value * factor
 
 
-def format_seconds(seconds: float) -> str:
-    """A duration with three to four digits and the unit that fits: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`."""
+def format_seconds(seconds: float, significant: int = 3) -> str:
+    """A duration with the unit that fits: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`.
+
+    Args:
+        seconds: the duration.
+        significant: digits where the unit is a second or shorter.
+    """
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds >= 100:
@@ -41,7 +46,7 @@ def format_seconds(seconds: float) -> str:
         return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= factor:
-            return f"{digits(seconds / factor)} {unit}"
+            return f"{digits(seconds / factor, significant)} {unit}"
     return f"{seconds * 1e9:.0f} ns"
 
 

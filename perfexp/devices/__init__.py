@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from perfexp.record import Doubt
 
@@ -11,7 +12,6 @@ class Event(Protocol):
     """A mark in the device's queue; its time is known once the device has passed it."""
 
 
-@runtime_checkable
 class Device(Protocol):
     """A device that runs calls, and its clocks.
 
@@ -56,6 +56,9 @@ class Device(Protocol):
 
     def hold(self, seconds: float) -> None:
         """Put a wait of about so long into the queue, so that what follows piles up behind it."""
+
+    def count_launches(self, call: Callable[[], object]) -> int:
+        """Run a call and count what it puts into the queue; 0 on a synchronous device."""
 
     def reset_peak_memory(self) -> None:
         """Forget the peak of memory so far, where that can be done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class CpuDevice:
 
     def hold(self, seconds: float) -> None:
         """There is no queue to hold."""
+
+    def count_launches(self, call: Callable[[], object]) -> int:
+        """Nothing is queued."""
+        return 0
 
     def reset_peak_memory(self) -> None:
         """Set the peak of the resident memory back to what is resident now (Linux: /proc/self/clear_refs)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perfexp.data import Batches
@@ -13,8 +13,16 @@ from perfexp.models import Batch, Session
 
 @dataclass(kw_only=True)
 class State:
-    """What the segments of a call hand to one another."""
+    """What the segments of a call hand to one another.
 
+    Attributes:
+        source: where the next batch comes from; another one may be put here (one pass of an epoch).
+        batch: inputs and targets of the call.
+        outputs: of the forward pass.
+        loss: in training.
+    """
+
+    source: Callable[[], Batch]
     batch: Batch | None = None
     outputs: Any = None
     loss: Any = None
@@ -30,13 +38,14 @@ class Step:
         active: entered around all calls.
         batch_size: samples per call.
         state: what the last call left.
+        trains: whether the call is a training step.
     """
 
     call: Callable[[], object]
     segments: tuple[tuple[str, Callable[[], object]], ...]
     active: Callable[[], AbstractContextManager[None]]
     batch_size: int
-    state: State = field(default_factory=State)
+    state: State
     trains: bool = False
 
 

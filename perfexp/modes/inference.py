@@ -1,4 +1,4 @@
-"""Inference: a call is one forward pass in evaluation mode, and fetching its batch where the data is real."""
+"""Inference: a call is one forward pass in evaluation mode, after fetching its batch where the data is real."""
 
 from __future__ import annotations
 
@@ -12,27 +12,36 @@ class Inference:
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
         """See `Mode`."""
-        state = State(batch=batches.next())
-        fetch, run = batches.next, session.forward
-        inputs = state.batch.inputs if state.batch else None
+        state, run = State(source=batches.next), session.forward
+
+        if batches.constant:
+            inputs = batches.next().inputs
+
+            def constant() -> None:
+                state.outputs = run(inputs)
+
+            return Step(
+                call=constant,
+                segments=(("forward", constant),),
+                active=session.inferring,
+                batch_size=batch_size,
+                state=state,
+            )
 
         def data() -> None:
-            state.batch = fetch()
+            state.batch = state.source()
 
         def forward() -> None:
-            state.outputs = run(state.batch.inputs)  # type: ignore[union-attr]
+            assert state.batch is not None
+            state.outputs = run(state.batch.inputs)
 
-        def forward_constant() -> None:
-            state.outputs = run(inputs)
-
-        def both() -> None:
+        def call() -> None:
             data()
             forward()
 
-        constant = batches.constant
         return Step(
-            call=forward_constant if constant else both,
-            segments=(("forward", forward_constant),) if constant else (("data", data), ("forward", forward)),
+            call=call,
+            segments=(("data", data), ("forward", forward)),
             active=session.inferring,
             batch_size=batch_size,
             state=state,

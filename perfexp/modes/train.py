@@ -21,30 +21,29 @@ class Train:
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
         """See `Mode`."""
-        state = State(batch=batches.next())
+        state = State(source=batches.next)
         update = session.optimizer(self.optimizer)
 
         def data() -> None:
-            state.batch = batches.next()
+            state.batch = state.source()
 
         def forward() -> None:
-            state.outputs = session.forward(state.batch.inputs)  # type: ignore[union-attr]
+            assert state.batch is not None
+            state.outputs = session.forward(state.batch.inputs)
 
         def loss() -> None:
-            state.loss = session.loss(state.outputs, state.batch.targets)  # type: ignore[union-attr]
+            assert state.batch is not None
+            state.loss = session.loss(state.outputs, state.batch.targets)
 
         def backward() -> None:
             session.backward(state.loss)
-
-        def optimizer() -> None:
-            update()
 
         def call() -> None:
             data()
             forward()
             loss()
             backward()
-            optimizer()
+            update()
 
         return Step(
             call=call,
@@ -53,7 +52,7 @@ class Train:
                 ("forward", forward),
                 ("loss", loss),
                 ("backward", backward),
-                ("optimizer", optimizer),
+                ("optimizer", update),
             ),
             active=session.training,
             batch_size=batch_size,

@@ -1,0 +1,24 @@
+"""algorithm=default: what PyTorch picks, untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from perfexp.models import Session
+
+
+class Default:
+    """Leaves every convolution as it is.
+
+    Args:
+        name: of the algorithm, in names of files and runs.
+    """
+
+    def __init__(self, *, name: str = "default") -> None:
+        self.name = name
+
+    @contextmanager
+    def applied(self, session: Session) -> Iterator[None]:
+        """See `Algorithm`."""
+        yield

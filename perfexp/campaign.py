@@ -1,0 +1,159 @@
+"""Campaign: the bookkeeping of a sweep over several runs (`-m`), from its first job to its table and picture."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfexp import config
+from perfexp.errors import PerfexpError, UserError
+from perfexp.job import longest_seconds
+from perfexp.paths import SweepPaths, safe_name, write_atomically
+from perfexp.record import Record, Status, Sweep, SweepChild, SweepMembership
+
+if TYPE_CHECKING:
+    from perfexp.sinks import Tracker
+    from perfexp.sinks.console import Console
+
+#: Axes whose value speaks for itself in a run's name.
+_PLAIN_AXES = ("model", "algorithm", "mode", "precision", "gpu", "experiment")
+
+
+class Campaign:
+    """A sweep under way.
+
+    Args:
+        folder: of the sweep's own files.
+        command: the overrides as the user typed them.
+        axes: names of the overrides that vary.
+        jobs: how many runs there are to be, or None where it is not known.
+        console: where it is reported.
+    """
+
+    def __init__(
+        self, *, folder: Path, command: Sequence[str], axes: Sequence[str], jobs: int | None, console: Console
+    ) -> None:
+        self.paths = SweepPaths(folder)
+        self.axes = tuple(axes)
+        self._console = console
+        self._tracker: Tracker | None = None
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        name = " × ".join(self.axes) or "sweep"
+        self.sweep = Sweep(uid=uuid.uuid4().hex, name=name, started=started, command=list(command), jobs=jobs)
+        try:
+            self.paths.root.mkdir(parents=True, exist_ok=True)
+            self._write()
+        except OSError as error:
+            raise UserError(
+                f"The output folder {self.paths.root} can't be written: {error.strerror}. "
+                "Choose another with output_dir=DIR."
+            ) from error
+
+    def announce(self, plan: config.Plan) -> None:
+        """Say how much there is to do, before the first run.
+
+        Args:
+            plan: of the first run; the others are taken to be like it.
+        """
+        longest = longest_seconds(plan)
+        self._tracker = config.build(plan.tracking)
+        self._console.sweep_header(
+            self.sweep, points=len(plan.keys()), longest_seconds=longest and longest * (self.sweep.jobs or 1)
+        )
+
+    def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
+        """What a run's record says of the sweep.
+
+        Args:
+            job: number of the run.
+            axes: the overrides that vary, with the run's values.
+            folder: of the run.
+        """
+        return SweepMembership(
+            uid=self.sweep.uid,
+            job=job,
+            jobs=self.sweep.jobs,
+            axes=axes,
+            directory=_relative(self.paths.root, folder),
+        )
+
+    def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
+        """Enter a run that has ended.
+
+        Args:
+            membership: of the run.
+            name: of the run.
+            folder: of the run.
+            outcome: its record, or why there is none.
+        """
+        failed = isinstance(outcome, PerfexpError)
+        self.sweep.children.append(
+            SweepChild(
+                job=membership.job,
+                name=name,
+                directory=_relative(folder, self.paths.root),
+                status=Status.FAILED if isinstance(outcome, PerfexpError) else outcome.status,
+                axes=membership.axes,
+                error=str(outcome) if failed else None,
+            )
+        )
+        self._write()
+
+    def close(self) -> None:
+        """Sum up: table, picture, tracker, console. What fails here loses nothing."""
+        from perfexp.sinks import files
+
+        self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._write()
+        records = self._records()
+        link = None
+        try:
+            files.write_sweep(self.sweep, self.paths.root, records)
+            if self._tracker is not None:
+                link = self._tracker.publish_sweep(self.sweep, self.paths.root)
+        except (PerfexpError, OSError) as error:
+            self._console.error(f"The sweep's sum is not complete: {error}")
+        self._console.show_sweep(self.sweep, self.paths.root, records, tracking=link)
+
+    def _records(self) -> list[Record]:
+        found = []
+        for child in self.sweep.children:
+            try:
+                found.append(Record.load(self.paths.root / child.directory))
+            except UserError:  # a run that was refused has none
+                continue
+        return found
+
+    def _write(self) -> None:
+        write_atomically(self.paths.summary, self.sweep.to_json())
+
+
+def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
+    """A run's name: what varies first, because lists cut names off.
+
+    Args:
+        parts: model, algorithm and mode.
+        axes: the overrides that vary in the sweep; empty for a single run.
+    """
+    varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
+    fixed = [part for part in parts if part not in axes.values()]
+    return "-".join([*varying, *fixed])
+
+
+def child_folder(job: int, axes: Mapping[str, str]) -> str:
+    """Name of a run's folder within its sweep's.
+
+    Args:
+        job: number of the run.
+        axes: the overrides that vary.
+    """
+    return safe_name("_".join([str(job), *axes.values()]))[:100]
+
+
+def _relative(target: Path, start: Path) -> str:
+    """A path from one folder to another, with forward slashes."""
+    return Path(os.path.relpath(target, start)).as_posix()

@@ -1,0 +1,450 @@
+"""Configuration: the typed schema of every group, where conf/ is, and the plan that becomes of a composition."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.gpus import GpuFacts
+from perfexp.models import Execution, Precision
+from perfexp.record import Key
+from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
+
+#: Keys of a plan that say where output goes and how it looks, not what is measured.
+_NOT_MEASURED = ("output_dir", "stage", "tracking", "quiet", "choices")
+
+
+def conf_dir() -> Path:
+    """The folder of the configuration groups: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise PerfexpError(f"perfexp is installed without its configuration: no conf/ in or beside {package}.")
+
+
+@dataclass(kw_only=True)
+class Gpu:
+    """The device that is meant. `match` is searched in the name that the driver reports."""
+
+    _target_: str = MISSING
+    name: str = MISSING
+    match: str | None = None
+    index: int = 0
+    facts: GpuFacts = field(default_factory=GpuFacts)
+
+
+@dataclass(kw_only=True)
+class ModeSettings:
+    """Which phases are measured, each with the code that makes its calls."""
+
+    name: str = MISSING
+    train: Any = None
+    inference: Any = None
+
+
+@dataclass(kw_only=True)
+class Profiler:
+    """Under which tool the worker runs; `command` comes before it on the command line."""
+
+    name: str = "none"
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class TorchvisionModel:
+    """Settings of `perfexp.models.torchvision.Torchvision`."""
+
+    _target_: str = MISSING
+    name: str = MISSING
+    weights: str | None = None
+    weights_dir: str | None = None
+    num_classes: int | None = None
+    frames: int = 16
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class FakeModelSettings:
+    """Settings of `perfexp.models.fake.FakeModel`."""
+
+    _target_: str = MISSING
+    name: str = "fake"
+    base_seconds: float = 1e-3
+    seconds_per_megapixel: float = 0.02
+    noise: float = 0.01
+    launches: int = 1
+    smallest: int = 1
+    oom_above_pixels: int | None = None
+
+
+@dataclass(kw_only=True)
+class SyntheticData:
+    """Settings of `perfexp.data.synthetic.Synthetic`."""
+
+    _target_: str = MISSING
+    num_samples: int | None = None
+
+
+@dataclass(kw_only=True)
+class ImagesData:
+    """Settings of `perfexp.data.images.Images`."""
+
+    _target_: str = MISSING
+    root: str = MISSING
+    workers: int = 2
+    pin_memory: bool = False
+    prefetch_factor: int = 2
+    drop_last: bool = True
+
+
+@dataclass(kw_only=True)
+class PrecisionRule:
+    """Settings of `perfexp.stopping.Precision`."""
+
+    _target_: str = MISSING
+    epsilon: float = 0.01
+    max_seconds: float = 5.0
+    max_calls: int = 1_000_000
+    min_calls: int = 5
+    warmup_calls: int = 3
+    warmup_seconds: float = 0.5
+    min_effective: float = 30.0
+
+
+@dataclass(kw_only=True)
+class FixedRule:
+    """Settings of `perfexp.stopping.Fixed`."""
+
+    _target_: str = MISSING
+    warmup: int = 10
+    measure: int = 20
+
+
+@dataclass(kw_only=True)
+class SizesSweep:
+    """Settings of `perfexp.sweep.Sizes`."""
+
+    _target_: str = MISSING
+    num_sizes: int = 10
+    min_size: int = 224
+    max_size: int = 512
+
+
+@dataclass(kw_only=True)
+class BatchSweep:
+    """Settings of `perfexp.sweep.BatchSizes`."""
+
+    _target_: str = MISSING
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
+
+
+@dataclass(kw_only=True)
+class MlflowTracking:
+    """Settings of `perfexp.sinks.mlflow.MlflowSink`."""
+
+    _target_: str = MISSING
+    uri: str | None = None
+    experiment: str | None = None
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """The fully resolved configuration of one run. Nodes that select code are mappings with a `_target_`.
+
+    `choices` are the names of the options that were taken from the groups.
+    """
+
+    model: Any = MISSING
+    algorithm: Any = MISSING
+    gpu: Any = MISSING
+    mode: ModeSettings = field(default_factory=ModeSettings)
+    profiler: Profiler = field(default_factory=Profiler)
+    precision: Precision = MISSING
+    execution: Execution = field(default_factory=Execution)
+    data: Any = MISSING
+    stopping: Any = MISSING
+    sweep: Any = MISSING
+    tracking: Any = MISSING
+    probe: dict[str, Any] = field(default_factory=dict)
+    input_size: Any = 224
+    batch_size: Any = 1
+    percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])
+    replicate: int = 1
+    ttfp: bool = True
+    epochs: int | None = None
+    seed: int = 0
+    output_dir: str | None = None
+    stage: str | None = None
+    quiet: bool = False
+    choices: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in names of files and runs."""
+        return _name(self.model, self.choices.get("model", "model"))
+
+    @property
+    def algorithm_name(self) -> str:
+        """What the algorithm is called in names of files and runs."""
+        return _name(self.algorithm, self.choices.get("algorithm", "algorithm"))
+
+    @property
+    def gpu_name(self) -> str:
+        """What the device is called in the configuration."""
+        return _name(self.gpu, self.choices.get("gpu", "gpu"))
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of each point, training first."""
+        return [phase for phase in ("train", "inference") if getattr(self.mode, phase) is not None]
+
+    def keys(self) -> list[Key]:
+        """The points that are timed, in order: replicate by replicate.
+
+        Raises:
+            UserError: the settings contradict one another.
+        """
+        sweep: Sweep = build(self.sweep)
+        pairs = sweep.points(parse_sizes(self.input_size), parse_batch_sizes(self.batch_size))
+        return [
+            Key(phase=phase, input_size=size, batch_size=batch, precision=self.precision.name, replicate=replicate)
+            for replicate in range(self.replicate)
+            for size, batch in pairs
+            for phase in self.phases
+        ]
+
+    def first_prediction_keys(self) -> list[Key]:
+        """The points whose time to first prediction is taken: the first inference of each replicate."""
+        if not self.ttfp or "inference" not in self.phases:
+            return []
+        first: dict[int, Key] = {}
+        for key in self.keys():
+            if key.phase == "inference":
+                first.setdefault(key.replicate, key)
+        return [
+            Key(phase="ttfp", input_size=k.input_size, batch_size=k.batch_size, precision=k.precision, replicate=r)
+            for r, k in first.items()
+        ]
+
+
+def register() -> None:
+    """Make the schemas known to Hydra, and the one resolver that config.yaml uses."""
+    store = ConfigStore.instance()
+    for group, name, node in (
+        ("schema", "plan", Plan),
+        ("schema", "gpu", Gpu),
+        ("schema", "mode", ModeSettings),
+        ("schema/model", "torchvision", TorchvisionModel),
+        ("schema/model", "fake", FakeModelSettings),
+        ("schema/data", "synthetic", SyntheticData),
+        ("schema/data", "images", ImagesData),
+        ("schema/stopping", "precision", PrecisionRule),
+        ("schema/stopping", "fixed", FixedRule),
+        ("schema/sweep", "sizes", SizesSweep),
+        ("schema/sweep", "batch", BatchSweep),
+        ("schema/tracking", "mlflow", MlflowTracking),
+    ):
+        store.store(group=group, name=name, node=node)
+    OmegaConf.register_new_resolver("perfexp_sweep_dir", _sweep_dir, replace=True)
+
+
+def plan_of(composed: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan as plain data.
+
+    Args:
+        composed: what Hydra composed.
+        choices: option taken from each group, as Hydra's runtime tells.
+
+    Raises:
+        UserError: a value that has no default is missing.
+    """
+    try:
+        plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    except MissingMandatoryValue as error:
+        key = str(error.full_key)
+        raise UserError(f"{key} has no default: say {key}=VALUE.") from error
+    groups = [field.name for field in fields(Plan)]
+    plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
+    return plain
+
+
+def typed(plain: Mapping[str, Any]) -> Plan:
+    """Plain data as a Plan.
+
+    Args:
+        plain: what `plan_of` or a plan.yaml gives.
+
+    Raises:
+        UserError: a key is unknown, or a value has the wrong type.
+    """
+    try:
+        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Plan), dict(plain)))
+    except OmegaConfBaseException as error:
+        raise UserError(f"The plan is not valid: {str(error).splitlines()[0]}.") from error
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def to_yaml(plain: Mapping[str, Any]) -> bytes:
+    """A plan as YAML, in the order of the schema.
+
+    Args:
+        plain: what `plan_of` gives.
+    """
+    return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True).encode()
+
+
+def load(path: Path, sha256: str) -> Plan:
+    """Read a plan.yaml for running it.
+
+    Args:
+        path: the file.
+        sha256: of its bytes, as the parent process handed it over: code is run only as the parent composed it.
+
+    Raises:
+        UserError: the file is another one.
+    """
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise UserError(f"{path} is not the plan that was composed; start the run again.")
+    return typed(yaml.safe_load(content))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A plan.yaml as plain data, for comparing; nothing in it is run.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    try:
+        plain = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path} can't be read as a plan: {error}") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"{path} is no plan.")
+    return plain
+
+
+def plan_hash(plain: Mapping[str, Any]) -> str:
+    """SHA-256 of what a plan measures; where output, tracking and console go is left out.
+
+    Args:
+        plain: what `plan_of` gives.
+    """
+    measured = {key: value for key, value in plain.items() if key not in _NOT_MEASURED}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Dotted keys in which two plans measure different things, with both values.
+
+    Args:
+        old: a plan as plain data.
+        new: another one.
+    """
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{key}: {before.get(key, '–')} → {after.get(key, '–')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key.split(".")[0] not in _NOT_MEASURED
+    ]
+
+
+def build(node: Any, **extra: Any) -> Any:
+    """Make the object that a node's `_target_` names: the one place where configuration turns into code.
+
+    Args:
+        node: a mapping with a `_target_` and its keyword arguments.
+        extra: further keyword arguments.
+
+    Raises:
+        UserError: the target can't be found, or does not take these arguments.
+    """
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    if not target:
+        raise UserError(f"A node of the configuration needs a _target_ that names its class; given: {node!r}.")
+    try:
+        return instantiate(dict(node), _convert_="all", **extra)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, PerfexpError):
+            raise cause from error
+        raise UserError(f"{target} can't be built: {cause}") from error
+
+
+def locate(node: Mapping[str, Any]) -> Any:
+    """Import what a node's `_target_` names without making it.
+
+    Args:
+        node: a mapping with a `_target_`.
+
+    Raises:
+        UserError: there is no such thing.
+    """
+    try:
+        return get_object(node["_target_"])
+    except Exception as error:
+        raise UserError(f"{node['_target_']} can't be imported: {error}") from error
+
+
+def check(plan: Plan) -> None:
+    """Combinations that can be seen to be impossible before anything starts.
+
+    Args:
+        plan: to be measured.
+
+    Raises:
+        UserError: it can't be.
+    """
+    if not plan.phases:
+        raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
+    if plan.replicate < 1:
+        raise UserError(f"replicate={plan.replicate}: at least one process has to measure.")
+    for percentile in plan.percentiles:
+        if not 0 < percentile < 100:
+            raise UserError(f"percentiles={plan.percentiles}: each lies between 0 and 100, both excluded.")
+    if plan.epochs is not None:
+        if plan.epochs < 1:
+            raise UserError(f"epochs={plan.epochs}: at least one pass, or leave it out.")
+        if "train" not in plan.phases:
+            raise UserError("epochs=N is for training: add mode=train.")
+    if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
+        raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
+    plan.keys()
+    build(plan.stopping)
+
+
+def _name(node: Any, choice: str) -> str:
+    name = node.get("name") if isinstance(node, Mapping) else None
+    return str(name or choice)
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _sweep_dir(output_dir: str | None, date: str, time: str) -> str:
+    """Where a sweep's own files lie: the folder that the user named, or one of its own."""
+    return output_dir or f"outputs/{date}/{time}-sweep"

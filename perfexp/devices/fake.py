@@ -1,0 +1,170 @@
+"""A scripted device in simulated time: known truth for the measuring code, without torch and without waiting."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from perfexp.devices import Event
+from perfexp.record import Doubt
+
+
+class _Mark:
+    """An event; its time is that of the simulated device."""
+
+    seconds: float = math.inf
+
+
+class FakeDevice:
+    """A host that enqueues and a device that works through its queue, both on simulated clocks.
+
+    Each launch costs the host `enqueue_seconds` and the device what the caller says. When `queue_depth` launches are
+    pending, the host waits for the oldest to end, as a CUDA stream makes it.
+
+    Args:
+        name: what to call it.
+        asynchronous: whether launches return before their work is done.
+        tick_seconds: resolution of the event clock.
+        enqueue_seconds: host time of one launch.
+        record_seconds: device time of recording an event.
+        record_host_seconds: host time of recording an event.
+        synchronize_seconds: host time of a synchronise beyond the waiting itself.
+        queue_depth: launches that may be pending.
+    """
+
+    kind = "fake"
+    identifier: str | None = None
+
+    def __init__(
+        self,
+        *,
+        name: str = "scripted device",
+        asynchronous: bool = True,
+        tick_seconds: float = 1e-9,
+        enqueue_seconds: float = 5e-6,
+        record_seconds: float = 0.0,
+        record_host_seconds: float = 0.0,
+        synchronize_seconds: float = 0.0,
+        queue_depth: int = 1000,
+    ) -> None:
+        self.name = name
+        self.asynchronous = asynchronous
+        self.event_tick_seconds = tick_seconds
+        self.enqueue_seconds = enqueue_seconds
+        self.record_seconds = record_seconds
+        self.record_host_seconds = record_host_seconds
+        self.synchronize_seconds = synchronize_seconds
+        self.queue_depth = queue_depth if asynchronous else 0
+        self._host_seconds = 0.0
+        self._free_seconds = 0.0
+        self._launched = 0
+        self._pending: deque[float] = deque()
+
+    def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
+        """Enqueue work.
+
+        Args:
+            work_seconds: device time that it takes.
+            host_seconds: host time that enqueuing takes; `enqueue_seconds` if not given.
+
+        Returns:
+            When the device will have finished it, in simulated seconds.
+        """
+        self._launched += 1
+        self._host_seconds += self.enqueue_seconds if host_seconds is None else host_seconds
+        while self._pending and self._pending[0] <= self._host_seconds:
+            self._pending.popleft()
+        if self.asynchronous and len(self._pending) >= self.queue_depth:
+            self._host_seconds = self._pending.popleft()
+        self._free_seconds = max(self._host_seconds, self._free_seconds) + work_seconds
+        if self.asynchronous:
+            self._pending.append(self._free_seconds)
+        else:
+            self._host_seconds = self._free_seconds
+        return self._free_seconds
+
+    def now_ns(self) -> int:
+        """The simulated host's clock."""
+        return round(self._host_seconds * 1e9)
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        self._host_seconds = max(self._host_seconds, self._free_seconds) + self.synchronize_seconds
+        self._pending.clear()
+
+    def new_event(self) -> Event:
+        """See `Device`."""
+        return _Mark()
+
+    def record(self, event: Event) -> None:
+        """See `Device`; the event's time is cut to the tick."""
+        assert isinstance(event, _Mark)
+        end = self.launch(self.record_seconds, self.record_host_seconds)
+        # the time is taken when the event's turn comes, after what lies before it in the queue
+        event.seconds = math.floor(end / self.event_tick_seconds + 1e-6) * self.event_tick_seconds
+
+    def passed(self, event: Event) -> bool:
+        """See `Device`."""
+        assert isinstance(event, _Mark)
+        return event.seconds <= self._host_seconds
+
+    def elapsed_seconds(self, start: Event, end: Event) -> float:
+        """See `Device`."""
+        assert isinstance(start, _Mark)
+        assert isinstance(end, _Mark)
+        return end.seconds - start.seconds
+
+    def hold(self, seconds: float) -> None:
+        """See `Device`."""
+        self.launch(seconds)
+
+    def count_launches(self, call: Callable[[], object]) -> int:
+        """See `Device`."""
+        before = self._launched
+        call()
+        return self._launched - before
+
+    def reset_peak_memory(self) -> None:
+        """It has no memory."""
+
+    def peak_memory_bytes(self) -> tuple[int | None, str]:
+        """It has no memory."""
+        return None, "a scripted device has no memory"
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See `Device`."""
+        return isinstance(error, MemoryError)
+
+    def state(self) -> dict[str, Any]:
+        """See `Device`."""
+        return {"simulated_seconds": self._host_seconds}
+
+    def facts(self) -> dict[str, Any]:
+        """See `Device`."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "event_tick_seconds": self.event_tick_seconds,
+            "queue_depth": self.queue_depth,
+        }
+
+    def doubts(self) -> list[Doubt]:
+        """Its times are simulated; whoever reads the record has to know."""
+        return [
+            Doubt(
+                code="simulated",
+                detail="a scripted device: every time in this record is simulated",
+                remedy="choose a real one: gpu=auto",
+            )
+        ]
+
+
+def open_device(*, script: dict[str, Any] | None = None, **_: Any) -> FakeDevice:
+    """A scripted device, for the `_target_` of gpu=fake.
+
+    Args:
+        script: keyword arguments of `FakeDevice`.
+    """
+    return FakeDevice(**(script or {}))

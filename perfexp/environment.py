@@ -1,0 +1,111 @@
+"""Facts of this machine and its software, without torch; the device and the model add their own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfexp import __version__
+from perfexp.devices.cpu import processor_name
+
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "mlflow",
+    "mlflow-skinny",
+    "pillow",
+    "triton",
+    "nvidia-ml-py",
+)
+
+
+def collect() -> dict[str, Any]:
+    """What a reader has to know to repeat the measurement. JSON values; what can't be known is None."""
+    return {
+        "perfexp": __version__,
+        "python": platform.python_version(),
+        "python_implementation": platform.python_implementation(),
+        "executable": sys.executable,
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "host": socket.gethostname(),
+        "os": _operating_system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "container": _container(),
+        "cpu": {
+            "name": processor_name(),
+            "cores": psutil.cpu_count(logical=False),
+            "logical_cores": psutil.cpu_count(),
+            "affinity": _affinity(),
+            "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            "load_average_1min": round(psutil.getloadavg()[0], 2),
+        },
+        "memory_bytes": psutil.virtual_memory().total,
+        "git": _git(),
+        "threads_variables": {
+            name: value for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if (value := os.environ.get(name))
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _operating_system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.platform()
+
+
+def _container() -> str | None:
+    """Kind of container, or None where there is no sign of one."""
+    if Path("/.dockerenv").exists():
+        return "docker"
+    if Path("/run/.containerenv").exists():
+        return "podman"
+    return os.environ.get("container") or ("apptainer" if "APPTAINER_NAME" in os.environ else None)
+
+
+def _affinity() -> list[int] | None:
+    """Numbers of the logical cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the folder where perfexp was started and whether it has uncommitted changes; None outside git."""
+    commit = _run("git", "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    status = _run("git", "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _run(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

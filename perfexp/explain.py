@@ -1,0 +1,66 @@
+"""Explain: Hydra's and OmegaConf's errors as one clear message with the nearest valid name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import Container
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from perfexp.errors import UserError, did_you_mean
+
+#: Errors that come from what the user typed or wrote in a configuration file.
+FOREIGN_ERRORS = (HydraException, OmegaConfBaseException)
+
+
+def user_error(error: BaseException) -> UserError:
+    """A foreign error as perfexp's own.
+
+    Args:
+        error: raised by Hydra or OmegaConf while composing.
+    """
+    chain = list(_chain(error))
+    for link in chain:
+        if isinstance(link, MissingConfigException):
+            return _missing_option(link)
+        if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
+            return _unknown_key(link)
+        if isinstance(link, OverrideParseException):
+            return UserError(f"'{link.override}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b].")
+        if isinstance(link, OmegaConfBaseException) and link.full_key:
+            return UserError(f"{link.full_key}: {_first_line(link)}.")
+    return UserError(_first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error))
+
+
+def _missing_option(error: MissingConfigException) -> UserError:
+    missing = error.missing_cfg_file or ""
+    group, _, option = missing.rpartition("/")
+    options = [name for name in (error.options or []) if isinstance(name, str)]
+    if not options:
+        return UserError(f"There is no configuration '{missing}': {_first_line(error)}.")
+    hint = did_you_mean(option, options)
+    return UserError(f"{group}={option}: there is no such option. {hint}")
+
+
+def _unknown_key(error: OmegaConfBaseException) -> UserError:
+    full_key = str(error.full_key)
+    parent, _, key = full_key.rpartition(".")
+    node = error.parent_node
+    keys = [str(name) for name in node] if isinstance(node, Container) and hasattr(node, "keys") else []
+    valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
+    hint = did_you_mean(key, valid)
+    where = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
+    return UserError(f"{full_key}: {where}. {hint}".rstrip())
+
+
+def _first_line(error: BaseException) -> str:
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return re.sub(r"\s*full_key:.*", "", text).strip().rstrip(".")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

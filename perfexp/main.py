@@ -1,0 +1,260 @@
+"""Main: the Hydra application. Composes plans, has each measured, and ends with an exit code."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from perfexp import config
+from perfexp.errors import PerfexpError, UserError
+from perfexp.explain import FOREIGN_ERRORS, user_error
+from perfexp.paths import safe_name
+
+if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+
+    from perfexp.campaign import Campaign
+    from perfexp.job import Assignment
+    from perfexp.record import Record
+    from perfexp.sinks.console import Console
+
+#: Axes that the folder of a stage's run names already.
+_IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what a command line of Hydra overrides asks for.
+
+    Args:
+        argv: command line without the program's name; the process's own if not given.
+
+    Returns:
+        0 if all was measured, 1 if a measurement failed, 2 if the user has something to mend, 130 if interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    application = _Application(arguments)
+    try:
+        _refuse_targets(arguments)
+        with _terminable(), _hydra_arguments(arguments):
+            config.register()
+            hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(application)()
+    except PerfexpError as error:
+        application.failed(error)
+    except FOREIGN_ERRORS as error:
+        application.failed(user_error(error))
+    except OSError as error:
+        application.failed(PerfexpError(f"{error.strerror}: {error.filename}" if error.filename else str(error)))
+    except KeyboardInterrupt:
+        application.console.error("Interrupted. What is finished is on disk.")
+        application.exit_codes.append(130)
+    finally:
+        if application.campaign is not None:
+            application.campaign.close()
+    return max(application.exit_codes, default=0)
+
+
+class _Application:
+    """The function that Hydra calls for each job; a job that fails never ends the sweep."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = list(arguments)
+        self._search_path = _flags(arguments, "--config-dir", "-cd")
+        self.exit_codes: list[int] = []
+        self.campaign: Campaign | None = None
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """Where everything is reported; plain until a plan says otherwise."""
+        if self._console is None:
+            from perfexp.sinks.console import Console
+
+            self._console = Console()
+        return self._console
+
+    def failed(self, error: PerfexpError) -> None:
+        """Report an error and remember its exit code."""
+        self.console.error(str(error))
+        self.exit_codes.append(error.exit_code)
+
+    def __call__(self, composed: DictConfig) -> None:
+        """Measure one composition.
+
+        Args:
+            composed: by Hydra, without its own node.
+        """
+        from perfexp import job
+        from perfexp.record import Record, Status
+        from perfexp.sinks.console import Console
+
+        plain = config.plan_of(composed, HydraConfig.get().runtime.choices)
+        self._console = Console(quiet=plain["quiet"])
+        assignment = self._assignment(plain)
+        try:
+            record = job.run(assignment, self.console)
+        except PerfexpError as error:
+            self.failed(error)
+            self._enter(assignment, error)
+        except KeyboardInterrupt:
+            self._enter(assignment, Record.load(assignment.folder))
+            raise
+        else:
+            self.exit_codes.append(0 if record.status is Status.OK else 1)
+            self._enter(assignment, record)
+
+    def _assignment(self, plain: dict[str, Any]) -> Assignment:
+        """What this job has to do, and where its files go."""
+        from perfexp.campaign import child_folder, run_name
+        from perfexp.job import Assignment
+
+        settings = HydraConfig.get()
+        plan, overrides = config.typed(plain), list(settings.overrides.task)
+        parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
+        command = [*self._search_path, *overrides]
+        if settings.mode != RunMode.MULTIRUN:
+            name = run_name(parts, {})
+            return Assignment(plan=plan, plain=plain, folder=_folder(plan, name), name=name, command=command)
+        campaign = self._joined(plan)
+        number, values = int(settings.job.num), _values(overrides)
+        axes = {axis: values.get(axis, "") for axis in campaign.axes}
+        folder = _stage_folder(plan, axes) if plan.stage else campaign.paths.root / child_folder(number, axes)
+        return Assignment(
+            plan=plan,
+            plain=plain,
+            folder=folder,
+            name=run_name(parts, axes),
+            command=command,
+            sweep=campaign.membership(number, axes, folder),
+        )
+
+    def _joined(self, plan: config.Plan) -> Campaign:
+        """The sweep that this job belongs to; its first job begins it."""
+        if self.campaign is None:
+            from perfexp.campaign import Campaign
+
+            settings = HydraConfig.get()
+            axes = _axes([*self._arguments, *(f"{key}={value}" for key, value in _sweeper_params(settings).items())])
+            basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
+            jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
+            folder = Path(settings.sweep.dir)
+            self.campaign = Campaign(
+                folder=folder, command=self._arguments, axes=list(axes), jobs=jobs, console=self.console
+            )
+            self.campaign.announce(plan)
+        return self.campaign
+
+    def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        if self.campaign is not None and assignment.sweep is not None:
+            self.campaign.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
+
+
+def _folder(plan: config.Plan, name: str) -> Path:
+    """Where a single run's files go."""
+    if plan.output_dir:
+        return Path(plan.output_dir)
+    if plan.stage:
+        return _stage_folder(plan, {})
+    now = datetime.now()
+    wanted = Path("outputs") / now.strftime("%Y-%m-%d") / safe_name(f"{now:%H-%M-%S}-{name}")
+    return next(path for path in _numbered(wanted) if not path.exists())
+
+
+def _stage_folder(plan: config.Plan, axes: Mapping[str, str]) -> Path:
+    """`outputs/STAGE/MODEL_ALGORITHM_GPU`, and what else varies in a sweep."""
+    others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
+    parts = [plan.model_name, plan.algorithm_name, plan.gpu_name, *others]
+    return Path("outputs") / safe_name(plan.stage or "") / safe_name("_".join(parts))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
+def _overrides(arguments: Sequence[str]) -> list[Override]:
+    """The arguments that are overrides, parsed; Hydra's own flags are not."""
+    return OverridesParser.create().parse_overrides([text for text in arguments if "=" in text and text[0] != "-"])
+
+
+def _axes(arguments: Sequence[str]) -> dict[str, int]:
+    """The overrides that vary, each with how many values it has; 0 where that can't be known."""
+    return {
+        override.key_or_group: len(list(override.sweep_iterator())) if override.is_discrete_sweep() else 0
+        for override in _overrides(arguments)
+        if override.is_sweep_override() and not override.is_hydra_override()
+    }
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    """The values of one job's overrides, as they are written."""
+    return {override.key_or_group: text.partition("=")[2] for text, override in zip(overrides, _overrides(overrides))}
+
+
+def _sweeper_params(settings: HydraConf) -> dict[str, Any]:
+    """Axes that a configuration file gives to the sweeper."""
+    return dict(settings.sweeper.get("params") or {})
+
+
+def _flags(arguments: Sequence[str], *names: str) -> list[str]:
+    """Those of Hydra's flags, with their values, that a repetition of the command needs."""
+    found: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument in names:
+            found += arguments[index : index + 2]
+        elif argument.partition("=")[0] in names:
+            found.append(argument)
+    return found
+
+
+def _refuse_targets(arguments: Sequence[str]) -> None:
+    """Code is chosen by files of conf/ and of --config-dir, never on the command line."""
+    for argument in arguments:
+        if "_target_" in argument:
+            raise UserError(f"'{argument}': a _target_ is honoured in configuration files only; see --config-dir.")
+
+
+@contextmanager
+def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
+    """Hand a command line to Hydra, which reads sys.argv, and have it raise its errors instead of printing them."""
+    saved, sys.argv = sys.argv, ["perfexp", *arguments]
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = saved
+        if full_error is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends perfexp as Ctrl-C does: what is finished is recorded."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,83 @@
+"""ModuleModel: a torch module of the user's own, as the configuration's `_target_` returns it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from perfexp.devices import Device
+from perfexp.errors import UserError
+from perfexp.models import Execution, Model, Precision
+from perfexp.models.kinds import ByOutput
+from perfexp.models.session import TorchSession
+
+
+class ModuleModel:
+    """A module as a model; it takes pictures and is told apart by its outputs, unless it says otherwise.
+
+    The module may have a method `sample_shape(input_size)`, the shape of one sample for a height and width; a method
+    `loss(outputs, targets)`, the scalar to be minimised; and an attribute `num_classes`.
+
+    Args:
+        module: the module, or a partial (`_partial_: true` in YAML) that makes it: then its random weights follow the
+            run's seed.
+        name: what to call it.
+    """
+
+    def __init__(self, module: torch.nn.Module | functools.partial[torch.nn.Module], *, name: str) -> None:
+        self.name = name
+        self._module = module
+
+    def open(
+        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+    ) -> TorchSession:
+        """See `Model`. The module is moved to the device and converted in place."""
+        torch.manual_seed(seed)
+        module = self._module() if isinstance(self._module, functools.partial) else self._module
+        if not isinstance(module, torch.nn.Module):
+            raise UserError(f"model={self.name} made a {type(module).__name__}; a torch.nn.Module is expected.")
+        classes = getattr(module, "num_classes", None)
+        if classes is not None and num_classes is not None and num_classes > classes:
+            raise UserError(f"The data has {num_classes} classes, {self.name} tells {classes} apart.")
+        return TorchSession(
+            module,
+            kind=ByOutput(
+                module,
+                sample_shape=getattr(module, "sample_shape", _picture),
+                loss=getattr(module, "loss", None),
+                num_classes=classes,
+            ),
+            name=self.name,
+            device=device,
+            precision=precision,
+            execution=execution,
+            facts={"weights": "as the module has them"},
+            doubts=[],
+        )
+
+
+def _picture(input_size: tuple[int, int]) -> tuple[int, ...]:
+    return (3, *input_size)
+
+
+def adapt(built: object, name: str) -> Model:
+    """What a `model` node of the configuration built, as a model.
+
+    Args:
+        built: a model, a torch module, or a partial that makes a module.
+        name: what to call it.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if isinstance(built, (torch.nn.Module, functools.partial)):
+        return ModuleModel(built, name=name)
+    if hasattr(built, "open"):
+        model: Any = built
+        return model  # type: ignore[no-any-return]
+    raise UserError(
+        f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
+        "returns one, or a class with the method open of perfexp.models.Model."
+    )

@@ -1,0 +1,73 @@
+"""Precision: whether a device computes in the numbers that were asked for, found by trying."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch.nn.functional import conv2d, linear
+
+from perfexp.devices import Device
+from perfexp.models import Precision
+from perfexp.record import Doubt
+
+#: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
+_TF32_CAPABILITY = (8, 0)
+
+
+def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Doubt]]:
+    """The precision that is wanted if the device has it, otherwise fp32 and the doubt that says why.
+
+    Args:
+        wanted: what the configuration asks for.
+        device: one that torch knows.
+    """
+    missing = _why_no_tf32(device) if wanted.tf32 else _why_no_data_type(wanted, device)
+    if missing is None:
+        return wanted, []
+    doubt = Doubt(
+        code="precision_unavailable",
+        detail=f"{wanted.name} was asked for and fp32 is what runs: {missing}",
+        remedy="use precision=fp32, or a device that has it",
+    )
+    return Precision(name="fp32"), [doubt]
+
+
+def _why_no_tf32(device: Device) -> str | None:
+    """Why the device has no TF32, or None if it has; torch accepts the flag everywhere, so trying tells nothing."""
+    if device.kind != "cuda" or torch.version.hip is not None:
+        return f"{device.name} has no TF32 that torch could use"
+    capability = torch.cuda.get_device_capability(device.identifier)
+    if capability < _TF32_CAPABILITY:
+        return f"{device.name} has compute capability {capability[0]}.{capability[1]}, TF32 begins with 8.0"
+    return None
+
+
+def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
+    """Why a small convolution and product, forward and backward, fail in the data type, or None if they don't."""
+    name = wanted.autocast or wanted.storage
+    if name == "float32":
+        return None
+    assert device.identifier is not None
+    storage = getattr(torch, wanted.storage)
+    kernel = torch.ones(4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True)
+    weight = torch.ones(2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True)
+    inputs = torch.ones(2, 3, 8, 8, device=device.identifier, dtype=storage)
+    try:
+        with autocast(wanted, device):
+            outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
+        torch.autograd.backward(outputs.float().sum())
+        device.synchronize()
+    except (RuntimeError, TypeError) as error:
+        message = str(error).splitlines()[0]
+        how = "autocast to" if wanted.autocast else "parameters of"
+        return f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
+    return None
+
+
+def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:
+    """A fresh autocast context of the precision; one that does nothing where the precision has none."""
+    if precision.autocast is None:
+        return nullcontext()
+    assert device.identifier is not None
+    return torch.autocast(torch.device(device.identifier).type, dtype=getattr(torch, precision.autocast))

@@ -1,0 +1,236 @@
+"""TorchSession: any torch module as a session, on any device that torch knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from perfexp.devices import Device
+from perfexp.errors import Unsupported, UserError, did_you_mean
+from perfexp.models import Batch, Execution, Precision
+from perfexp.models.kinds import Kind, correct
+from perfexp.models.precision import autocast, effective_precision
+from perfexp.models.torch_settings import apply_settings, torch_facts
+from perfexp.models.trial import MODULE_ERRORS, why_refused
+from perfexp.record import Doubt
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+class TorchSession:
+    """A module on a device.
+
+    Args:
+        module: with its weights, on the host; it is moved and converted in place.
+        kind: what it takes and learns from.
+        name: what to call it in an error.
+        device: one that torch knows.
+        precision: in which numbers; fp32 instead, with a doubt, where the device lacks it.
+        execution: how torch runs it.
+        facts: of the model, to be recorded with the session's own (`weights`, …).
+        doubts: about the model, to be recorded with the session's own.
+
+    Raises:
+        UserError: the settings do not fit the device.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        kind: Kind,
+        name: str,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        facts: dict[str, Any],
+        doubts: list[Doubt],
+    ) -> None:
+        if device.identifier is None:
+            raise UserError(f"{name} is a torch model, and torch does not know the device {device.name}.")
+        _check_cuda_graph(execution, device)
+        self.num_classes = kind.num_classes
+        self._kind, self._name, self._device, self._facts = kind, name, device, facts
+        self._input_dims = 1 + len(kind.sample_shape((224, 224)))
+        self._precision, unavailable = effective_precision(precision, device)
+        self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self._precision.tf32)]
+        self._execution = execution
+        self._data_type: torch.dtype = getattr(torch, self._precision.storage)
+        self._module = module.eval().to(device=device.identifier, dtype=self._data_type)
+        if execution.channels_last:
+            _make_channels_last(self._module)
+        # A graph for each shape: one that serves many shapes is slower, and which one that is depends on their order.
+        self._run: Callable[[Any], Any] = (
+            torch.compile(self._module, mode=execution.compile, dynamic=False) if execution.compile else self._module
+        )
+        self._scaler = torch.amp.GradScaler(
+            torch.device(device.identifier).type, enabled=self._precision.autocast == "float16"
+        )
+
+    def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
+        """See `Session`. Inputs are normally distributed, as normalised pictures roughly are."""
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(batch_size, *self._kind.sample_shape(input_size), generator=generator)
+        return self.place(Batch(inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)))
+
+    def place(self, batch: Batch) -> Batch:
+        """See `Session`.
+
+        Raises:
+            UserError: the data is of another kind than the model.
+        """
+        inputs, targets = batch.inputs, batch.targets
+        self._check_fit(inputs, targets)
+        # Copying without waiting is safe on CUDA only, where the copy is in the queue before the model's kernels.
+        overlapped = self._device.kind == "cuda"
+        data_type = self._data_type if inputs.is_floating_point() else None
+        layout = _channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
+        inputs = inputs.to(self._device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
+        if targets is not None:
+            targets = targets.to(self._device.identifier, non_blocking=overlapped)
+        return Batch(inputs=inputs, targets=targets)
+
+    @contextmanager
+    def inferring(self) -> Iterator[None]:
+        """See `Session`."""
+        with self._mode(training=False), torch.inference_mode():
+            yield
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """See `Session`."""
+        with self._mode(training=True), torch.enable_grad():
+            yield
+
+    def forward(self, inputs: Any) -> Any:
+        """See `Session`."""
+        with autocast(self._precision, self._device):
+            return self._run(inputs)
+
+    def first_forward(self, batch: Batch) -> Any:
+        """See `Session`. A compiled model is compiled anew: after eight sizes torch would fall back to eager."""
+        if self._execution.compile:
+            torch.compiler.reset()
+            self._check_shape(batch.inputs)  # the compiler would make much ado of a shape that does not fit
+        try:
+            return self.forward(batch.inputs)
+        except MODULE_ERRORS as error:
+            if not self._device.is_out_of_memory(error):
+                self._check_shape(batch.inputs)
+            raise
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """See `Session`."""
+        with autocast(self._precision, self._device):
+            return self._kind.loss(outputs, targets)
+
+    def backward(self, loss: Any) -> None:
+        """See `Session`. With fp16 autocast the loss is scaled, so that small gradients do not vanish."""
+        self._scaler.scale(loss).backward()
+
+    def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
+        """See `Session`.
+
+        Raises:
+            UserError: unknown optimiser or setting, or nothing to train.
+        """
+        optimizer = self._build_optimizer(**settings)
+        scaler = self._scaler
+
+        def update() -> None:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+
+        return update
+
+    def number(self, value: Any) -> float:
+        """See `Session`."""
+        return float(value.detach())
+
+    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
+        """See `Session`."""
+        return correct(outputs, targets)
+
+    def facts(self) -> dict[str, Any]:
+        """See `Session`."""
+        parameters = list(self._module.parameters())
+        return {
+            **torch_facts(),
+            "precision": self._precision.name,
+            "architecture": type(self._module).__name__,
+            "kind": self._kind.name,
+            "num_classes": self.num_classes,
+            "parameters": sum(parameter.numel() for parameter in parameters),
+            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            **self._facts,
+        }
+
+    def doubts(self) -> list[Doubt]:
+        """See `Session`."""
+        return list(self._doubts)
+
+    @contextmanager
+    def _mode(self, *, training: bool) -> Iterator[None]:
+        before = self._module.training
+        self._module.train(training)
+        try:
+            yield
+        finally:
+            self._module.train(before)
+
+    def _check_shape(self, inputs: torch.Tensor) -> None:
+        reason = why_refused(self._module, inputs)
+        if reason is not None:
+            raise Unsupported(f"{self._name} can't take {' × '.join(map(str, inputs.shape))}: {reason}.")
+
+    def _check_fit(self, inputs: torch.Tensor, targets: torch.Tensor | None) -> None:
+        dims = [("inputs", self._input_dims, inputs.ndim)]
+        if targets is not None and self._kind.target_dims is not None:
+            dims.append(("targets", self._kind.target_dims, targets.ndim))
+        for what, wanted, given in dims:
+            if given != wanted:
+                raise UserError(
+                    f"{self._name} ({self._kind.name}) takes {what} of {wanted} dimensions, the data gives {given}. "
+                    "Choose data of the model's kind; data=synthetic fits every model."
+                )
+
+    def _build_optimizer(self, *, name: str = "sgd", **settings: Any) -> torch.optim.Optimizer:
+        if name not in _OPTIMIZERS:
+            raise UserError(f"There is no optimizer {name!r}. {did_you_mean(name, _OPTIMIZERS)}")
+        parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
+        if self._scaler.is_enabled() and self._device.kind == "cuda" and "foreach" not in settings:
+            settings = {"fused": True, **settings}  # otherwise each step of the scaler waits for the device
+        try:
+            return _OPTIMIZERS[name](parameters, **settings)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"The optimizer {name} does not take these settings: {error}.") from error
+
+
+def _check_cuda_graph(execution: Execution, device: Device) -> None:
+    if not execution.cuda_graph:
+        return
+    if device.kind != "cuda":
+        raise UserError(f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false.")
+    raise UserError("execution.cuda_graph: this version of perfexp does not capture CUDA graphs yet; set it to false.")
+
+
+def _make_channels_last(module: torch.nn.Module) -> None:
+    """Lay out the kernels of 2-D and 3-D convolutions alike; `Module.to` does the one or the other."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous(memory_format=_channels_last_format(parameter))
+
+
+def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The layout with the channels last, for a tensor that has channels; its own otherwise."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return formats.get(tensor.ndim, torch.preserve_format)

@@ -1,0 +1,75 @@
+"""Torch's process-wide settings: set as the plan says, and read back as they are."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from perfexp.models import Execution
+from perfexp.models.torchvision_import import torchvision_facts
+from perfexp.record import Doubt
+
+
+def apply_settings(execution: Execution, *, tf32: bool) -> list[Doubt]:
+    """Set torch up; returns what could not be set.
+
+    Args:
+        execution: threads, cuDNN and determinism.
+        tf32: whether float32 products and convolutions may use TF32. Torch's own default allows it for convolutions.
+    """
+    with warnings.catch_warnings():
+        # Torch 2.9 calls these flags deprecated. Its newer `fp32_precision` is no replacement yet: with it alone,
+        # whatever still reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
+        warnings.simplefilter("ignore")
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = execution.cudnn_benchmark
+    torch.backends.cudnn.deterministic = execution.deterministic
+    if execution.deterministic:
+        # cuBLAS is deterministic only with a workspace of fixed size; torch refuses to run without.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(execution.deterministic)
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    return _set_interop_threads(execution.interop_threads)
+
+
+def _set_interop_threads(threads: int | None) -> list[Doubt]:
+    """Torch takes this setting once, and only before its first parallel work."""
+    if threads is None or threads == torch.get_num_interop_threads():
+        return []
+    try:
+        torch.set_num_interop_threads(threads)
+    except RuntimeError:
+        now = torch.get_num_interop_threads()
+        detail = f"{threads} threads between operations were asked for, but torch had already started with {now}"
+        return [Doubt(code="threads_unchanged", detail=detail, remedy="measure in a process of its own")]
+    return []
+
+
+def torch_facts() -> dict[str, Any]:
+    """Versions, flags and threads as they are now. JSON values."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        matmul_tf32, cudnn_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "parallel_backend": _parallel_backend(),
+        "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        "matmul_allow_tf32": matmul_tf32,
+        "cudnn_allow_tf32": cudnn_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        **torchvision_facts(),
+    }
+
+
+def _parallel_backend() -> str:
+    """What runs the threads within an operation (`OpenMP`, `native thread pool`)."""
+    line = next((line for line in torch.__config__.parallel_info().splitlines() if "parallel backend" in line), "")
+    return line.partition(":")[2].strip()

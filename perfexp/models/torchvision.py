@@ -1,0 +1,162 @@
+"""Torchvision: any of its builders that takes one picture or one clip, with random weights, a file's or its own."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfexp.devices import Device
+from perfexp.errors import UserError, did_you_mean
+from perfexp.models import Execution, Precision
+from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassification
+from perfexp.models.session import TorchSession
+from perfexp.models.torchvision_import import import_torchvision
+from perfexp.models.weights import find_weights, load_weights, read_weights
+from perfexp.record import Doubt
+
+#: Why the builders of a package can't be measured.
+_REFUSED = {
+    "detection": "learns from boxes and takes a list of pictures",
+    "optical_flow": "takes pairs of pictures",
+}
+
+#: Classes that the builders of a package have by themselves: Kinetics-400, Pascal VOC; all others have ImageNet's.
+_USUAL_CLASSES = {"video": 400, "segmentation": 21}
+_IMAGENET_CLASSES = 1000
+
+#: Names for the weights that torchvision recommends.
+_RECOMMENDED = ("DEFAULT", "torchvision")
+
+
+class Torchvision:
+    """A model that torchvision builds.
+
+    Args:
+        name: the builder's, one of `torchvision.models.list_models()`.
+        weights: None for random ones; `DEFAULT`, `torchvision` or the name of one of torchvision's sets, which it
+            downloads; otherwise a file.
+        weights_dir: folder of weight files; without `weights`, the file there that has the model's name is taken.
+        num_classes: None for those of the data, or the builder's own.
+        frames: of a clip, for video models.
+        kwargs: the builder's other keyword arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        weights: str | None = None,
+        weights_dir: str | None = None,
+        num_classes: int | None = None,
+        frames: int = 16,
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self._weights = weights
+        self._weights_dir = None if weights_dir is None else Path(weights_dir)
+        self._num_classes = num_classes
+        self._frames = frames
+        self._kwargs = dict(kwargs or {})
+
+    def open(
+        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+    ) -> TorchSession:
+        """See `Model`."""
+        models = import_torchvision().models
+        package = self._package(models)
+        published = self._published_weights(models)
+        torch.manual_seed(seed)
+        if published is not None:
+            classes = len(published.meta["categories"])
+            module, source = self._build(models, weights=published), str(published)
+        else:
+            classes = self._num_classes or num_classes or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
+            module, source = self._build(models, weights=None, num_classes=classes), f"random, seed {seed}"
+            if self._weights is not None or self._weights_dir is not None:
+                file = find_weights(self.name, self._weights, self._weights_dir)
+                load_weights(module, read_weights(file), file)
+                source = str(file)
+        if num_classes is not None and num_classes > classes:
+            raise UserError(
+                f"The data has {num_classes} classes, {self.name} with these settings tells {classes} apart. "
+                "Leave model.num_classes and model.weights empty to have as many as the data has."
+            )
+        return TorchSession(
+            module,
+            kind=self._kind(package, classes),
+            name=self.name,
+            device=device,
+            precision=precision,
+            execution=execution,
+            facts={"weights": source},
+            doubts=[_not_quantized(self.name)] if package == "quantization" else [],
+        )
+
+    def _package(self, models: Any) -> str:
+        """The part of torchvision.models that the builder comes from (`segmentation`, `resnet`, …)."""
+        names = models.list_models()
+        if self.name not in names:
+            raise UserError(f"torchvision builds no model {self.name!r}. {did_you_mean(self.name, names)}")
+        package = str(models.get_model_builder(self.name).__module__).split(".")[2]
+        if package in _REFUSED:
+            raise UserError(f"{self.name} {_REFUSED[package]}, which perfexp does not measure; choose another model.")
+        if self._kwargs.get("quantize"):
+            raise UserError(f"model.kwargs.quantize: int8 is no precision of perfexp; {self.name} runs without it.")
+        return package
+
+    def _published_weights(self, models: Any) -> Any:
+        """The set of torchvision's weights that is asked for, or None."""
+        if self._weights is None:
+            return None
+        published = models.get_model_weights(self.name)
+        name = "DEFAULT" if self._weights in _RECOMMENDED else self._weights.rpartition(".")[2]
+        if name in published.__members__:
+            return published[name]
+        if self._weights in _RECOMMENDED:
+            raise UserError(
+                f"torchvision publishes no weights of {self.name}. Leave model.weights empty, or name a file."
+            )
+        return None
+
+    def _build(self, models: Any, **settings: Any) -> torch.nn.Module:
+        """Call the builder.
+
+        Args:
+            models: torchvision.models.
+            settings: `weights`, and `num_classes` where there are none.
+        """
+        builder = models.get_model_builder(self.name)
+        if "weights_backbone" in inspect.signature(builder).parameters:
+            settings["weights_backbone"] = None
+        try:
+            with warnings.catch_warnings():
+                # Old builders announce another default for their random weights, torch that it leaves quantisation.
+                warnings.simplefilter("ignore", FutureWarning)
+                warnings.simplefilter("ignore", DeprecationWarning)
+                module = builder(progress=False, **settings, **self._kwargs)
+        except OSError as error:
+            raise UserError(
+                f"The weights {settings['weights']} could not be downloaded: {error}. Download them elsewhere and name "
+                "the file by model.weights and model.weights_dir, or leave model.weights empty for random ones."
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise UserError(f"torchvision's {self.name} does not take these settings: {error}.") from error
+        assert isinstance(module, torch.nn.Module)
+        return module
+
+    def _kind(self, package: str, classes: int) -> Kind:
+        if package == "video":
+            return VideoClassification(classes, frames=self._frames)
+        return Segmentation(classes) if package == "segmentation" else Classification(classes)
+
+
+def _not_quantized(name: str) -> Doubt:
+    return Doubt(
+        code="not_quantized",
+        detail=f"{name} is prepared for quantisation, and runs in floating point",
+        remedy=f"read it as {name.removeprefix('quantized_')}; int8 is not measured",
+    )

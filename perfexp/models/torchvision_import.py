@@ -1,0 +1,47 @@
+"""Torchvision's import, also where its compiled operators do not fit torch (a CUDA build beside a CPU torch)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+_MISSING_OPERATORS = "operator torchvision::nms does not exist"
+
+#: Declares what torchvision expects to be declared; the declarations live as long as this object.
+_declarations: torch.library.Library | None = None
+
+
+def import_torchvision() -> Any:
+    """The module `torchvision`.
+
+    `import torchvision` registers shape functions for its compiled operators and fails where they could not be loaded,
+    although only detection models need them. Then the operators are declared, without code behind them, and the import
+    is repeated. Any other failure of the import is passed on.
+    """
+    global _declarations
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if _MISSING_OPERATORS not in str(error) or _declarations is not None:
+            raise
+    _declarations = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        signature = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        _declarations.define(signature)  # type: ignore[no-untyped-call]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    return importlib.import_module("torchvision")
+
+
+def torchvision_facts() -> dict[str, Any]:
+    """Version of torchvision and whether its compiled operators are there; nothing while it is not imported."""
+    torchvision = sys.modules.get("torchvision")
+    if torchvision is None:
+        return {}
+    return {
+        "torchvision": torchvision.__version__,
+        "torchvision_compiled_operators": bool(torchvision.extension._has_ops()),
+    }

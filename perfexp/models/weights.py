@@ -1,0 +1,125 @@
+"""Weights: finding a file of them, reading it without running code, and loading it only if every entry fits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from perfexp.errors import UserError, did_you_mean
+
+_SUFFIXES = (".pth", ".pt")
+
+#: Where training scripts put the weights in a checkpoint that holds more than them.
+_NESTED = ("state_dict", "model_state_dict", "model")
+
+#: What wrappers put before every name: DataParallel, torch.compile.
+_PREFIXES = ("module.", "_orig_mod.")
+
+#: Torchvision's published DenseNets say `norm.1` for what is called `norm1` (torchvision/models/densenet.py).
+_DENSENET_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
+
+#: At most so many entries of a kind are named in an error.
+_SHOWN = 3
+
+
+def find_weights(model: str, weights: str | None, folder: Path | None) -> Path:
+    """The file of a model's weights.
+
+    Args:
+        model: the model's name, for a folder that holds files of many models.
+        weights: the file's name or path; None looks in the folder for `MODEL.pth` or `MODEL-….pth` (or `.pt`).
+        folder: where a relative name is looked for; None is the current one.
+
+    Raises:
+        UserError: there is no such file, or more than one; the folder's candidates are named.
+    """
+    folder = Path() if folder is None else folder.expanduser()
+    if not folder.is_dir():
+        raise UserError(f"model.weights_dir is no folder: {folder}. Name the one that holds the weights.")
+    candidates = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    if weights is not None:
+        file = folder / Path(weights).expanduser()
+        if not file.is_file():
+            hint = did_you_mean(Path(weights).name, candidates) or f"It holds no {' or '.join(_SUFFIXES)} file."
+            raise UserError(f"There are no weights {weights} in {folder.resolve()}. {hint}")
+        return file
+    fitting = [name for name in candidates if re.fullmatch(rf"{re.escape(model)}(-.*)?\.pth?", name)]
+    if len(fitting) == 1:
+        return folder / fitting[0]
+    found = f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
+    hint = "" if fitting else did_you_mean(f"{model}.pth", candidates)
+    raise UserError(f"{folder.resolve()} holds {found}. Name the file by model.weights=FILE. {hint}".strip())
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a file, by name, on the host. Nothing in the file is run.
+
+    Args:
+        file: a state dict, or a checkpoint that holds one under `state_dict`, `model_state_dict` or `model`.
+
+    Raises:
+        UserError: it can't be read, or holds no weights.
+    """
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # what torch.load raises at a file that is no checkpoint is not documented
+        reason = str(error).strip().splitlines()
+        raise UserError(
+            f"{file} can't be read as weights: {reason[0] if reason else type(error).__name__}. "
+            "Save a state dict: torch.save(model.state_dict(), FILE)."
+        ) from error
+    for key in _NESTED:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    tensors = {_plain_name(name): value for name, value in _items(content) if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise UserError(f"{file} holds no tensors by name. Save a state dict: torch.save(model.state_dict(), FILE).")
+    return tensors
+
+
+def load_weights(module: torch.nn.Module, tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Copy weights into a module, once all names and shapes are known to fit.
+
+    Args:
+        module: on the host.
+        tensors: by name.
+        file: where they come from, for the error.
+
+    Raises:
+        UserError: entries are missing, unexpected or of another shape; the module is as it was.
+    """
+    own = module.state_dict()
+    # BatchNorm's call counter has been saved since torch 0.4.1; older files, some of torchvision's too, lack it.
+    missing = [name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")]
+    unexpected = [name for name in tensors if name not in own]
+    misshapen = [
+        f"{name} (file {tuple(tensors[name].shape)}, model {tuple(own[name].shape)})"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    found = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
+    complaints = [f"{len(names)} {what}: {_first(names)}" for what, names in found.items() if names]
+    if complaints:
+        raise UserError(
+            f"The weights in {file} do not fit the {type(module).__name__}: {'; '.join(complaints)}. "
+            "Choose the file of this model; its number of classes is model.num_classes, its other settings are "
+            "model.kwargs."
+        )
+    module.load_state_dict({**own, **tensors})
+
+
+def _items(content: object) -> list[tuple[str, object]]:
+    return [(str(name), value) for name, value in content.items()] if isinstance(content, dict) else []
+
+
+def _plain_name(name: str) -> str:
+    """A parameter's name without what wrappers put before it."""
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return _DENSENET_NAME.sub(r"\1\2", name)
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -1,0 +1,256 @@
+"""Timing: blocks of calls between two readings of a clock; nothing else runs in them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfexp.devices import Device, Event
+from perfexp.record import Series, Stop
+from perfexp.stopping import Monitor
+
+Call = Callable[[], object]
+Samples = NDArray[np.float64]
+
+#: So much of the device's queue is filled at the most: beyond its depth the host is made to wait, which looks like a
+#: call that is slow to launch.
+_QUEUE_SHARE = 0.8
+#: The queue is held for so many times the host's time to fill it, and a little more.
+_HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 200e-6
+#: Attempts to hold a queue long enough before the block is taken as it is.
+_HOLD_ATTEMPTS = 4
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """While entered, the garbage collector is off."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def collect(block: Callable[[int], Samples], monitor: Monitor) -> tuple[Samples, int, Stop]:
+    """Take blocks of samples until the monitor has enough.
+
+    Args:
+        block: takes so many samples and returns their seconds per call.
+        monitor: of a stopping rule.
+
+    Returns:
+        All samples, how many of the first are warm-up, and why it ended.
+    """
+    samples = np.empty(0)
+    while count := monitor.more(samples):
+        with undisturbed():
+            taken = block(count)
+        samples = np.concatenate([samples, taken])
+    return samples, monitor.warmup(samples), monitor.stop(samples)
+
+
+def series(name: str, block: Callable[[int], Samples], monitor: Monitor, calls_per_sample: int = 1) -> Series:
+    """`collect` as a record's series.
+
+    Args:
+        name: of the series.
+        block: takes so many samples.
+        monitor: of a stopping rule.
+        calls_per_sample: k of the block.
+    """
+    samples, warmup, stop = collect(block, monitor)
+    return Series(
+        name=name, samples=samples.tolist(), warmup=warmup, calls_per_sample=calls_per_sample, stop=stop
+    )
+
+
+@dataclass
+class HostChain:
+    """The host's clock before the first call and after every k calls: for synchronous devices.
+
+    Attributes:
+        call: what is timed.
+        device: whose host clock is read.
+        calls_per_sample: k.
+    """
+
+    call: Call
+    device: Device
+    calls_per_sample: int = 1
+
+    def __call__(self, samples: int) -> Samples:
+        """Take so many samples, seconds per call."""
+        call, now, k = self.call, self.device.now_ns, self.calls_per_sample
+        stamps = [0] * (samples + 1)
+        stamps[0] = now()
+        if k == 1:
+            for index in range(1, samples + 1):
+                call()
+                stamps[index] = now()
+        else:
+            for index in range(1, samples + 1):
+                for _ in range(k):
+                    call()
+                stamps[index] = now()
+        return np.diff(np.asarray(stamps, dtype=np.int64)) * 1e-9 / k
+
+
+@dataclass
+class Latency:
+    """What one caller waits: the host's clock around a call and a synchronise, no events inside.
+
+    Attributes:
+        call: what is timed.
+        device: that works.
+    """
+
+    call: Call
+    device: Device
+
+    def __call__(self, samples: int) -> Samples:
+        """Take so many samples, seconds."""
+        call, now, synchronize = self.call, self.device.now_ns, self.device.synchronize
+        seconds = np.empty(samples)
+        synchronize()
+        for index in range(samples):
+            start = now()
+            call()
+            synchronize()
+            seconds[index] = (now() - start) * 1e-9
+        return seconds
+
+
+@dataclass
+class Chain:
+    """Events around every k calls of a pipelined loop on an asynchronous device, in chunks that fit its queue.
+
+    With `hold` the queue is filled behind a wait, so that the device never starves: its own time per call. Without,
+    it is the wall time per call of the loop as the host can issue it.
+
+    Attributes:
+        call: what is timed.
+        device: that works.
+        launches: launches of one call.
+        calls_per_sample: k.
+        hold: whether the queue is held while it is filled.
+        host_seconds: host time of issuing all calls so far.
+        wall_seconds: wall time of them, the final synchronise of each chunk included.
+        calls: how many those were.
+        starved: chunks in which the device was done waiting before the host was done filling.
+    """
+
+    call: Call
+    device: Device
+    launches: int = 1
+    calls_per_sample: int = 1
+    hold: bool = False
+    host_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    calls: int = 0
+    starved: int = 0
+    _events: list[Event] = field(default_factory=list)
+    _hold_seconds: float = 0.0
+
+    def __call__(self, samples: int) -> Samples:
+        """Take so many samples, device seconds per call."""
+        taken: list[Samples] = []
+        chunk = max(1, samples_per_chunk(self.device.queue_depth, self.launches, self.calls_per_sample))
+        left = samples
+        while left > 0:
+            count = min(chunk, left)
+            taken.append(self._held_chunk(count) if self.hold else self._chunk(count, 0.0)[0])
+            left -= count
+        return np.concatenate(taken)
+
+    def _held_chunk(self, samples: int) -> Samples:
+        for _ in range(_HOLD_ATTEMPTS):
+            seconds, host_seconds, starved = self._chunk(samples, self._hold_seconds)
+            needed = _HOLD_FACTOR * host_seconds + _HOLD_EXTRA_SECONDS
+            self._hold_seconds = max(self._hold_seconds, needed) if not starved else max(2 * self._hold_seconds, needed)
+            if not starved:
+                return seconds
+        self.starved += 1
+        return seconds
+
+    def _chunk(self, samples: int, hold_seconds: float) -> tuple[Samples, float, bool]:
+        """One fill of the queue: seconds per call, host time of filling it, and whether the device starved."""
+        device, call, k = self.device, self.call, self.calls_per_sample
+        while len(self._events) <= samples:
+            self._events.append(device.new_event())
+        events, record = self._events, device.record
+        device.synchronize()
+        if hold_seconds:
+            device.hold(hold_seconds)
+        start = device.now_ns()
+        record(events[0])
+        for index in range(1, samples + 1):
+            for _ in range(k):
+                call()
+            record(events[index])
+        issued = device.now_ns()
+        starved = device.passed(events[0])
+        device.synchronize()
+        end = device.now_ns()
+        self.host_seconds += (issued - start) * 1e-9
+        self.wall_seconds += (end - start) * 1e-9
+        self.calls += samples * k
+        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(samples)]
+        return np.asarray(between) / k, (issued - start) * 1e-9, starved
+
+
+def samples_per_chunk(queue_depth: int, launches: int, calls_per_sample: int) -> int:
+    """How many samples of k calls fit into the queue at once; 0 where not even one does.
+
+    Args:
+        queue_depth: launches that may be pending.
+        launches: launches of one call.
+        calls_per_sample: k; each sample has one more launch, its event.
+    """
+    return int(_QUEUE_SHARE * queue_depth) // (launches * calls_per_sample + 1)
+
+
+@dataclass
+class Segments:
+    """A call taken apart: events between its named parts, in a pass of its own.
+
+    Attributes:
+        segments: names and parts, in order.
+        device: that works.
+        taken: seconds of each part so far, shape (calls, parts).
+    """
+
+    segments: tuple[tuple[str, Call], ...]
+    device: Device
+    taken: list[Samples] = field(default_factory=list)
+
+    def __call__(self, samples: int) -> Samples:
+        """Run so many calls; returns their sums, seconds per call."""
+        device, parts = self.device, [part for _, part in self.segments]
+        events = [device.new_event() for _ in range(samples * len(parts) + 1)]
+        record = device.record
+        device.synchronize()
+        record(events[0])
+        place = 0
+        for _ in range(samples):
+            for part in parts:
+                part()
+                place += 1
+                record(events[place])
+        device.synchronize()
+        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
+        seconds = np.asarray(between).reshape(samples, len(parts))
+        self.taken.append(seconds)
+        return np.asarray(seconds.sum(axis=1))
+
+    def parts(self) -> dict[str, Samples]:
+        """Seconds of each part by name, all calls so far."""
+        everything = np.concatenate(self.taken)
+        return {name: everything[:, column] for column, (name, _) in enumerate(self.segments)}

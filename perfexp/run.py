@@ -1,0 +1,350 @@
+"""Run: the measuring procedure of one point, from the first call to its doubts. Start reading here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from perfexp import metrics, stats
+from perfexp.data import Batches, Data
+from perfexp.devices import Device
+from perfexp.errors import OutOfMemory, Unsupported, UserError
+from perfexp.models import Session
+from perfexp.modes import Mode, Step
+from perfexp.probes import Probe, ProbeContext, timing
+from perfexp.record import Doubt, Key, Metric, Point, Series, Status, Stop
+from perfexp.stopping import StoppingRule
+
+#: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
+_PHASES_TOLERANCE = 0.05
+#: Calls under the eyes of the probes.
+_PROBED_CALLS = 3
+
+
+@dataclass(kw_only=True)
+class Procedure:
+    """What stays the same from point to point.
+
+    Attributes:
+        session: the loaded model.
+        device: where it runs.
+        data: where its inputs come from.
+        modes: by phase.
+        stopping: when enough has been measured.
+        percentiles: that the latency is asked for.
+        probes: by name.
+        epochs: whole passes over the data in training, or None for as many steps as the stopping rule wants.
+        seed: of data and shuffling.
+        progress: told what comes next, between timed blocks.
+    """
+
+    session: Session
+    device: Device
+    data: Data
+    modes: dict[str, Mode]
+    stopping: StoppingRule
+    percentiles: Sequence[float] = (50.0, 95.0, 99.0)
+    probes: dict[str, Probe] = field(default_factory=dict)
+    epochs: int | None = None
+    seed: int = 0
+    progress: Callable[[str], None] = lambda _: None
+
+    def measure(self, key: Key) -> Point:
+        """Measure one point; whatever goes wrong with it becomes its status.
+
+        Args:
+            key: which point.
+
+        Raises:
+            UserError: what the user asked for can't be done for any point.
+        """
+        point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        start = time.perf_counter_ns()
+        before = self.device.state()
+        self.device.reset_peak_memory()
+        with metrics.collecting() as custom:
+            try:
+                self._measure(point)
+            except UserError:
+                raise
+            except Exception as error:
+                point.status, point.error = self._verdict(error)
+        point.metrics += [*self._memory(), *custom.values()]
+        point.facts["device_before"] = before
+        point.facts["device_after"] = self.device.state()
+        point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+        return point
+
+    def _measure(self, point: Point) -> None:
+        key = point.key
+        mode = self.modes[key.phase]
+        with ExitStack() as stack:
+            batches = stack.enter_context(
+                self.data.open(
+                    session=self.session,
+                    input_size=key.input_size,
+                    batch_size=key.batch_size,
+                    training=key.phase == "train",
+                    seed=self.seed,
+                )
+            )
+            self.progress("first call")
+            step = mode.prepare(session=self.session, batches=batches, batch_size=key.batch_size)
+            with step.active():
+                first_loss = self._first_call(step, batches)
+                if step.trains and self.epochs:
+                    self._epochs(point, step, batches)
+                else:
+                    self._times(point, step)
+                if len(step.segments) > 1:
+                    self._phases(point, step)
+                self._probe(point, step)
+                if step.trains:
+                    self._training_figures(point, step, batches, first_loss)
+        if self.data.labelled and (self.epochs or not step.trains):
+            self._accuracy(point)
+
+    def _first_call(self, step: Step, batches: Batches) -> float | None:
+        """The first call of a size, outside of every statistic; returns the first loss in training."""
+        self.session.first_forward(batches.next())
+        step.call()
+        self.device.synchronize()
+        return self.session.number(step.state.loss) if step.trains else None
+
+    def _times(self, point: Point, step: Step) -> None:
+        """The undisturbed call: one time on a synchronous device, three on an asynchronous one."""
+        if self.device.asynchronous:
+            self._asynchronous_times(point, step)
+        else:
+            self._synchronous_time(point, step)
+
+    def _synchronous_time(self, point: Point, step: Step) -> None:
+        self.progress("latency")
+        k = stats.calls_per_sample(self._rough_seconds(step), self.device.event_tick_seconds)
+        monitor = self.stopping.begin(calls_per_sample=k, percentiles=self.percentiles)
+        block = timing.HostChain(step.call, self.device, k)
+        point.series.append(timing.series("latency", block, monitor, k))
+
+    def _asynchronous_times(self, point: Point, step: Step) -> None:
+        device, launches = self.device, self.device.count_launches(step.call)
+        k = stats.calls_per_sample(self._rough_seconds(step), device.event_tick_seconds, device.record_seconds)
+        fits = timing.samples_per_chunk(device.queue_depth, launches, 1) > 0
+        while k > 1 and timing.samples_per_chunk(device.queue_depth, launches, k) == 0:
+            k = k // 2
+        if fits:
+            self.progress("device time")
+            held = timing.Chain(step.call, device, launches, k, hold=True)
+            point.series.append(timing.series("device", held, self.stopping.begin(calls_per_sample=k), k))
+            point.facts["device_method"] = "queue"
+            if held.starved:
+                point.doubts.append(_starved(held.starved))
+        else:
+            point.facts["device_method"] = "none"
+            point.doubts.append(_queue_exceeded(launches, device.queue_depth))
+        self.progress("throughput")
+        free = timing.Chain(step.call, device, launches, k)
+        point.series.append(timing.series("throughput", free, self.stopping.begin(calls_per_sample=k), k))
+        if fits:
+            self._bound_by(point, free)
+        self.progress("latency")
+        monitor = self.stopping.begin(percentiles=self.percentiles)
+        point.series.append(timing.series("latency", timing.Latency(step.call, device), monitor))
+
+    def _bound_by(self, point: Point, free: timing.Chain) -> None:
+        series = point.find_series("device")
+        if series is None or not series.measured:
+            return
+        device_seconds = stats.median_interval(series.measured).value
+        host, wall = free.host_seconds / free.calls, free.wall_seconds / free.calls
+        point.facts["bound_by"] = verdict = stats.bound_by(host, wall, device_seconds)
+        point.metrics += [
+            Metric(name="loop/host_seconds", value=host, unit="seconds"),
+            Metric(name="loop/wall_seconds", value=wall, unit="seconds"),
+        ]
+        if verdict == "launch":
+            point.doubts.append(_launch_bound(host, wall, device_seconds))
+
+    def _rough_seconds(self, step: Step) -> float:
+        """About how long a call takes, from three that are waited for."""
+        return float(np.median(timing.Latency(step.call, self.device)(3)))
+
+    def _epochs(self, point: Point, step: Step, batches: Batches) -> None:
+        """Whole passes over the data: every step's time, and the runtime of each pass."""
+        assert self.epochs is not None
+        if batches.per_epoch is None:
+            raise UserError("epochs=N needs data with an end: give data.num_samples, or data=images.")
+        usual, steps, epoch_seconds = step.state.source, [], []
+        for epoch in range(self.epochs):
+            self.progress(f"epoch {epoch + 1} of {self.epochs}")
+            with timing.undisturbed():
+                seconds, whole = _one_epoch(step, batches.epoch(), self.device)
+            steps.append(seconds)
+            epoch_seconds.append(whole)
+        step.state.source = usual
+        everything = np.concatenate(steps)
+        # the stopping rule did not choose these steps, so the first ones are warm-up by the rule of MSER-5 alone
+        warmup = stats.mser5_cut(everything)
+        stop = Stop(reason="epochs", achieved=stats.median_interval(everything[warmup:]).relative_half_width)
+        point.series.append(Series(name="latency", samples=everything.tolist(), warmup=warmup, stop=stop))
+        point.series.append(Series(name="epoch", samples=epoch_seconds, stop=Stop(reason="epochs")))
+        point.metrics.append(Metric(name="total_runtime_seconds", value=sum(epoch_seconds), unit="seconds"))
+
+    def _phases(self, point: Point, step: Step) -> None:
+        """The call's parts, from a pass of their own; their sum has to be the whole call."""
+        self.progress("phases")
+        block = timing.Segments(step.segments, self.device)
+        sums, warmup, stop = timing.collect(block, self.stopping.begin())
+        for name, seconds in block.parts().items():
+            point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
+        data = point.find_series("phase/data")
+        if data is not None:
+            share = sum(data.measured) / float(sums[warmup:].sum())
+            point.metrics.append(Metric(name="data_share", value=share, unit="1"))
+        whole = point.find_series("throughput") or point.find_series("latency")
+        if whole is None or not whole.measured:
+            return
+        ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
+        point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
+        if abs(ratio - 1) > _PHASES_TOLERANCE:
+            point.doubts.append(_phases_disagree(ratio))
+
+    def _training_figures(self, point: Point, step: Step, batches: Batches, first_loss: float | None) -> None:
+        last = self.session.number(step.state.loss)
+        for name, loss in (("loss_first", first_loss), ("loss_last", last)):
+            finite = loss is not None and np.isfinite(loss)
+            reason = None if finite else f"the loss is {loss}"
+            point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
+        if not np.isfinite(last):
+            point.doubts.append(_loss_not_finite(last))
+        point.metrics.append(_epoch_metric(point, batches))
+
+    def _accuracy(self, point: Point) -> None:
+        """Top-1 accuracy over one pass of the evaluation data; not timed."""
+        if self.data.num_classes != self.session.num_classes:
+            reason = f"the model tells {self.session.num_classes} classes apart, the labels {self.data.num_classes}"
+            point.metrics.append(Metric(name="accuracy", value=None, unit="1", reason=reason))
+            return
+        self.progress("accuracy")
+        key, right, total = point.key, 0, 0
+        with (
+            self.data.open(
+                session=self.session,
+                input_size=key.input_size,
+                batch_size=key.batch_size,
+                training=False,
+                seed=self.seed,
+            ) as batches,
+            self.session.inferring(),
+        ):
+            for batch in batches.epoch():
+                good, count = self.session.correct(self.session.forward(batch.inputs), batch.targets)
+                right, total = right + good, total + count
+        point.metrics.append(Metric(name="accuracy", value=right / total if total else None, unit="1"))
+
+    def _probe(self, point: Point, step: Step) -> None:
+        """A few calls under the eyes of the probes, after the timing."""
+        if not self.probes:
+            return
+        self.progress("probes")
+        context = ProbeContext(key=point.key, step=step, session=self.session, device=self.device)
+        with ExitStack() as stack:
+            for probe in self.probes.values():
+                stack.enter_context(probe.around(context))
+            for _ in range(_PROBED_CALLS):
+                step.call()
+            self.device.synchronize()
+
+    def _memory(self) -> list[Metric]:
+        peak, what = self.device.peak_memory_bytes()
+        reason = what if peak is None else None
+        return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
+
+    def _verdict(self, error: Exception) -> tuple[Status, str]:
+        text = f"{type(error).__name__}: {error}".strip()
+        if isinstance(error, OutOfMemory) or self.device.is_out_of_memory(error):
+            return Status.OOM, text
+        if isinstance(error, Unsupported):
+            return Status.UNSUPPORTED, str(error)
+        return Status.FAILED, text
+
+
+def _one_epoch(step: Step, batches: Iterator[Any], device: Device) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
+    """Seconds of every step of one pass, and of the whole pass."""
+    step.state.source = batches.__next__
+    events = [device.new_event()]
+    device.synchronize()
+    start = device.now_ns()
+    device.record(events[0])
+    while True:
+        try:
+            step.call()
+        except StopIteration:
+            break
+        events.append(device.new_event())
+        device.record(events[-1])
+    device.synchronize()
+    whole = (device.now_ns() - start) * 1e-9
+    seconds = [device.elapsed_seconds(a, b) for a, b in zip(events, events[1:], strict=False)]
+    return np.asarray(seconds), whole
+
+
+def _epoch_metric(point: Point, batches: Batches) -> Metric:
+    """Seconds of an epoch: measured where whole ones were run, otherwise extrapolated from the step."""
+    measured = point.find_series("epoch")
+    if measured is not None:
+        value = stats.median_interval(measured.samples).value
+        return Metric(name="epoch_seconds", value=value, unit="seconds")
+    step = point.find_series("throughput") or point.find_series("latency")
+    if batches.per_epoch is None or step is None or not step.measured:
+        reason = "the data has no end: give data.num_samples to have an epoch"
+        return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
+    value = batches.per_epoch * float(np.mean(step.measured))
+    return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)
+
+
+def _starved(chunks: int) -> Doubt:
+    return Doubt(
+        code="queue_starved",
+        detail=f"in {chunks} blocks the device ran out of work before the host had filled its queue",
+        remedy="read `device` as an upper bound; a CUDA graph (execution.cuda_graph=true) has no such gaps",
+    )
+
+
+def _queue_exceeded(launches: int, depth: int) -> Doubt:
+    return Doubt(
+        code="queue_exceeded",
+        detail=f"a call has {launches} launches, more than the device's queue of {depth} takes: no `device` time",
+        remedy="measure it as a CUDA graph: execution.cuda_graph=true",
+    )
+
+
+def _launch_bound(host: float, wall: float, device: float) -> Doubt:
+    return Doubt(
+        code="launch_bound",
+        detail=f"the device works {device / wall:.0%} of the loop's time; the host needs {host / wall:.0%} to issue it",
+        remedy="a larger batch, torch.compile or a CUDA graph keeps the device busy",
+    )
+
+
+def _phases_disagree(ratio: float) -> Doubt:
+    return Doubt(
+        code="phases_disagree",
+        detail=f"the phases' sum is {ratio:.3f} of the whole call",
+        remedy="read the phases as shares, not as times; the whole call is the undisturbed figure",
+    )
+
+
+def _loss_not_finite(loss: float) -> Doubt:
+    return Doubt(
+        code="loss_not_finite",
+        detail=f"the loss ended at {loss}: the arithmetic was timed, but nothing was learnt",
+        remedy="lower mode.train.optimizer.lr, or choose a precision with more range",
+    )
+
+

@@ -1,0 +1,150 @@
+"""Overview: the tables of a record that people read, narrowed to what varies and to what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perfexp import stats
+from perfexp.record import Status
+from perfexp.sinks.grid import Column, Grid
+from perfexp.sinks.subject import field_text, varying
+from perfexp.sinks.wording import (
+    DATA_SHARE,
+    PEAK_MEMORY,
+    bare_time,
+    find_metric,
+    median_text,
+    metric_text,
+    metric_title,
+    percent,
+    percentile,
+    rate_text,
+    service_time,
+    shortage,
+)
+from perfexp.summary import Row
+
+#: Metrics that the tables show in places of their own, and those that only the measuring code's doubts are about.
+_SHOWN_ELSEWHERE = (PEAK_MEMORY, DATA_SHARE, "phases_over_whole", "loop/host_seconds", "loop/wall_seconds")
+
+_TITLES = {"input_size": "size", "batch_size": "batch"}
+
+
+def points(rows: Sequence[Row], percentiles: Sequence[float], *, in_full: bool = False) -> Grid:
+    """The main table: which point, its time, percentiles, throughput, memory, and how it ended.
+
+    Args:
+        rows: at least one.
+        percentiles: those that were asked for.
+        in_full: whether each percentile without an interval says why, instead of one note for all.
+    """
+    kinds = _distinct(row.time_kind for row in rows)
+    name = f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
+    columns = [*key_columns(rows), Column(title=f"{name} ± 95 %", cells=tuple(map(median_text, rows)))]
+    if len(kinds) > 1:
+        columns.append(Column(title="time", cells=tuple(row.time_kind or "" for row in rows)))
+    services = _distinct(service[0] for row in rows if (service := service_time(row)))
+    prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
+    asked = [number for number in percentiles if number != 50 or services != kinds]
+    notes = [note for number in asked if not in_full and (note := _shortage_note(rows, number, prefix))]
+    columns += [_percentile_column(rows, number, prefix, in_full=in_full) for number in asked]
+    columns += [
+        Column(title="samples/s", cells=tuple(rate_text(row.samples_per_second) for row in rows), rank=1),
+        Column(title="memory", cells=tuple(metric_text(find_metric(row, PEAK_MEMORY)) for row in rows), rank=20),
+        Column(title="remarks", cells=tuple(map(remarks, rows)), prose=True),
+    ]
+    return Grid(columns=tuple(column for column in columns if not set(column.cells) <= {"", "—"}), notes=tuple(notes))
+
+
+def phases(rows: Sequence[Row]) -> Grid | None:
+    """Where the time of a call goes; None where no call was taken apart into two phases or more.
+
+    Args:
+        rows: of any run.
+    """
+    apart = [row for row in rows if len(row.phases) > 1]
+    if not apart:
+        return None
+    names = _distinct(name for row in apart for name in row.phases)
+    columns = [
+        *key_columns(apart),
+        *(Column(title=name, cells=tuple(_phase_text(row, name) for row in apart)) for name in names),
+        Column(title="share of data", cells=tuple(_share_text(row) for row in apart)),
+    ]
+    return Grid(columns=tuple(column for column in columns if any(column.cells)))
+
+
+def metrics(rows: Sequence[Row]) -> Grid | None:
+    """The figures beside the times; None where there are none but those of the main table.
+
+    Args:
+        rows: of any run.
+    """
+    known = [metric for row in rows for metric in row.metrics if metric.name not in _SHOWN_ELSEWHERE]
+    columns = [
+        Column(
+            title=next(metric_title(metric) for metric in known if metric.name == name),
+            cells=tuple(metric_text(find_metric(row, name)) for row in rows),
+            rank=rank,
+        )
+        for rank, name in enumerate(_distinct(metric.name for metric in known if metric.value is not None))
+    ]
+    notes = _distinct(f"{metric_title(metric)}: {metric.reason}" for metric in known if metric.reason)
+    if any(metric.estimated for metric in known):
+        notes.append("≈ estimated from what was measured, not itself measured")
+    if not columns and not notes:
+        return None
+    return Grid(columns=(*key_columns(rows), *columns) if columns else (), notes=tuple(notes))
+
+
+def key_columns(rows: Sequence[Row]) -> list[Column]:
+    """The fields of the key that vary; size and batch size where none does."""
+    fields = varying(row.key for row in rows) or ("input_size", "batch_size")
+    return [
+        Column(title=_TITLES.get(name, name), cells=tuple(field_text(row.key, name) for row in rows)) for name in fields
+    ]
+
+
+def remarks(row: Row) -> str:
+    """How a point ended where that is not well, and the codes of its doubts."""
+    codes = _distinct(doubt.code for doubt in row.doubts)
+    return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
+
+
+def _percentile_column(rows: Sequence[Row], number: float, prefix: str, *, in_full: bool) -> Column:
+    cells = []
+    for row in rows:
+        service = service_time(row)
+        if service is None:
+            cells.append("")
+            continue
+        found = percentile(service[1], number)
+        without = shortage(service[1], number) if in_full else "—"
+        cells.append(without if found.low is None else bare_time(found))
+    return Column(title=f"{prefix}p{number:g}", cells=tuple(cells), rank=10)
+
+
+def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
+    """Which percentile has no interval, and why; empty where it has one everywhere."""
+    services = [service[1] for row in rows if (service := service_time(row))]
+    missing = [summary for summary in services if percentile(summary, number).low is None]
+    if not missing:
+        return ""
+    fewest = min(missing, key=lambda summary: summary.n / summary.tau)
+    where = "" if len(missing) == len(services) == 1 else f" at {len(missing)} of {len(services)} points"
+    return f"— {prefix}p{number:g}{where}: {shortage(fewest, number)}"
+
+
+def _phase_text(row: Row, name: str) -> str:
+    seconds = row.phases.get(name)
+    return "" if seconds is None else bare_time(stats.Interval(value=seconds, low=None, high=None))
+
+
+def _share_text(row: Row) -> str:
+    share = find_metric(row, DATA_SHARE)
+    return "" if share is None or share.value is None else percent(share.value)
+
+
+def _distinct(words: Iterable[str | None]) -> list[str]:
+    """The words that there are, each once, in the order of their first appearance."""
+    return list(dict.fromkeys(word for word in words if word))

@@ -1,0 +1,162 @@
+"""Quantities: every single number of a record, with the point that it belongs to, a group and a name that ends in its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfexp import stats
+from perfexp.record import Key, Record, Status
+from perfexp.sinks.wording import percentile, service_time, shortage
+from perfexp.summary import Row, first_predictions, requested_percentiles
+from perfexp.units import prettify
+
+#: A chart of MLflow asks for so many values of a metric; more cost time and are not seen.
+CHART_POINTS = 320
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """One number.
+
+    Attributes:
+        group: `latency`, `throughput`, `memory`, …
+        name: within the group, ending in its unit.
+        value: None where it can't be known.
+        key: the point that it belongs to.
+        step: index of the point among the timed ones; of the sample in the group `samples`.
+        reason: why there is no value.
+        estimated: computed from something else that was measured.
+    """
+
+    group: str
+    name: str
+    value: float | None
+    key: Key
+    step: int
+    reason: str | None = None
+    estimated: bool = False
+
+
+def quantities(record: Record, known: Sequence[Row]) -> Iterator[Quantity]:
+    """All of them, point by point.
+
+    Args:
+        record: of any run.
+        known: its rows.
+    """
+    percentiles = requested_percentiles(record)
+    for step, row in enumerate(known):
+        for group, name, value in _of_row(row):
+            yield Quantity(group=group, name=name, value=value, key=row.key, step=step)
+        yield from _percentiles(row, percentiles, step)
+        yield from _metrics(row, step)
+    yield from _first_predictions(record, known)
+    if len({row.key.phase for row in known}) == len(known):
+        yield from _samples(known)
+
+
+def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
+    """At most so many samples with their indices; the smallest and the largest of each stretch stay.
+
+    Args:
+        samples: in their order.
+        limit: even.
+    """
+    if len(samples) <= limit:
+        return list(enumerate(samples))
+    values = np.asarray(samples)
+    indices: set[int] = set()
+    for stretch in np.array_split(np.arange(values.size), limit // 2):
+        indices |= {int(stretch[values[stretch].argmin()]), int(stretch[values[stretch].argmax()])}
+    return [(index, samples[index]) for index in sorted(indices)]
+
+
+def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
+    """Group, name and value of what the row itself says."""
+    yield "point", "input_height", row.key.input_size[0]
+    yield "point", "input_width", row.key.input_size[1]
+    yield "point", "batch_size", row.key.batch_size
+    if row.key.replicate:
+        yield "point", "replicate", row.key.replicate
+    yield "point", "ok", float(row.status is Status.OK)
+    for kind, time in row.times.items():
+        for name, value in _of_time(time):
+            yield kind, name, value
+    if row.samples_per_second:
+        yield "throughput", "samples_per_second", row.samples_per_second.value
+    for name, seconds in row.phases.items():
+        yield f"{row.key.phase}_phase", f"{name}_ms", seconds * 1e3
+
+
+def _of_time(time: stats.Summary) -> Iterator[tuple[str, float]]:
+    """Name and value of the statistics of one kind of time; `p50` is the median."""
+    yield "p50_ms", time.median.value * 1e3
+    width = time.median.relative_half_width
+    if width is not None:
+        yield "ci_half_width_percent", width * 100
+    yield "mean_ms", time.mean.value * 1e3
+    if time.std is not None:
+        yield "std_ms", time.std * 1e3
+    yield "min_ms", time.minimum * 1e3
+    yield "max_ms", time.maximum * 1e3
+    yield "measured_count", time.n
+    yield "outliers_count", len(time.outliers)
+
+
+def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[Quantity]:
+    """Percentiles of the service time above the median; one without an interval has no value, and says why."""
+    service = service_time(row)
+    if service is None:
+        return
+    kind, summary = service
+    for number in percentiles:
+        if number == 50:
+            continue
+        found = percentile(summary, number)
+        exists = found.low is not None
+        yield Quantity(
+            group=kind,
+            name=f"p{number:g}_ms",
+            value=found.value * 1e3 if exists else None,
+            key=row.key,
+            step=step,
+            reason=None if exists else shortage(summary, number),
+        )
+
+
+def _metrics(row: Row, step: int) -> Iterator[Quantity]:
+    """The point's figures beside its times; one that names no group is put into that of its phase."""
+    for metric in row.metrics:
+        group, slash, rest = metric.name.partition("/")
+        name, value = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
+        yield Quantity(
+            group=group if slash else row.key.phase,
+            name=name,
+            value=None if metric.value is None else value,
+            key=row.key,
+            step=step,
+            reason=metric.reason,
+            estimated=metric.estimated,
+        )
+
+
+def _first_predictions(record: Record, known: Sequence[Row]) -> Iterator[Quantity]:
+    """Time to first prediction, at the step of the first point with the same inputs."""
+    steps = {(row.key.input_size, row.key.batch_size): step for step, row in reversed(list(enumerate(known)))}
+    for index, first in enumerate(first_predictions(record)):
+        step = steps.get((first.key.input_size, first.key.batch_size), index)
+        for name, seconds in (*first.parts.items(), ("total", first.total_seconds)):
+            yield Quantity(group="ttfp", name=f"{name}_ms", value=seconds * 1e3, key=first.key, step=step)
+
+
+def _samples(known: Sequence[Row]) -> Iterator[Quantity]:
+    """The samples of a record's only point, warm-up first: a chart of warm-up, drift and outliers."""
+    for row in known:
+        if row.series is not None:
+            for index, value in decimate(row.series.samples):
+                yield Quantity(
+                    group="samples", name=f"{row.series.name}_ms", value=value * 1e3, key=row.key, step=index
+                )

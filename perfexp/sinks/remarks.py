@@ -1,0 +1,64 @@
+"""Remarks: what every sink says beside the figures: doubts, and points that did not end well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfexp.record import Doubt, Point, Record, Status
+from perfexp.sinks.subject import label, one_line, varying
+from perfexp.summary import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """A doubt and where it was raised.
+
+    Attributes:
+        doubt: the first one of its code.
+        where: labels of the points, or nothing where it concerns the whole run.
+    """
+
+    doubt: Doubt
+    where: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.doubt.code}{self.place}: {one_line(self.doubt.detail)}"
+
+    @property
+    def place(self) -> str:
+        """` (224 and 3 more points)`, or nothing."""
+        if not self.where:
+            return ""
+        others = len(self.where) - 1
+        if others == 0:
+            return f" ({self.where[0]})"
+        return f" ({self.where[0]} and {others} more point{'s' if others > 1 else ''})"
+
+
+def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
+    """All doubts of a run, each code once.
+
+    Args:
+        record: of any run.
+        rows: its rows, whose doubts include the statistical ones.
+    """
+    fields = varying(point.key for point in record.points) or ("input_size", "batch_size")
+    found: dict[str, tuple[Doubt, list[str]]] = {doubt.code: (doubt, []) for doubt in record.doubts}
+    first = [(point.key, point.doubts) for point in record.points if point.key.phase == "ttfp"]
+    for key, doubts in [(row.key, row.doubts) for row in rows] + first:
+        for doubt in doubts:
+            where = found.setdefault(doubt.code, (doubt, []))[1]
+            if label(key, fields) not in where:
+                where.append(label(key, fields))
+    return [Raised(doubt=doubt, where=tuple(where)) for doubt, where in found.values()]
+
+
+def failures(record: Record) -> list[str]:
+    """A line for each point that did not end well: which, how, and why."""
+    return [_failure(point) for point in record.points if point.status is not Status.OK]
+
+
+def _failure(point: Point) -> str:
+    reason = f": {one_line(point.error)}" if point.error else ""
+    return f"{label(point.key)}: {point.status.value}{reason}"

@@ -1,0 +1,117 @@
+"""Report: a record as a page of Markdown, for people and for the tracker's description of a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perfexp.record import Record
+from perfexp.sinks import overview
+from perfexp.sinks.grid import escape_markdown
+from perfexp.sinks.remarks import failures, raised_doubts
+from perfexp.sinks.subject import label, one_line, subject, varying
+from perfexp.sinks.wording import first_prediction_text
+from perfexp.summary import first_predictions, requested_percentiles, rows
+
+_TIMES = {
+    "device": "the time that the device works on one call",
+    "latency": "what one caller waits: call and synchronise",
+    "throughput": "wall time per call of the pipelined loop",
+}
+
+
+def markdown(record: Record) -> str:
+    """The report.
+
+    Args:
+        record: of any run.
+    """
+    about = subject(record.plan, record.environment)
+    sections = [
+        f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n",
+        _items(
+            {
+                "algorithm": about.algorithm,
+                "precision": about.precision,
+                "execution": about.execution,
+                "device": about.device or "not known",
+                "status": record.status.value,
+                "measured": f"{record.started} to {record.ended}",
+            }
+        ),
+        _times(record),
+        _first_predictions(record),
+        _doubts(record),
+        _section("Failures", _list(map(escape_markdown, failures(record)))),
+        _section("Environment", _items(_environment(record.environment))),
+        _section("To measure it again", _again(record)),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def _times(record: Record) -> str:
+    """The tables and what their times are."""
+    known = rows(record)
+    if not known:
+        return _section("Times", "Nothing was measured.\n")
+    kinds = dict.fromkeys(row.time_kind for row in known if row.time_kind)
+    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in kinds]
+    intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
+    text = _section(
+        "Times", f"{intro}\n\n{overview.points(known, requested_percentiles(record), in_full=True).markdown()}"
+    )
+    for title, grid in (("Phases of a call", overview.phases(known)), ("Beside the time", overview.metrics(known))):
+        text += "\n" + _section(title, grid.markdown()) if grid else ""
+    return text
+
+
+def _first_predictions(record: Record) -> str:
+    firsts = first_predictions(record)
+    fields = varying(first.key for first in firsts) or ("input_size", "batch_size")
+    lines = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
+    return _section("First prediction of a fresh process", _list(map(escape_markdown, lines)))
+
+
+def _doubts(record: Record) -> str:
+    lines = []
+    for raised in raised_doubts(record, rows(record)):
+        remedy = f" Remedy: {one_line(raised.doubt.remedy)}." if raised.doubt.remedy else ""
+        lines.append(escape_markdown(f"{raised}.{remedy}"))
+    return _section("Doubts", _list(lines))
+
+
+def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The facts that a reader asks for first; record.json has the rest."""
+    device, git = environment.get("device"), environment.get("git")
+    facts: dict[str, Any] = {}
+    if isinstance(device, Mapping):
+        facts |= {f"device {name}": value for name, value in device.items() if isinstance(value, str | int | float)}
+    for name in ("os", "kernel", "container", "host", "python"):
+        facts[name] = environment.get(name)
+    if isinstance(git, Mapping) and git.get("commit"):
+        facts["git"] = f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
+    packages = environment.get("packages")
+    if isinstance(packages, Mapping):
+        facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return {name: one_line(str(value)) for name, value in facts.items() if value is not None}
+
+
+def _again(record: Record) -> str:
+    """The command, and by what a repetition is told to be the same."""
+    command = shlex.join(["python", "-m", "perfexp", *record.command])
+    same = {"perfexp": record.perfexp_version, "plan": record.plan_hash, "run": record.uid}
+    return f"    {one_line(command)}\n\n{_items(same)}"
+
+
+def _items(facts: Mapping[str, str]) -> str:
+    return _list(f"{escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items())
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def _section(title: str, text: str) -> str:
+    """A section with its heading; nothing where there is no text."""
+    return f"## {title}\n\n{text}" if text else ""

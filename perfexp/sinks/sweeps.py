@@ -1,0 +1,95 @@
+"""Sweeps: the runs of a sweep together with their records, and the table of them that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.record import Record, Status, Sweep, SweepChild
+from perfexp.sinks.grid import Column, Grid
+from perfexp.sinks.remarks import failures
+from perfexp.sinks.subject import one_line
+from perfexp.sinks.wording import bare_time, median_text, rate_text
+from perfexp.summary import Row, rows
+
+
+def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
+    """Each run of a sweep with its record, in the order of their numbers; None where it left no record.
+
+    Args:
+        sweep: the summary.
+        records: in any order; they know their number in the sweep.
+    """
+    by_job = {record.sweep.job: record for record in records if record.sweep and record.sweep.uid == sweep.uid}
+    return [(child, by_job.get(child.job)) for child in sorted(sweep.children, key=lambda child: child.job)]
+
+
+def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
+    """One line for each run: the axes, its time, and how it ended.
+
+    Args:
+        sweep: with at least one run.
+        records: those of its runs, as far as there are any.
+    """
+    pairs = paired(sweep, records)
+    axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
+    known = [rows(record) if record else [] for _, record in pairs]
+    columns = [
+        Column(title="run", cells=tuple(str(child.job) for child, _ in pairs)),
+        *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in pairs)) for name in axes),
+        Column(title="p50 ± 95 %", cells=tuple(map(_times, known))),
+        Column(title="time", cells=tuple(map(_kinds, known))),
+        Column(title="samples/s", cells=tuple(map(_rates, known)), rank=1),
+        Column(
+            title="remarks",
+            cells=tuple(_remarks(child, timed) for (child, _), timed in zip(pairs, known, strict=True)),
+            prose=True,
+        ),
+    ]
+    return Grid(columns=tuple(column for column in columns if any(column.cells)))
+
+
+def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """A line for each run, or each point of a run, that did not end well: which, how, and why.
+
+    Args:
+        sweep: the summary.
+        records: those of its runs, as far as there are any.
+    """
+    lines = []
+    for child, record in paired(sweep, records):
+        which = f"run {child.job} {one_line(child.name)}"
+        reasons = failures(record) if record else []
+        if not reasons and child.status is not Status.OK:
+            reasons = [child.status.value + (f": {one_line(child.error)}" if child.error else "")]
+        lines += [f"{which}: {reason}" for reason in reasons]
+    return lines
+
+
+def _timed(known: Sequence[Row]) -> list[Row]:
+    return [row for row in known if row.time]
+
+
+def _times(known: Sequence[Row]) -> str:
+    """The time of the only point, or the range of several."""
+    timed = _timed(known)
+    if len(timed) < 2:
+        return median_text(timed[0]) if timed else ""
+    medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
+    return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
+
+
+def _kinds(known: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
+
+
+def _rates(known: Sequence[Row]) -> str:
+    timed = _timed(known)
+    return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
+
+
+def _remarks(child: SweepChild, known: Sequence[Row]) -> str:
+    """How many points there are, how it ended where that is not well, and the codes of its doubts."""
+    codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts)
+    points = [f"{len(_timed(known))} of {len(known)} points"] if len(known) > 1 else []
+    status = [] if child.status is Status.OK else [child.status.value]
+    return ", ".join([*points, *status, *codes])

@@ -1,0 +1,85 @@
+"""Uploads: which files of a run's folder go to the tracking store, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from perfexp.paths import safe_name
+from perfexp.record import Artifact, Record
+
+#: The folders of a run's artifacts; a file of any other kind lies beside them.
+FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A file to be sent.
+
+    Attributes:
+        source: where it is.
+        folder: one of `FOLDERS`, or nothing.
+        name: in letters, digits and `._-`.
+    """
+
+    source: Path
+    folder: str
+    name: str
+
+    @property
+    def target(self) -> str:
+        """Folder and name among the run's artifacts."""
+        return f"{self.folder}/{self.name}" if self.folder else self.name
+
+
+def uploads(record: Record, folder: Path) -> tuple[list[Upload], dict[str, str]]:
+    """The files that a record names, and the record itself.
+
+    Args:
+        record: of any run.
+        folder: of the run.
+
+    Returns:
+        Those that can be sent, and why others can't, by their names in the record.
+    """
+    found: dict[str, Upload] = {}
+    skipped: dict[str, str] = {}
+    for artifact in _artifacts(record):
+        upload = _upload(artifact, folder)
+        reason = _refusal(artifact.path, folder)
+        if reason is None and upload.target in found:
+            reason = f"{upload.target} is there already"
+        if reason is None:
+            found[upload.target] = upload
+        else:
+            skipped[artifact.path] = reason
+    return list(found.values()), skipped
+
+
+def _artifacts(record: Record) -> Iterator[Artifact]:
+    yield from record.artifacts
+    if not any(artifact.path == "record.json" for artifact in record.artifacts):
+        yield Artifact(path="record.json", kind="data")
+
+
+def _upload(artifact: Artifact, folder: Path) -> Upload:
+    """`plots/a b.png` of the kind `plots` becomes `plots/a-b.png`; deeper folders become part of the name."""
+    kind = artifact.kind if artifact.kind in FOLDERS else ""
+    parts = [part for part in PurePosixPath(artifact.path).parts if part != kind]
+    return Upload(source=folder / artifact.path, folder=kind, name=safe_name("-".join(parts)))
+
+
+def _refusal(path: str, folder: Path) -> str | None:
+    """Why a file is not sent: a record is data, and must not make perfexp send a file from elsewhere."""
+    root = folder.resolve()
+    source = root / path
+    try:
+        inside = source.is_relative_to(root) and source.resolve() == source
+        if inside and source.is_file():
+            return None
+    except (OSError, ValueError) as error:
+        return str(error)
+    if not inside:
+        return "a link, or outside of the run's folder"
+    return "not a file" if source.exists() else "missing"

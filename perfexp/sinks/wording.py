@@ -1,0 +1,121 @@
+"""Wording: figures as words, with no more digits than their intervals support; the same ones in every sink."""
+
+from __future__ import annotations
+
+import math
+
+from perfexp import stats, units
+from perfexp.record import Metric
+from perfexp.summary import FirstPrediction, Row
+
+#: Metrics that every sink has a place for; the energy's are not measured yet.
+PEAK_MEMORY = "memory/peak_bytes"
+POWER = "energy/power_mean_watts"
+ENERGY = "energy/per_call_joules"
+DATA_SHARE = "data_share"
+
+
+def time_text(interval: stats.Interval) -> str:
+    """A time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+    width = interval.relative_half_width
+    return f"{bare_time(interval)} ± {percent(width)}" if width is not None else f"{bare_time(interval)}, no interval"
+
+
+def bare_time(interval: stats.Interval) -> str:
+    """A time with as many digits as its interval supports; the interval is not shown."""
+    figures = supported_digits(interval)
+    return units.format_seconds(_rounded(interval.value, figures), figures)
+
+
+def rate_text(interval: stats.Interval | None) -> str:
+    """A rate per second with as many digits as its interval supports; empty for None."""
+    if interval is None:
+        return ""
+    figures = supported_digits(interval)
+    return units.digits(_rounded(interval.value, figures), figures)
+
+
+def supported_digits(interval: stats.Interval) -> int:
+    """How many significant digits an interval supports: down to the first digit of its half-width, two to five."""
+    width = interval.relative_half_width
+    if width is None or interval.value == 0:
+        return 3
+    if width == 0:
+        return 4
+    half = width * abs(interval.value)
+    return min(max(math.floor(math.log10(abs(interval.value))) - math.floor(math.log10(half)) + 1, 2), 5)
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage: `0.8 %`, `12 %`, `0.04 %`."""
+    value = 100 * fraction
+    if abs(value) >= 10:
+        return f"{value:.0f} %"
+    return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
+
+
+def median_text(row: Row) -> str:
+    """A row's median time with its interval; empty where nothing was timed."""
+    return time_text(row.time.median) if row.time else ""
+
+
+def service_time(row: Row) -> tuple[str, stats.Summary] | None:
+    """The time whose percentiles a caller feels, with its name: the latency where it was measured."""
+    kind = "latency" if "latency" in row.times else row.time_kind
+    return (kind, row.times[kind]) if kind else None
+
+
+def percentile(summary: stats.Summary, number: float) -> stats.Interval:
+    """A percentile with its interval; the 50th is the median, with the median's interval.
+
+    Args:
+        summary: with that percentile among its own.
+        number: 50, 95, 99, …
+    """
+    return summary.median if number == 50 else summary.percentiles[number]
+
+
+def shortage(summary: stats.Summary, number: float) -> str:
+    """Why a percentile has no interval: `n too small (80 of 368)`, effectively independent samples of those needed."""
+    have, need = math.floor(summary.n / summary.tau), stats.samples_needed(number)
+    return f"n too small ({have} of {need})" if have < need else "n too small"
+
+
+def metric_text(metric: Metric | None) -> str:
+    """The value of a metric with its unit, `≈` before an estimate; empty where there is none."""
+    if metric is None or metric.value is None:
+        return ""
+    if metric.unit == "seconds":
+        text = units.format_seconds(metric.value)
+    elif metric.unit == "bytes":
+        text = units.format_bytes(metric.value)
+    else:
+        text = units.digits(metric.value) + (f" {metric.unit}" if metric.unit not in ("1", "") else "")
+    return f"≈ {text}" if metric.estimated else text
+
+
+def metric_title(metric: Metric) -> str:
+    """The name of a metric without its unit: `epoch_seconds` → `epoch`."""
+    return metric.name.removesuffix(f"_{metric.unit}")
+
+
+def find_metric(row: Row, name: str) -> Metric | None:
+    """A metric of a row by its name, or None."""
+    return next((metric for metric in row.metrics if metric.name == name), None)
+
+
+def first_prediction_text(first: FirstPrediction) -> str:
+    """Time to first prediction in its parts: `3.21 s = imports 2.50 s + …`."""
+    parts = dict(first.parts)
+    second = parts.pop("second_call", None)
+    total = units.format_seconds(first.total_seconds)
+    text = f"{total} = " + " + ".join(
+        f"{name.replace('_', ' ')} {units.format_seconds(seconds)}" for name, seconds in parts.items()
+    )
+    if second is not None:
+        text += f"; second call {units.format_seconds(second)}"
+    return text + (f"; medians of {first.processes} processes" if first.processes > 1 else "")
+
+
+def _rounded(value: float, significant: int) -> float:
+    return float(f"{value:.{significant - 1}e}")

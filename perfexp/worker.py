@@ -1,0 +1,231 @@
+"""Worker: plan.yaml → points.jsonl, in a fresh process; the only one that touches the device."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from perfexp import config
+from perfexp.errors import PerfexpError, UserError
+from perfexp.paths import RunPaths, append_line, write_atomically
+from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the points of a plan that have no result yet.
+
+    Args:
+        argv: command line without the program's name; the process's own if not given.
+
+    Returns:
+        Exit code: 0 when every point has its result, whatever that is.
+    """
+    arguments = _parser().parse_args(argv)
+    _die_with_parent(arguments.parent)
+    tell = Events(arguments.events_fd)
+    paths = RunPaths(arguments.directory)
+    try:
+        plan = config.load(paths.plan, arguments.plan_sha256)
+        if arguments.what == "ttfp":
+            first_prediction(plan, paths, arguments.replicate, arguments.spawned_ns)
+        else:
+            measure(plan, paths, arguments.replicate, tell)
+    except PerfexpError as error:
+        traceback.print_exc()
+        tell("refused", message=str(error), exit_code=error.exit_code)
+        return error.exit_code
+    return 0
+
+
+class Events:
+    """Tells the parent what goes on, as lines of JSON; silent where nobody listens.
+
+    Args:
+        descriptor: of a pipe, or None.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, event: str, **details: Any) -> None:
+        """Send one event; never called while something is timed.
+
+        Args:
+            event: its name.
+            details: JSON values.
+        """
+        if self._descriptor is None:
+            return
+        try:
+            os.write(self._descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
+        except OSError:  # the parent is gone; so will this process be
+            self._descriptor = None
+
+
+def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) -> None:
+    """Measure the timed points of one replicate, each written down at once.
+
+    Args:
+        plan: what to measure.
+        paths: of the run.
+        replicate: number of this process.
+        tell: where progress goes.
+    """
+    from perfexp.run import Procedure
+
+    todo = [key for key in missing(plan.keys(), paths.points) if key.replicate == replicate]
+    tell("block", text="loading")
+    with ExitStack() as stack:
+        device = config.build(plan.gpu)
+        data = config.build(plan.data)
+        session = _model(plan).open(
+            device=device,
+            precision=plan.precision,
+            execution=plan.execution,
+            num_classes=data.num_classes if data.labelled else None,
+            seed=plan.seed,
+        )
+        stack.enter_context(config.build(plan.algorithm).applied(session))
+        procedure = Procedure(
+            session=session,
+            device=device,
+            data=data,
+            modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+            stopping=config.build(plan.stopping),
+            percentiles=plan.percentiles,
+            probes={name: config.build(node) for name, node in plan.probe.items()},
+            epochs=plan.epochs,
+            seed=plan.seed,
+            progress=lambda text: tell("block", text=text),
+        )
+        _write_environment(paths, device, session)
+        for key in todo:
+            tell("point", key=_plain(key))
+            point = procedure.measure(key)
+            append_line(paths.points, point_to_line(point))
+            tell("done", key=_plain(key), status=point.status.value)
+
+
+def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, spawned_ns: int | None) -> None:
+    """Time to first prediction of this process, in its parts; written as a point of its own.
+
+    Args:
+        plan: what to measure.
+        paths: of the run.
+        replicate: number of this process.
+        spawned_ns: the parent's monotonic clock when it started this process.
+    """
+    key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
+    watch = _StopWatch()
+    if spawned_ns is not None:
+        watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
+    config.locate(plan.model)
+    watch.lap("imports")
+    point = Point(key=key, status=Status.OK)
+    try:
+        device = config.build(plan.gpu)
+        watch.lap("context")
+        data = config.build(plan.data)
+        classes = data.num_classes if data.labelled else None
+        session = _model(plan).open(
+            device=device, precision=plan.precision, execution=plan.execution, num_classes=classes, seed=plan.seed
+        )
+        watch.lap("weights")
+        with (
+            config.build(plan.algorithm).applied(session),
+            data.open(
+                session=session, input_size=key.input_size, batch_size=key.batch_size, training=False, seed=plan.seed
+            ) as batches,
+            session.inferring(),
+        ):
+            batch = batches.next()
+            device.synchronize()
+            watch.lap("inputs")
+            for call in ("first_call", "second_call"):
+                session.forward(batch.inputs)
+                device.synchronize()
+                watch.lap(call)
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        point.status, point.error = Status.FAILED, f"{type(error).__name__}: {error}"
+    point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
+    append_line(paths.points, point_to_line(point))
+
+
+class _StopWatch:
+    """Splits the time since it was made into laps, seconds by name."""
+
+    def __init__(self) -> None:
+        self.last_ns = time.perf_counter_ns()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter_ns()
+        self.seconds[name] = (now - self.last_ns) * 1e-9
+        self.last_ns = now
+
+
+def _model(plan: config.Plan) -> Any:
+    """The plan's model; a bare torch module of the user's is wrapped."""
+    built = config.build(plan.model)
+    if hasattr(built, "open"):
+        return built
+    from perfexp.models.module import adapt
+
+    return adapt(built, plan.model_name)
+
+
+def _write_environment(paths: RunPaths, device: Any, session: Any) -> None:
+    """What was true when this process measured, and what was doubtful from its start."""
+    from perfexp import environment
+
+    facts = {**environment.collect(), "device": device.facts(), "session": session.facts()}
+    doubts = [_doubt(doubt) for doubt in (*device.doubts(), *session.doubts())]
+    content = json.dumps({"environment": facts, "doubts": doubts}, indent=1, default=str)
+    write_atomically(paths.environment, content.encode() + b"\n")
+
+
+def _doubt(doubt: Doubt) -> dict[str, str]:
+    return {"code": doubt.code, "detail": doubt.detail, "remedy": doubt.remedy}
+
+
+def _plain(key: Key) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in key.__struct_fields__}
+
+
+def _die_with_parent(parent: int | None) -> None:
+    """Have the kernel end this process when its parent ends, however that does (Linux)."""
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent and os.getppid() == 1:
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="perfexp.worker", description=__doc__)
+    parser.add_argument("directory", type=Path, help="the run's folder with its plan.yaml")
+    parser.add_argument("--plan-sha256", required=True, help="of plan.yaml, from the process that composed it")
+    parser.add_argument("--what", choices=("timed", "ttfp"), default="timed")
+    parser.add_argument("--replicate", type=int, default=0)
+    parser.add_argument("--events-fd", type=int)
+    parser.add_argument("--parent", type=int, help="process that must not outlive this one")
+    parser.add_argument("--spawned-ns", type=int, help="the parent's monotonic clock when it started this process")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
