@@ -246,7 +246,6 @@ def register() -> None:
     for group, name, node in (
         ("schema", "plan", Plan),
         ("schema", "gpu", Gpu),
-        ("schema", "mode", ModeSettings),
         ("schema/model", "torchvision", TorchvisionModel),
         ("schema/model", "fake", FakeModelSettings),
         ("schema/data", "synthetic", SyntheticData),

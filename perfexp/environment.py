@@ -59,6 +59,32 @@ def collect() -> dict[str, Any]:
     }
 
 
+def cores() -> int:
+    """Logical cores of the machine."""
+    return psutil.cpu_count() or 1
+
+
+def other_cpu_seconds() -> float:
+    """Processor time that other processes, and other guests of the same hardware, have used since the machine started.
+
+    This process, its parent (which waits) and its children are not counted; differences of two readings mean something.
+    """
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
+    own = psutil.Process()
+    ours = sum(_cpu_seconds(process) for process in (own, own.parent(), *own.children(recursive=True)) if process)
+    return float(sum(times) - idle - guests - ours)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        used = process.cpu_times()
+    except psutil.Error:  # it has just ended, or belongs to somebody else
+        return 0.0
+    return float(used.user + used.system)
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -17,7 +17,7 @@ import msgspec
 from perfexp import __version__, config, launch
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths, write_atomically
-from perfexp.record import Doubt, Key, Point, Record, Status, SweepMembership, overall_status
+from perfexp.record import Doubt, Key, Point, Record, Status, SweepMembership, overall_status, read_points
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker
@@ -200,7 +200,15 @@ class _Relay:
             key = msgspec.convert(event["key"], Key)
             self._progress.point(self._keys.index(key), str(key))
         elif event["event"] == "done":
-            self._progress.done(event["status"], event.get("result", ""))
+            self._progress.done(event["status"], self._result(msgspec.convert(event["key"], Key)))
+
+    def _result(self, key: Key) -> str:
+        """What came out of a point, in a few words."""
+        from perfexp import summary
+        from perfexp.sinks.wording import median_text
+
+        point = next(point for point in reversed(read_points(self._paths.points)) if point.key == key)
+        return median_text(summary.row(point, ())) if point.status is Status.OK else point.error or ""
 
 
 class _logged:

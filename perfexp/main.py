@@ -233,7 +233,9 @@ def _refuse_targets(arguments: Sequence[str]) -> None:
 @contextmanager
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Hand a command line to Hydra, which reads sys.argv, and have it raise its errors instead of printing them."""
-    saved, sys.argv = sys.argv, ["perfexp", *arguments]
+    multirun = ("-m", "--multirun")  # argparse takes it before or after all overrides, but not between them
+    ordered = sorted(arguments, key=lambda argument: argument not in multirun)
+    saved, sys.argv = sys.argv, ["perfexp", *ordered]
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

@@ -74,6 +74,7 @@ class RunPaths:
         self.record = self.root / "record.json"
         self.environment = self.root / "environment.json"
         self.log = self.root / "run.log"
+        self.report = self.root / "report.md"
         self.manifest = self.root / "manifest.json"
 
     def create(self) -> None:

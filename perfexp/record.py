@@ -171,7 +171,7 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         path: relative to the run's folder, with forward slashes.
-        kind: `config`, `data`, `plots`, `tables`, `profiles` or `logs`.
+        kind: `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
     """
 
     path: str

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from perfexp import metrics, stats
+from perfexp import doubts, environment, metrics, stats
 from perfexp.data import Batches, Data
 from perfexp.devices import Device
 from perfexp.errors import OutOfMemory, Unsupported, UserError
 from perfexp.models import Session
 from perfexp.modes import Mode, Step
 from perfexp.probes import Probe, ProbeContext, timing
-from perfexp.record import Doubt, Key, Metric, Point, Series, Status, Stop
+from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
@@ -65,7 +65,7 @@ class Procedure:
             UserError: what the user asked for can't be done for any point.
         """
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        start = time.perf_counter_ns()
+        start, others = time.perf_counter_ns(), environment.other_cpu_seconds()
         before = self.device.state()
         self.device.reset_peak_memory()
         with metrics.collecting() as custom:
@@ -79,6 +79,10 @@ class Procedure:
         point.facts["device_before"] = before
         point.facts["device_after"] = self.device.state()
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+        other_cores = (environment.other_cpu_seconds() - others) / point.wall_seconds
+        point.facts["other_cpu_cores"] = round(other_cores, 3)
+        if other_cores > doubts.BUSY_SHARE * environment.cores():
+            point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
         return point
 
     def _measure(self, point: Point) -> None:
@@ -143,10 +147,10 @@ class Procedure:
             point.series.append(timing.series("device", held, self.stopping.begin(calls_per_sample=k), k))
             point.facts["device_method"] = "queue"
             if held.starved:
-                point.doubts.append(_starved(held.starved))
+                point.doubts.append(doubts.queue_starved(held.starved))
         else:
             point.facts["device_method"] = "none"
-            point.doubts.append(_queue_exceeded(launches, device.queue_depth))
+            point.doubts.append(doubts.queue_exceeded(launches, device.queue_depth))
         self.progress("throughput")
         free = timing.Chain(step.call, device, launches, k)
         point.series.append(timing.series("throughput", free, self.stopping.begin(calls_per_sample=k), k))
@@ -168,7 +172,7 @@ class Procedure:
             Metric(name="loop/wall_seconds", value=wall, unit="seconds"),
         ]
         if verdict == "launch":
-            point.doubts.append(_launch_bound(host, wall, device_seconds))
+            point.doubts.append(doubts.launch_bound(host, wall, device_seconds))
 
     def _rough_seconds(self, step: Step) -> float:
         """About how long a call takes, from three that are waited for."""
@@ -182,8 +186,9 @@ class Procedure:
         usual, steps, epoch_seconds = step.state.source, [], []
         for epoch in range(self.epochs):
             self.progress(f"epoch {epoch + 1} of {self.epochs}")
+            step.state.source = batches.epoch().__next__
             with timing.undisturbed():
-                seconds, whole = _one_epoch(step, batches.epoch(), self.device)
+                seconds, whole = timing.whole_pass(step.call, self.device)
             steps.append(seconds)
             epoch_seconds.append(whole)
         step.state.source = usual
@@ -212,7 +217,7 @@ class Procedure:
         ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
         if abs(ratio - 1) > _PHASES_TOLERANCE:
-            point.doubts.append(_phases_disagree(ratio))
+            point.doubts.append(doubts.phases_disagree(ratio))
 
     def _training_figures(self, point: Point, step: Step, batches: Batches, first_loss: float | None) -> None:
         last = self.session.number(step.state.loss)
@@ -221,7 +226,7 @@ class Procedure:
             reason = None if finite else f"the loss is {loss}"
             point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
         if not np.isfinite(last):
-            point.doubts.append(_loss_not_finite(last))
+            point.doubts.append(doubts.loss_not_finite(last))
         point.metrics.append(_epoch_metric(point, batches))
 
     def _accuracy(self, point: Point) -> None:
@@ -274,26 +279,6 @@ class Procedure:
         return Status.FAILED, text
 
 
-def _one_epoch(step: Step, batches: Iterator[Any], device: Device) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
-    """Seconds of every step of one pass, and of the whole pass."""
-    step.state.source = batches.__next__
-    events = [device.new_event()]
-    device.synchronize()
-    start = device.now_ns()
-    device.record(events[0])
-    while True:
-        try:
-            step.call()
-        except StopIteration:
-            break
-        events.append(device.new_event())
-        device.record(events[-1])
-    device.synchronize()
-    whole = (device.now_ns() - start) * 1e-9
-    seconds = [device.elapsed_seconds(a, b) for a, b in zip(events, events[1:], strict=False)]
-    return np.asarray(seconds), whole
-
-
 def _epoch_metric(point: Point, batches: Batches) -> Metric:
     """Seconds of an epoch: measured where whole ones were run, otherwise extrapolated from the step."""
     measured = point.find_series("epoch")
@@ -306,45 +291,3 @@ def _epoch_metric(point: Point, batches: Batches) -> Metric:
         return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
     value = batches.per_epoch * float(np.mean(step.measured))
     return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)
-
-
-def _starved(chunks: int) -> Doubt:
-    return Doubt(
-        code="queue_starved",
-        detail=f"in {chunks} blocks the device ran out of work before the host had filled its queue",
-        remedy="read `device` as an upper bound; a CUDA graph (execution.cuda_graph=true) has no such gaps",
-    )
-
-
-def _queue_exceeded(launches: int, depth: int) -> Doubt:
-    return Doubt(
-        code="queue_exceeded",
-        detail=f"a call has {launches} launches, more than the device's queue of {depth} takes: no `device` time",
-        remedy="measure it as a CUDA graph: execution.cuda_graph=true",
-    )
-
-
-def _launch_bound(host: float, wall: float, device: float) -> Doubt:
-    return Doubt(
-        code="launch_bound",
-        detail=f"the device works {device / wall:.0%} of the loop's time; the host needs {host / wall:.0%} to issue it",
-        remedy="a larger batch, torch.compile or a CUDA graph keeps the device busy",
-    )
-
-
-def _phases_disagree(ratio: float) -> Doubt:
-    return Doubt(
-        code="phases_disagree",
-        detail=f"the phases' sum is {ratio:.3f} of the whole call",
-        remedy="read the phases as shares, not as times; the whole call is the undisturbed figure",
-    )
-
-
-def _loss_not_finite(loss: float) -> Doubt:
-    return Doubt(
-        code="loss_not_finite",
-        detail=f"the loss ended at {loss}: the arithmetic was timed, but nothing was learnt",
-        remedy="lower mode.train.optimizer.lr, or choose a precision with more range",
-    )
-
-

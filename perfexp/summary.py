@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfexp import stats
+from perfexp import doubts, stats
 from perfexp.record import Doubt, Key, Metric, Point, Record, Series, Status
 
 #: Which time stands for a point, best first: the device's own where there is one.
@@ -43,11 +43,6 @@ class Row:
     samples_per_second: stats.Interval | None
     metrics: tuple[Metric, ...]
     doubts: tuple[Doubt, ...]
-
-    @property
-    def samples_name(self) -> str:
-        """What is counted per second."""
-        return "samples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,21 +159,8 @@ def _statistical_doubts(time: stats.Summary | None, series: Series | None) -> li
         return []
     found = []
     if time.drift is not None:
-        found.append(
-            Doubt(
-                code="drift",
-                detail=f"the median moved by {time.drift.relative:+.1%} from the first third of the samples to the last",
-                remedy="lengthen the warm-up (stopping.warmup_seconds) or see what else changes on the machine",
-            )
-        )
+        found.append(doubts.drift(time.drift.relative))
     target, achieved = (series.stop.target, time.median.relative_half_width) if series.stop else (None, None)
     if target is not None and (achieved is None or achieved > target):
-        reached = "no interval exists" if achieved is None else f"±{achieved:.1%} instead of ±{target:.1%}"
-        found.append(
-            Doubt(
-                code="too_few_samples",
-                detail=f"{time.n} samples (worth {time.n / time.tau:.0f} independent ones): {reached}",
-                remedy="give it more time: stopping.max_seconds=30, or stopping=coarse for a wider target",
-            )
-        )
+        found.append(doubts.too_few_samples(time.n, time.n / time.tau, achieved, target))
     return found

@@ -1,0 +1,43 @@
+"""Commands: work on finished results, `perfexp COMMAND …`; measuring itself is `perfexp key=value …` (main)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from perfexp.commands import log, ui
+from perfexp.errors import PerfexpError
+
+app = typer.Typer(
+    name="perfexp",
+    help="Work on what perfexp has measured.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("log")(log.log)
+app.command("ui")(ui.ui)
+
+#: The names of the commands: a first argument that is one of them is not an override of the configuration.
+NAMES = tuple(str(command.name) for command in app.registered_commands)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command.
+
+    Args:
+        argv: the command's name and its arguments.
+
+    Returns:
+        The exit code; an error that perfexp understands has been told on stderr.
+    """
+    try:
+        app(args=list(argv), prog_name="perfexp")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except PerfexpError as error:
+        typer.echo(f"error: {error}", err=True)
+        return error.exit_code
+    return 0

@@ -12,8 +12,9 @@ from perfexp.record import Doubt
 
 
 class _Mark:
-    """An event; its time is that of the simulated device."""
+    """An event: when the simulated device passes it, and what its clock reads then."""
 
+    passed_seconds: float = math.inf
     seconds: float = math.inf
 
 
@@ -101,14 +102,14 @@ class FakeDevice:
     def record(self, event: Event) -> None:
         """See `Device`; the event's time is cut to the tick."""
         assert isinstance(event, _Mark)
-        end = self.launch(self.record_seconds, self.record_host_seconds)
-        # the time is taken when the event's turn comes, after what lies before it in the queue
-        event.seconds = math.floor(end / self.event_tick_seconds + 1e-6) * self.event_tick_seconds
+        event.passed_seconds = self.launch(self.record_seconds, self.record_host_seconds)
+        ticks = math.floor(event.passed_seconds / self.event_tick_seconds + 1e-6)  # 1e-6: a whole number stays whole
+        event.seconds = ticks * self.event_tick_seconds
 
     def passed(self, event: Event) -> bool:
         """See `Device`."""
         assert isinstance(event, _Mark)
-        return event.seconds <= self._host_seconds
+        return event.passed_seconds <= self._host_seconds
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
         """See `Device`."""

@@ -227,7 +227,7 @@ def _check_cuda_graph(execution: Execution, device: Device) -> None:
 def _make_channels_last(module: torch.nn.Module) -> None:
     """Lay out the kernels of 2-D and 3-D convolutions alike; `Module.to` does the one or the other."""
     for parameter in module.parameters():
-        parameter.data = parameter.data.contiguous(memory_format=_channels_last_format(parameter))
+        parameter.data = parameter.data.to(memory_format=_channels_last_format(parameter))
 
 
 def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:

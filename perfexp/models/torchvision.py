@@ -69,22 +69,18 @@ class Torchvision:
         models = import_torchvision().models
         package = self._package(models)
         published = self._published_weights(models)
-        torch.manual_seed(seed)
-        if published is not None:
-            classes = len(published.meta["categories"])
-            module, source = self._build(models, weights=published), str(published)
-        else:
-            classes = self._num_classes or num_classes or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
-            module, source = self._build(models, weights=None, num_classes=classes), f"random, seed {seed}"
-            if self._weights is not None or self._weights_dir is not None:
-                file = find_weights(self.name, self._weights, self._weights_dir)
-                load_weights(module, read_weights(file), file)
-                source = str(file)
+        file = self._weights_file() if published is None else None
+        own = len(published.meta["categories"]) if published is not None else num_classes
+        classes = self._num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
         if num_classes is not None and num_classes > classes:
             raise UserError(
                 f"The data has {num_classes} classes, {self.name} with these settings tells {classes} apart. "
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
+        torch.manual_seed(seed)
+        module = self._build(models, weights=published, num_classes=classes)
+        if file is not None:
+            load_weights(module, read_weights(file), file)
         return TorchSession(
             module,
             kind=self._kind(package, classes),
@@ -92,7 +88,7 @@ class Torchvision:
             device=device,
             precision=precision,
             execution=execution,
-            facts={"weights": source},
+            facts={"weights": str(published or file or f"random, seed {seed}")},
             doubts=[_not_quantized(self.name)] if package == "quantization" else [],
         )
 
@@ -112,22 +108,22 @@ class Torchvision:
         """The set of torchvision's weights that is asked for, or None."""
         if self._weights is None:
             return None
-        published = models.get_model_weights(self.name)
+        published = models.get_model_weights(self.name.removeprefix("quantized_"))
         name = "DEFAULT" if self._weights in _RECOMMENDED else self._weights.rpartition(".")[2]
-        if name in published.__members__:
-            return published[name]
-        if self._weights in _RECOMMENDED:
-            raise UserError(
-                f"torchvision publishes no weights of {self.name}. Leave model.weights empty, or name a file."
-            )
-        return None
+        return published[name] if name in published.__members__ else None
+
+    def _weights_file(self) -> Path | None:
+        """The file that is asked for, or None for random weights."""
+        if self._weights is None and self._weights_dir is None:
+            return None
+        return find_weights(self.name, self._weights, self._weights_dir)
 
     def _build(self, models: Any, **settings: Any) -> torch.nn.Module:
         """Call the builder.
 
         Args:
             models: torchvision.models.
-            settings: `weights`, and `num_classes` where there are none.
+            settings: `weights` and `num_classes`.
         """
         builder = models.get_model_builder(self.name)
         if "weights_backbone" in inspect.signature(builder).parameters:

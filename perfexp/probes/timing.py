@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,3 +255,29 @@ class Segments:
         """Seconds of each part by name, all calls so far."""
         everything = np.concatenate(self.taken)
         return {name: everything[:, column] for column, (name, _) in enumerate(self.segments)}
+
+
+def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
+    """Calls until the data of one pass is at its end: the call raises StopIteration when there is no more.
+
+    Args:
+        call: what is timed.
+        device: that works.
+
+    Returns:
+        Seconds of every call, and of the whole pass.
+    """
+    events = [device.new_event()]
+    device.synchronize()
+    start = device.now_ns()
+    device.record(events[0])
+    while True:
+        try:
+            call()
+        except StopIteration:
+            break
+        events.append(device.new_event())
+        device.record(events[-1])
+    device.synchronize()
+    whole = (device.now_ns() - start) * 1e-9
+    return np.asarray([device.elapsed_seconds(a, b) for a, b in pairwise(events)]), whole

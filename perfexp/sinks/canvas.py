@@ -11,7 +11,8 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from perfexp import stats
 from perfexp.sinks.chart import Bars, Caption, Chart, Panel, Strips
@@ -27,7 +28,7 @@ _LOG_FROM = 10.0
 #: So many measured positions are ticks of their own; more are left to matplotlib.
 _MOST_TICKS = 12
 #: So many lines have their legend inside the axes.
-_MOST_INSIDE = 6
+_MOST_INSIDE = 3
 #: So many points have error bars; more have a band.
 _MOST_ERROR_BARS = 25
 
@@ -38,7 +39,8 @@ def draw(picture: Chart | Bars | Strips) -> bytes:
     Args:
         picture: as `pictures` gives it.
     """
-    figure = Figure(figsize=(12, 8), dpi=100, layout="constrained", facecolor="white")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(12, 8), dpi=100, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     if isinstance(picture, Chart):
         _chart(figure, picture)
@@ -73,7 +75,7 @@ def _chart(figure: Any, chart: Chart) -> None:
 
 
 def _panel(axes: Any, panel: Panel) -> None:
-    factor, unit = _time_unit([y for line in panel.lines for y in line.y]) if panel.seconds else (1.0, "1/s")
+    factor, unit = _time_unit([y for line in panel.lines for y in line.y]) if panel.seconds else (1.0, "samples/s")
     for number, line in enumerate(panel.lines):
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
         values = [y.value * factor for y in line.y]
@@ -99,7 +101,7 @@ def _gaps(axes: Any, gaps: dict[float, str]) -> None:
         axes.plot(list(gaps), [0.04] * len(gaps), transform=foot, label="not measured", **cross)
     for position, status in gaps.items():
         words = {"ha": "center", "fontsize": 10, "color": _GREY, "rotation": 90 if len(gaps) > 3 else 0}
-        axes.annotate(status, (position, 0.04), (0, 9), xycoords=foot, textcoords="offset points", **words)
+        axes.annotate(_plain(status), (position, 0.04), (0, 9), xycoords=foot, textcoords="offset points", **words)
 
 
 def _bars(figure: Any, bars: Bars) -> None:
@@ -184,6 +186,7 @@ def _vertical_scale(axes: Any, values: Sequence[float], *, from_zero: bool = Tru
     """Logarithmic where the values are far apart, otherwise from zero where lengths are to be compared."""
     if _far_apart(values):
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(_plain_numbers())
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif from_zero:

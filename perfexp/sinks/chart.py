@@ -28,9 +28,9 @@ class Panel:
     """One pair of axes over the common horizontal one.
 
     Attributes:
-        title: of the vertical axis, without a unit for times.
+        title: of the vertical axis, without its unit.
         lines: what is drawn.
-        seconds: whether the values are times.
+        seconds: whether the values are times; otherwise they are samples per second.
     """
 
     title: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,12 +18,11 @@ from rich.text import Text
 
 from perfexp import units
 from perfexp.record import Record, Status, Sweep
-from perfexp.sinks import overview
+from perfexp.sinks import overview, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
 from perfexp.sinks.remarks import failures, raised_doubts
 from perfexp.sinks.subject import label, one_line, subject, varying
-from perfexp.sinks.sweeps import child_failures, runs
 from perfexp.sinks.wording import first_prediction_text, median_text
 from perfexp.summary import Row, first_predictions, requested_percentiles, rows
 
@@ -47,6 +47,7 @@ class Console:
     ) -> None:
         out, err = out or sys.stdout, err or sys.stderr
         self.quiet = quiet
+        self._headed: str | None = None
         terminal = out.isatty() and os.environ.get("TERM") != "dumb"
         self.plain = quiet or not terminal or bool(os.environ.get("NO_COLOR"))
         self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
@@ -65,14 +66,32 @@ class Console:
         """
         if self.quiet:
             return
-        time = f"at most {units.format_seconds(longest_seconds, 2)}" if longest_seconds is not None else "time unknown"
-        self._line(str(subject(plan)), style="bold")
+        self._headed = str(subject(plan))
+        self._line(self._headed, style="bold")
         self._line(f"on {one_line(device) if device else 'the device that the job finds'}", indent=2)
-        self._line(f"{points} point{'' if points == 1 else 's'}, {time}", indent=2)
+        self._line(f"{_counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
 
-    def progress(self) -> Progress:
-        """A bar or lines for the events of one run; to be entered."""
-        return Progress(self._out, plain=self.plain, quiet=self.quiet)
+    def sweep_header(self, sweep: Sweep, *, points: int, longest_seconds: float | None) -> None:
+        """How much a sweep is about to measure.
+
+        Args:
+            sweep: its summary, before the first run.
+            points: how many points a run has.
+            longest_seconds: how long all runs take at the most, or None where that is not known.
+        """
+        if self.quiet:
+            return
+        self._line(f"sweep over {one_line(sweep.name)}", style="bold")
+        runs = _counted(sweep.jobs, "run") if sweep.jobs else "runs"
+        self._line(f"{runs} of {_counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
+
+    def progress(self, clock: Callable[[], float] = time.monotonic) -> Progress:
+        """A bar or lines for the events of one run; to be entered.
+
+        Args:
+            clock: seconds from any origin; for what is left.
+        """
+        return Progress(self._out, plain=self.plain, quiet=self.quiet, clock=clock)
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
         """What a run measured.
@@ -88,8 +107,10 @@ class Console:
         else:
             self._tables(record, known)
         self._remarks(record, known)
+        self._to_copy("files", [f"{folder}{os.sep}"])
         names = ", ".join(artifact.path for artifact in record.artifacts)
-        self._section("files", [f"{folder}{os.sep}", *([names] if names and not self.quiet else [])])
+        if names and not self.quiet:
+            self._line(names, indent=2)
         self._tracking(tracking)
 
     def show_sweep(self, sweep: Sweep, folder: Path, records: Sequence[Record], *, tracking: str | None = None) -> None:
@@ -101,13 +122,13 @@ class Console:
             records: those of its runs, as far as there are any.
             tracking: how to look at it in the tracker, if it was sent to one.
         """
-        bad = sum(child.status is not Status.OK for child in sweep.children)
-        count = f"{len(sweep.children)} of {sweep.jobs}" if sweep.jobs else str(len(sweep.children))
-        self._line(f"{one_line(sweep.name)}: {count} runs ended, {bad} of them not well", style="bold")
+        ended, bad = len(sweep.children), sum(child.status is not Status.OK for child in sweep.children)
+        of = f" of {sweep.jobs}" if sweep.jobs else ""
+        self._line(f"sweep over {one_line(sweep.name)}: {ended}{of} runs ended, {bad} failed", style="bold")
         if sweep.children:
-            self._grid(runs(sweep, records))
-        self._section("failed", child_failures(sweep, records), style="red")
-        self._section("files", [f"{folder}{os.sep}"])
+            self._grid(sweeps.runs(sweep, records))
+        self._section("failed", sweeps.child_failures(sweep, records), style="red")
+        self._to_copy("files", [f"{folder}{os.sep}"])
         self._tracking(tracking)
 
     def error(self, message: str) -> None:
@@ -122,17 +143,20 @@ class Console:
 
     def _tables(self, record: Record, known: Sequence[Row]) -> None:
         about = subject(record.plan, record.environment)
-        self._line(str(about), style="bold")
+        if self._headed != str(about):
+            self._line(str(about), style="bold")
         self._line(f"on {about.device or 'a device that is not known'}", indent=2)
         if known:
             self._grid(overview.points(known, requested_percentiles(record)))
-        for title, grid in (("phases", overview.phases(known)), ("beside the time", overview.metrics(known))):
+        for title, grid in (("phases", overview.phases(known)), ("other figures", overview.metrics(known))):
             if grid:
                 self._line(title, style="bold")
                 self._grid(grid)
         firsts = first_predictions(record)
         fields = varying(first.key for first in firsts)
-        lines = [f"{label(first.key, fields)} {first_prediction_text(first)}".strip() for first in firsts]
+        lines = []
+        for first in firsts:
+            lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
         self._section("first prediction of a fresh process", lines)
 
     def _result_lines(self, known: Sequence[Row]) -> None:
@@ -150,34 +174,54 @@ class Console:
 
     def _tracking(self, tracking: str | None) -> None:
         if tracking:
-            self._section("tracking", tracking.splitlines())
+            self._to_copy("tracking", map(one_line, tracking.splitlines()))
 
     def _section(self, title: str, lines: Sequence[str], style: str = "") -> None:
         """A title and lines below it; nothing where there are no lines."""
         if not lines:
             return
         self._line(title, style=f"bold {style}".strip())
-        for line in lines:
+        for line in filter(None, lines):
             stripped = line.lstrip()
             self._line(one_line(stripped), indent=2 + len(line) - len(stripped))
 
     def _grid(self, grid: Grid) -> None:
-        grid = grid.fitted(self._out.width)
-        if grid.columns:
-            self._out.print(_table(grid, plain=self.plain, fits=grid.least_width <= self._out.width))
+        width = self._out.width - 2
+        grid = grid.fitted(width)
+        if self.plain:
+            for line in grid.text() if grid.columns else ():
+                self._line(line, indent=2)
+        elif grid.columns:
+            self._out.print(Padding(_table(grid, fits=grid.least_width <= width), (0, 0, 0, 2), expand=False))
         for note in grid.notes:
             self._line(note, indent=2)
 
     def _line(self, text: str, *, style: str = "", indent: int = 0) -> None:
         self._out.print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent), expand=False))
 
+    def _to_copy(self, title: str, lines: Iterable[str]) -> None:
+        """Paths and links: no line is broken, so that a terminal copies it whole."""
+        self._line(title, style="bold")
+        for line in lines:
+            self._out.print(Text(f"  {line}"), soft_wrap=True)
 
-def _table(grid: Grid, *, plain: bool, fits: bool) -> Table:
-    """A grid as rich draws it: figures flush right and whole, prose flush left."""
-    table = Table(box=None if plain else SIMPLE_HEAD, padding=(0, 1), pad_edge=True, header_style="bold")
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _at_most(longest_seconds: float | None) -> str:
+    return "time unknown" if longest_seconds is None else f"at most {units.format_seconds(longest_seconds, 2)}"
+
+
+def _table(grid: Grid, *, fits: bool) -> Table:
+    """A grid as rich draws it, `GAP` cells between columns: figures flush right and whole, prose flush left."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
     for column in grid.columns:
         justify: rich.console.JustifyMethod = "left" if column.prose else "right"
-        table.add_column(Text(column.title), justify=justify, no_wrap=fits and not column.prose, overflow="fold")
+        table.add_column(
+            Text(column.title, style="bold"), justify=justify, no_wrap=fits and not column.prose, overflow="fold"
+        )
     for line in grid.lines:
         table.add_row(*map(Text, line))
     return table

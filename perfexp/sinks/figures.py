@@ -1,4 +1,4 @@
-"""Figures: the quantities of a record as the metrics of a tracking run: names that MLflow takes, values that it can show."""
+"""Figures: the quantities of a record as MLflow's metrics: names that it takes, values that it can show."""
 
 from __future__ import annotations
 

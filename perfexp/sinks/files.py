@@ -12,8 +12,6 @@ from perfexp.sinks import pictures, report, tables
 from perfexp.sinks.chart import Bars, Chart, Strips
 from perfexp.sinks.subject import subject
 
-_REPORT = "report.md"
-
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
     """Write the table, the picture and the report of a run.
@@ -29,16 +27,12 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         OSError: the folder can't be written.
     """
     about = subject(record.plan, record.environment)
-    table, picture, page = (
-        paths.table(about.model, about.algorithm, "overall"),
-        paths.picture("time"),
-        paths.root / _REPORT,
-    )
+    table, picture = paths.table(about.model, about.algorithm, "overall"), paths.picture("time")
     _put(paths, table, tables.to_csv(tables.overall(record)))
     drawn = _png(pictures.picture(record))
     if drawn:
         _put(paths, picture, drawn)
-    _put(paths, page, report.markdown(record).encode("utf-8", errors="replace"))
+    _put(paths, paths.report, report.markdown(record).encode("utf-8", errors="replace"))
     kinds = {
         paths.plan: "config",
         paths.environment: "config",
@@ -46,7 +40,7 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         paths.points: "data",
         table: "tables",
         picture: "plots",
-        page: "report",
+        paths.report: "report",
         paths.log: "logs",
     }
     return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 #: Cells between two columns.
 GAP = 2
@@ -51,7 +51,7 @@ class Grid:
     @property
     def least_width(self) -> int:
         """Terminal cells that it takes at least."""
-        return sum(column.least_width + GAP for column in self.columns)
+        return sum(column.least_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
@@ -72,7 +72,21 @@ class Grid:
         if not dropped:
             return self
         titles = ", ".join(column.title for column in self.columns if column in dropped)
-        return replace(grid, notes=(*grid.notes, f"not shown for want of width: {titles} (see the CSV and report.md)"))
+        return replace(grid, notes=(*grid.notes, f"not shown for want of width: {titles} (see the CSV)"))
+
+    def text(self) -> list[str]:
+        """The grid as lines of plain text, its head first."""
+        widths = [max(map(cell_len, (column.title, *column.cells))) for column in self.columns]
+        lines = [tuple(column.title for column in self.columns), *self.lines]
+        return [
+            (" " * GAP)
+            .join(
+                set_cell_size(cell, width) if column.prose else " " * (width - cell_len(cell)) + cell
+                for column, width, cell in zip(self.columns, widths, line, strict=True)
+            )
+            .rstrip()
+            for line in lines
+        ]
 
     def markdown(self) -> str:
         """The grid as a table of Markdown, with its notes as a paragraph each."""

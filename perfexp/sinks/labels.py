@@ -1,15 +1,15 @@
-"""Labels: a record as the parameters and tags of a tracking run: texts to filter and to sort by."""
+"""Labels: a record or a sweep as the parameters, the tags and the status of a tracking run: what is filtered by."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.paths import safe_name
-from perfexp.record import Record
+from perfexp.record import Record, Status, Sweep
 from perfexp.sinks.figures import Figures
 from perfexp.sinks.remarks import raised_doubts
 from perfexp.sinks.store import without_password
@@ -18,12 +18,12 @@ from perfexp.summary import Row
 
 #: Longer texts MLflow cuts without a word.
 PARAM_LENGTH, TAG_LENGTH = 6_000, 8_000
+#: Longer names a database does not take.
+NAME_LENGTH = 250
 
-_KEY_LENGTH = 250
 _CUT = " … (cut)"
 #: Tags of facts, and where in the environment they are found; the first place that has one counts.
 _FACTS = {
-    "device": ("device.name",),
     "driver": ("device.driver", "device.driver_version"),
     "cuda": ("device.cuda", "torch.cuda"),
     "cudnn": ("device.cudnn", "torch.cudnn"),
@@ -31,7 +31,6 @@ _FACTS = {
     "torch": ("packages.torch",),
     "python": ("python",),
     "host": ("host",),
-    "git_commit": ("git.commit",),
     "mlflow.source.git.commit": ("git.commit",),
 }
 
@@ -52,29 +51,30 @@ def params(record: Record) -> dict[str, str]:
         "batch_size": ", ".join(dict.fromkeys(str(key.batch_size) for key in keys)),
         "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
     }
-    found = dict(_flattened(record.plan)) | {name: text for name, text in axes.items() if text}
+    known = {name: text for name, text in axes.items() if text}
+    found = known | dict(_flattened(record.plan)) | known
     return {_key(name): clean(text, PARAM_LENGTH) for name, text in found.items()}
 
 
-def tags(record: Record, known: Sequence[Row], figures: Figures) -> dict[str, str]:
+def run_tags(record: Record, known: Sequence[Row], figures: Figures, skipped: Mapping[str, str]) -> dict[str, str]:
     """What the run is, how it ended, what is doubtful, and on what machine it was measured.
 
     Args:
         record: of any run.
         known: its rows.
         figures: of the record.
+        skipped: why files are not sent, by their names.
     """
     statuses = Counter(point.status.value for point in record.points)
     found = {
-        "perfexp.kind": "run",
-        "perfexp.uid": uid(record.uid),
         "perfexp.point": record.plan_hash,
         "perfexp.version": record.perfexp_version,
         "perfexp.status": record.status.value,
         "perfexp.points": ", ".join(f"{count} {status}" for status, count in statuses.items()),
         "perfexp.doubts": ", ".join(raised.doubt.code for raised in raised_doubts(record, known)),
-        "perfexp.dropped_metrics": "; ".join(f"{name}: {reason}" for name, reason in figures.dropped.items()),
+        "perfexp.dropped_metrics": _reasons(figures.dropped),
         "perfexp.estimated_metrics": ", ".join(figures.estimated),
+        "perfexp.skipped_files": _reasons(skipped),
         "mlflow.source.name": "perfexp",
         **_facts(record.environment),
     }
@@ -83,13 +83,75 @@ def tags(record: Record, known: Sequence[Row], figures: Figures) -> dict[str, st
     return {name: clean(text, TAG_LENGTH) for name, text in found.items() if text}
 
 
+def sweep_tags(sweep: Sweep) -> dict[str, str]:
+    """What a sweep is, and how many of its runs were to be, have ended well, and have not.
+
+    Args:
+        sweep: finished or not.
+    """
+    finished = sum(child.status is Status.OK for child in sweep.children)
+    found = {
+        "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
+        "perfexp.finished": str(finished),
+        "perfexp.failed": str(len(sweep.children) - finished),
+        "mlflow.source.name": "perfexp",
+    }
+    return {name: clean(text, TAG_LENGTH) for name, text in found.items() if text}
+
+
+def run_identity(text: str) -> dict[str, str]:
+    """The tags that a run is found by.
+
+    Args:
+        text: uid of its record.
+    """
+    return {"perfexp.kind": "run", "perfexp.uid": uid(text)}
+
+
+def sweep_identity(text: str) -> dict[str, str]:
+    """The tags that a sweep's own run is found by.
+
+    Args:
+        text: uid of the sweep.
+    """
+    return {"perfexp.kind": "sweep", "perfexp.sweep": uid(text)}
+
+
+def run_status(statuses: Collection[Status]) -> str:
+    """MLflow's status for what ended in these ways.
+
+    FINISHED means that measuring it again would tell nothing new: something was measured, and what was not can't be
+    (too little memory, a size that the model does not take). KILLED is incomplete because somebody ended it; FAILED is
+    everything else, also a run without a single figure.
+
+    Args:
+        statuses: of a run and its points, or of a sweep's runs.
+    """
+    if {Status.INTERRUPTED, Status.KILLED} & set(statuses):
+        return "KILLED"
+    if Status.OK not in statuses or {Status.FAILED, Status.TIMEOUT} & set(statuses):
+        return "FAILED"
+    return "FINISHED"
+
+
+def sweep_status(sweep: Sweep) -> str:
+    """MLflow's status for a sweep: SCHEDULED while runs may still come; RUNNING would outlive one that is killed.
+
+    Args:
+        sweep: finished or not.
+    """
+    if sweep.jobs is not None and len(sweep.children) < sweep.jobs:
+        return "KILLED" if sweep.ended else "SCHEDULED"
+    return run_status([child.status for child in sweep.children])
+
+
 def uid(text: str) -> str:
     """A uid that can stand in a query, whatever the file that it comes from says.
 
     Args:
         text: a record's or a sweep's uid.
     """
-    return safe_name(text)[:_KEY_LENGTH]
+    return safe_name(text)[:NAME_LENGTH]
 
 
 def clean(text: str, length: int) -> str:
@@ -112,15 +174,17 @@ def _flattened(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def _reasons(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+
 def _key(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_\-.: ]+", "_", name)[:_KEY_LENGTH].strip(" .") or "unnamed"
+    return re.sub(r"[^A-Za-z0-9_\-.: ]+", "_", name)[:NAME_LENGTH].strip(" .") or "unnamed"
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
     found = {name: _first(environment, places) for name, places in _FACTS.items()}
-    device = environment.get("device")
-    if isinstance(device, Mapping) and device.get("kind") != "cpu":
-        found["gpu"] = found["device"]
+    found["cpu" if _first(environment, ["device.kind"]) == "cpu" else "gpu"] = _first(environment, ["device.name"])
     return {name: text for name, text in found.items() if text}
 
 

@@ -1,31 +1,45 @@
-"""Notes: what a tracking store shows as the description of a run or a sweep: Markdown of limited length."""
+"""Notes: descriptions of a run or a sweep in a tracking store: Markdown of limited length, figures first."""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from perfexp.record import Record, Sweep
 from perfexp.sinks import report, sweeps
 from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.labels import TAG_LENGTH, clean
-from perfexp.sinks.subject import one_line
+from perfexp.sinks.remarks import raised_doubts
+from perfexp.sinks.subject import one_line, subject
+from perfexp.sinks.wording import bare_time, median_text, rate_text
+from perfexp.summary import Row
+
+#: Below a description that nobody has edited; a page of MLflow does not show it.
+_MARK = "\n\n<!-- perfexp "
 
 
-def of_run(record: Record, skipped: dict[str, str]) -> str:
-    """The report of a run, and which of its files could not be sent.
+def of_run(record: Record, known: Sequence[Row], skipped: Mapping[str, str]) -> str:
+    """The figures in a line, then the report, and which of the run's files could not be sent.
 
     Args:
         record: of any run.
-        skipped: why files were not sent, by their names.
+        known: its rows.
+        skipped: why files are not sent, by their names.
     """
+    doubts = ", ".join(raised.doubt.code for raised in raised_doubts(record, known)) or "none"
+    device = subject(record.plan, record.environment).device or "an unknown device"
+    head = [*_headlines(known), f"On {escape_markdown(device)}. Doubts: {escape_markdown(doubts)}."]
+    # the page has the run's name as its title already
+    page = report.markdown(record).partition("\n")[2].strip("\n")
     missing = [f"- {escape_markdown(f'{path}: {reason}')}" for path, reason in skipped.items()]
-    rest = ["", "## Files that were not sent", "", *missing] if missing else []
-    return fitted("\n".join([report.markdown(record).rstrip("\n"), *rest]))
+    return _signed(
+        "\n\n".join([*head, page, *(["## Files that were not sent", "\n".join(missing)] if missing else [])])
+    )
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
-    """What a sweep varied, how its runs ended, and how to measure it again.
+    """How many runs of a sweep have ended, what they say, and how to measure it again.
 
     Args:
         sweep: finished or not.
@@ -33,37 +47,67 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     """
     expected = f" of {sweep.jobs}" if sweep.jobs is not None else ""
     failures = [f"- {escape_markdown(line)}" for line in sweeps.child_failures(sweep, records)]
-    lines = [
-        f"# {escape_markdown(one_line(sweep.name))}",
-        "",
-        f"{len(sweep.children)}{expected} runs have ended, the last one {sweep.ended or 'is not known'}.",
-        "",
-        *([sweeps.runs(sweep, records).markdown()] if sweep.children else []),
-        *(["## Failures", "", *failures, ""] if failures else []),
+    parts = [
+        f"{len(sweep.children)}{expected} runs have ended.",
+        *([sweeps.runs(sweep, records).markdown().rstrip("\n")] if sweep.children else []),
+        *(["## Failures", "\n".join(failures)] if failures else []),
         "## To measure it again",
-        "",
         f"    {one_line(shlex.join(['python', '-m', 'perfexp', *sweep.command]))}",
     ]
-    return fitted("\n".join(lines))
+    return _signed("\n\n".join(parts))
 
 
-def fitted(text: str, length: int = TAG_LENGTH) -> str:
-    """A page that a tag can hold: where it is too long, tables lose their last lines and say how many.
+def is_unedited(note: str) -> bool:
+    """Whether a description is as perfexp wrote it.
+
+    Args:
+        note: as it is in the store.
+    """
+    body, _, mark = note.rpartition(_MARK)
+    return bool(mark) and mark.rstrip() == _mark(body)
+
+
+def _headlines(known: Sequence[Row]) -> Iterator[str]:
+    """For each phase the median with its interval, or the range of the medians."""
+    for phase in dict.fromkeys(row.key.phase for row in known):
+        rows = [row for row in known if row.key.phase == phase]
+        medians = sorted((row.time.median for row in rows if row.time), key=lambda median: median.value)
+        if len(rows) == len(medians) == 1:
+            text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {rate_text(rows[0].samples_per_second)} samples/s"
+        elif medians:
+            kinds = ", ".join(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
+            least, most = bare_time(medians[0]), bare_time(medians[-1])
+            text = f"{kinds} p50 {least} … {most} at {len(medians)} of {len(rows)} points"
+        else:
+            text = f"nothing was measured at {len(rows)} points"
+        yield f"**{escape_markdown(phase)}: {escape_markdown(text)}**"
+
+
+def _signed(text: str) -> str:
+    body = fitted(text, TAG_LENGTH - 50)
+    return f"{body}{_MARK}{_mark(body)}"
+
+
+def _mark(body: str) -> str:
+    return f"{hashlib.sha256(body.encode()).hexdigest()[:16]} -->"
+
+
+def fitted(text: str, length: int) -> str:
+    """A page of limited length: where it is too long, the longest table loses its last lines and says how many.
 
     Args:
         text: Markdown.
         length: at most so many characters.
     """
-    text = clean(text, 10 * len(text) + length)
+    text = clean(text, len(text) + length)
     blocks = [block.split("\n") for block in text.split("\n\n")]
-    dropped = dict.fromkeys(range(len(blocks)), 0)
+    tables = [block for block in blocks if block[0].startswith("|")]
     excess = len(text) - length
-    for index in sorted(dropped, key=lambda index: -len(blocks[index])):
-        block = blocks[index]
-        while excess > 0 and block[0].startswith("|") and len(block) > 3:
-            # the line that says so takes its place once
-            excess -= len(block.pop()) + 1 - (0 if dropped[index] else 60)
-            dropped[index] += 1
-        if dropped[index]:
-            block.append(f"\n… {dropped[index]} more: see report.md and the table")
+    if excess > 0 and tables:
+        table, dropped = max(tables, key=len), 0
+        excess += len(said := "\n… and {} more: see report.md") + 3
+        while excess > 0 and len(table) > 3:
+            excess -= len(table.pop()) + 1
+            dropped += 1
+        table.append(said.format(dropped))
     return clean("\n\n".join("\n".join(block) for block in blocks), length)

@@ -40,14 +40,16 @@ def points(rows: Sequence[Row], percentiles: Sequence[float], *, in_full: bool =
     """
     kinds = _distinct(row.time_kind for row in rows)
     name = f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
-    columns = [*key_columns(rows), Column(title=f"{name} ± 95 %", cells=tuple(map(median_text, rows)))]
+    columns = [*key_columns(rows), Column(title=f"{name} ± CI95", cells=tuple(map(median_text, rows)))]
     if len(kinds) > 1:
         columns.append(Column(title="time", cells=tuple(row.time_kind or "" for row in rows)))
     services = _distinct(service[0] for row in rows if (service := service_time(row)))
     prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
     asked = [number for number in percentiles if number != 50 or services != kinds]
     notes = [note for number in asked if not in_full and (note := _shortage_note(rows, number, prefix))]
-    columns += [_percentile_column(rows, number, prefix, in_full=in_full) for number in asked]
+    columns += [
+        _percentile_column(rows, number, prefix, in_full=in_full, rank=rank) for rank, number in enumerate(asked, 10)
+    ]
     columns += [
         Column(title="samples/s", cells=tuple(rate_text(row.samples_per_second) for row in rows), rank=1),
         Column(title="memory", cells=tuple(metric_text(find_metric(row, PEAK_MEMORY)) for row in rows), rank=20),
@@ -68,8 +70,11 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     names = _distinct(name for row in apart for name in row.phases)
     columns = [
         *key_columns(apart),
-        *(Column(title=name, cells=tuple(_phase_text(row, name) for row in apart)) for name in names),
-        Column(title="share of data", cells=tuple(_share_text(row) for row in apart)),
+        *(
+            Column(title=name, cells=tuple(_phase_text(row, name) for row in apart), rank=rank)
+            for rank, name in enumerate(names)
+        ),
+        Column(title="data share", cells=tuple(_share_text(row) for row in apart)),
     ]
     return Grid(columns=tuple(column for column in columns if any(column.cells)))
 
@@ -81,20 +86,18 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
         rows: of any run.
     """
     known = [metric for row in rows for metric in row.metrics if metric.name not in _SHOWN_ELSEWHERE]
+    titles = {metric.name: metric_title(metric) for metric in known if metric.value is not None}
+    having = [row for row in rows if any(metric_text(find_metric(row, name)) for name in titles)]
     columns = [
-        Column(
-            title=next(metric_title(metric) for metric in known if metric.name == name),
-            cells=tuple(metric_text(find_metric(row, name)) for row in rows),
-            rank=rank,
-        )
-        for rank, name in enumerate(_distinct(metric.name for metric in known if metric.value is not None))
+        Column(title=title, cells=tuple(metric_text(find_metric(row, name)) for row in having), rank=rank)
+        for rank, (name, title) in enumerate(titles.items())
     ]
     notes = _distinct(f"{metric_title(metric)}: {metric.reason}" for metric in known if metric.reason)
     if any(metric.estimated for metric in known):
         notes.append("≈ estimated from what was measured, not itself measured")
     if not columns and not notes:
         return None
-    return Grid(columns=(*key_columns(rows), *columns) if columns else (), notes=tuple(notes))
+    return Grid(columns=(*key_columns(having), *columns) if columns else (), notes=tuple(notes))
 
 
 def key_columns(rows: Sequence[Row]) -> list[Column]:
@@ -111,7 +114,7 @@ def remarks(row: Row) -> str:
     return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
 
 
-def _percentile_column(rows: Sequence[Row], number: float, prefix: str, *, in_full: bool) -> Column:
+def _percentile_column(rows: Sequence[Row], number: float, prefix: str, *, in_full: bool, rank: int) -> Column:
     cells = []
     for row in rows:
         service = service_time(row)
@@ -121,7 +124,7 @@ def _percentile_column(rows: Sequence[Row], number: float, prefix: str, *, in_fu
         found = percentile(service[1], number)
         without = shortage(service[1], number) if in_full else "—"
         cells.append(without if found.low is None else bare_time(found))
-    return Column(title=f"{prefix}p{number:g}", cells=tuple(cells), rank=10)
+    return Column(title=f"{prefix}p{number:g}", cells=tuple(cells), rank=rank)
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:

@@ -83,12 +83,19 @@ def _chart(caption: Caption, named: Sequence[_Named], axis: str) -> Chart:
     panels = [Panel(title="time per call", lines=times, seconds=True)]
     if len({each.row.key.batch_size for each in named}) > 1:
         rates = _lines(timed, where, lambda row: row.samples_per_second)
-        panels.append(Panel(title="samples per second", lines=rates))
-    gaps: dict[float, str] = {}
+        panels.append(Panel(title="throughput", lines=rates))
+    return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
+
+
+def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
+    """How points failed, by their position; and which line they are missing from, where there are several."""
+    several = len({each.name for each in named}) > 1
+    found: dict[float, list[str]] = {}
     for each in named:
         if not each.row.time:
-            gaps.setdefault(where[each.row.key], each.row.status.value)
-    return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=gaps)
+            text = f"{each.name}: {each.row.status.value}" if several else each.row.status.value
+            found.setdefault(where[each.row.key], []).append(text)
+    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in found.items()}
 
 
 def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -35,8 +34,8 @@ class Progress:
         console: rich.console.Console,
         *,
         plain: bool,
-        quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        quiet: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._console, self._plain, self._quiet, self._clock = console, plain, quiet, clock
         self._total = self._finished = self._index = 0
@@ -95,7 +94,7 @@ class Progress:
         self._draw(self._key)
         if self._quiet or not (self._plain or status != Status.OK):
             return
-        ending = result if status == Status.OK else f"{status}: {result}" if result else status
+        ending = ": ".join(filter(None, ("" if status == Status.OK and result else status, result)))
         line = f"[{self._index + 1}/{self._total}] {self._key}: {ending}"
         self._console.print(Text(one_line(line)), soft_wrap=True)
 

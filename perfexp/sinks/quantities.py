@@ -1,4 +1,4 @@
-"""Quantities: every single number of a record, with the point that it belongs to, a group and a name that ends in its unit."""
+"""Quantities: every number of a record, with its point, its group, and a name that ends in its unit."""
 
 from __future__ import annotations
 
@@ -75,13 +75,7 @@ def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[
 
 
 def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
-    """Group, name and value of what the row itself says."""
-    yield "point", "input_height", row.key.input_size[0]
-    yield "point", "input_width", row.key.input_size[1]
-    yield "point", "batch_size", row.key.batch_size
-    if row.key.replicate:
-        yield "point", "replicate", row.key.replicate
-    yield "point", "ok", float(row.status is Status.OK)
+    """Group, name and value of what the row itself says; MLflow keeps their order in its lists."""
     for kind, time in row.times.items():
         for name, value in _of_time(time):
             yield kind, name, value
@@ -89,6 +83,12 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
         yield "throughput", "samples_per_second", row.samples_per_second.value
     for name, seconds in row.phases.items():
         yield f"{row.key.phase}_phase", f"{name}_ms", seconds * 1e3
+    yield "point", "input_height", row.key.input_size[0]
+    yield "point", "input_width", row.key.input_size[1]
+    yield "point", "batch_size", row.key.batch_size
+    if row.key.replicate:
+        yield "point", "replicate", row.key.replicate
+    yield "point", "ok", float(row.status is Status.OK)
 
 
 def _of_time(time: stats.Summary) -> Iterator[tuple[str, float]]:

@@ -43,14 +43,15 @@ def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
         record: of any run.
         rows: its rows, whose doubts include the statistical ones.
     """
-    fields = varying(point.key for point in record.points) or ("input_size", "batch_size")
+    fields = varying(row.key for row in rows) or ("input_size", "batch_size")
     found: dict[str, tuple[Doubt, list[str]]] = {doubt.code: (doubt, []) for doubt in record.doubts}
-    first = [(point.key, point.doubts) for point in record.points if point.key.phase == "ttfp"]
-    for key, doubts in [(row.key, row.doubts) for row in rows] + first:
+    raised = [(label(row.key, fields), row.doubts) for row in rows]
+    raised += [(label(point.key), tuple(point.doubts)) for point in record.points if point.key.phase == "ttfp"]
+    for name, doubts in raised:
         for doubt in doubts:
             where = found.setdefault(doubt.code, (doubt, []))[1]
-            if label(key, fields) not in where:
-                where.append(label(key, fields))
+            if name not in where:
+                where.append(name)
     return [Raised(doubt=doubt, where=tuple(where)) for doubt, where in found.values()]
 
 

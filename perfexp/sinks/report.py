@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Record
@@ -12,7 +12,7 @@ from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.remarks import failures, raised_doubts
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.wording import first_prediction_text
-from perfexp.summary import first_predictions, requested_percentiles, rows
+from perfexp.summary import Row, first_predictions, requested_percentiles, rows
 
 _TIMES = {
     "device": "the time that the device works on one call",
@@ -28,6 +28,7 @@ def markdown(record: Record) -> str:
         record: of any run.
     """
     about = subject(record.plan, record.environment)
+    known = rows(record)
     sections = [
         f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n",
         _items(
@@ -40,9 +41,9 @@ def markdown(record: Record) -> str:
                 "measured": f"{record.started} to {record.ended}",
             }
         ),
-        _times(record),
+        _times(record, known),
         _first_predictions(record),
-        _doubts(record),
+        _doubts(record, known),
         _section("Failures", _list(map(escape_markdown, failures(record)))),
         _section("Environment", _items(_environment(record.environment))),
         _section("To measure it again", _again(record)),
@@ -50,9 +51,8 @@ def markdown(record: Record) -> str:
     return "\n".join(section for section in sections if section)
 
 
-def _times(record: Record) -> str:
+def _times(record: Record, known: Sequence[Row]) -> str:
     """The tables and what their times are."""
-    known = rows(record)
     if not known:
         return _section("Times", "Nothing was measured.\n")
     kinds = dict.fromkeys(row.time_kind for row in known if row.time_kind)
@@ -61,7 +61,7 @@ def _times(record: Record) -> str:
     text = _section(
         "Times", f"{intro}\n\n{overview.points(known, requested_percentiles(record), in_full=True).markdown()}"
     )
-    for title, grid in (("Phases of a call", overview.phases(known)), ("Beside the time", overview.metrics(known))):
+    for title, grid in (("Phases of a call", overview.phases(known)), ("Other figures", overview.metrics(known))):
         text += "\n" + _section(title, grid.markdown()) if grid else ""
     return text
 
@@ -73,9 +73,9 @@ def _first_predictions(record: Record) -> str:
     return _section("First prediction of a fresh process", _list(map(escape_markdown, lines)))
 
 
-def _doubts(record: Record) -> str:
+def _doubts(record: Record, known: Sequence[Row]) -> str:
     lines = []
-    for raised in raised_doubts(record, rows(record)):
+    for raised in raised_doubts(record, known):
         remedy = f" Remedy: {one_line(raised.doubt.remedy)}." if raised.doubt.remedy else ""
         lines.append(escape_markdown(f"{raised}.{remedy}"))
     return _section("Doubts", _list(lines))

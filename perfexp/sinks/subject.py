@@ -60,8 +60,9 @@ def varying(keys: Iterable[Key]) -> tuple[str, ...]:
 
 
 def label(key: Key, fields: Sequence[str] = _KEY_FIELDS) -> str:
-    """The fields of a key as words: `train · 256 · batch 4`."""
-    return " · ".join(field_text(key, field, named=True) for field in _KEY_FIELDS if field in fields)
+    """The fields of a key as words: `train · 256 · batch 4`; the first replicate goes without saying."""
+    told = [field for field in _KEY_FIELDS if field in fields and (field != "replicate" or key.replicate)]
+    return " · ".join(field_text(key, field, named=True) for field in told)
 
 
 def field_text(key: Key, field: str, *, named: bool = False) -> str:
@@ -74,7 +75,7 @@ def field_text(key: Key, field: str, *, named: bool = False) -> str:
     """
     if field == "input_size":
         return key.size_label
-    text = str(getattr(key, field))
+    text = "first prediction" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
     return f"{field.removesuffix('_size')} {text}" if named and field in ("batch_size", "replicate") else text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from perfexp.record import Record, Status, Sweep, SweepChild
 from perfexp.sinks.grid import Column, Grid
@@ -33,11 +34,13 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     pairs = paired(sweep, records)
     axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
     known = [rows(record) if record else [] for _, record in pairs]
+    kinds = dict.fromkeys(kind for row in chain.from_iterable(known) if (kind := row.time_kind))
+    title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
         Column(title="run", cells=tuple(str(child.job) for child, _ in pairs)),
         *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in pairs)) for name in axes),
-        Column(title="p50 ± 95 %", cells=tuple(map(_times, known))),
-        Column(title="time", cells=tuple(map(_kinds, known))),
+        Column(title=title, cells=tuple(map(_times, known))),
+        Column(title="time", cells=tuple(_kinds(timed) if len(kinds) > 1 else "" for timed in known)),
         Column(title="samples/s", cells=tuple(map(_rates, known)), rank=1),
         Column(
             title="remarks",

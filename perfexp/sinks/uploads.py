@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from perfexp.paths import safe_name
+from perfexp.paths import SweepPaths, safe_name
 from perfexp.record import Artifact, Record
 
 #: The folders of a run's artifacts; a file of any other kind lies beside them.
@@ -33,19 +33,19 @@ class Upload:
         return f"{self.folder}/{self.name}" if self.folder else self.name
 
 
-def uploads(record: Record, folder: Path) -> tuple[list[Upload], dict[str, str]]:
-    """The files that a record names, and the record itself.
+def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
+    """The files that can be sent.
 
     Args:
-        record: of any run.
-        folder: of the run.
+        artifacts: as the record names them; a record is data, and can name anything.
+        folder: of the run or the sweep.
 
     Returns:
         Those that can be sent, and why others can't, by their names in the record.
     """
     found: dict[str, Upload] = {}
     skipped: dict[str, str] = {}
-    for artifact in _artifacts(record):
+    for artifact in artifacts:
         upload = _upload(artifact, folder)
         reason = _refusal(artifact.path, folder)
         if reason is None and upload.target in found:
@@ -57,10 +57,21 @@ def uploads(record: Record, folder: Path) -> tuple[list[Upload], dict[str, str]]
     return list(found.values()), skipped
 
 
-def _artifacts(record: Record) -> Iterator[Artifact]:
-    yield from record.artifacts
-    if not any(artifact.path == "record.json" for artifact in record.artifacts):
-        yield Artifact(path="record.json", kind="data")
+def of_record(record: Record) -> list[Artifact]:
+    """The files that a record names, and its own: that one is written last and need not name itself."""
+    own = Artifact(path="record.json", kind="data")
+    return [*record.artifacts, *([own] if all(known.path != own.path for known in record.artifacts) else [])]
+
+
+def of_sweep(folder: Path) -> list[Artifact]:
+    """The files that a sweep has left so far.
+
+    Args:
+        folder: of the sweep.
+    """
+    paths = SweepPaths(folder)
+    kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
+    return [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
 
 
 def _upload(artifact: Artifact, folder: Path) -> Upload:
@@ -71,7 +82,7 @@ def _upload(artifact: Artifact, folder: Path) -> Upload:
 
 
 def _refusal(path: str, folder: Path) -> str | None:
-    """Why a file is not sent: a record is data, and must not make perfexp send a file from elsewhere."""
+    """Why a file is not sent, or None: nothing from outside of the run's folder may be, by a link neither."""
     root = folder.resolve()
     source = root / path
     try:

@@ -6,7 +6,7 @@ import math
 
 from perfexp import stats, units
 from perfexp.record import Metric
-from perfexp.summary import FirstPrediction, Row
+from perfexp.summary import TTFP_PARTS, FirstPrediction, Row
 
 #: Metrics that every sink has a place for; the energy's are not measured yet.
 PEAK_MEMORY = "memory/peak_bytes"
@@ -105,15 +105,13 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
-    """Time to first prediction in its parts: `3.21 s = imports 2.50 s + …`."""
-    parts = dict(first.parts)
-    second = parts.pop("second_call", None)
-    total = units.format_seconds(first.total_seconds)
-    text = f"{total} = " + " + ".join(
-        f"{name.replace('_', ' ')} {units.format_seconds(seconds)}" for name, seconds in parts.items()
-    )
-    if second is not None:
-        text += f"; second call {units.format_seconds(second)}"
+    """Time to first prediction in its parts: `3.21 s = imports 2.50 s + …; beside it second call 60.0 ms`."""
+    parts = {name: f"{name.replace('_', ' ')} {units.format_seconds(value)}" for name, value in first.parts.items()}
+    summands = [text for name, text in parts.items() if name in TTFP_PARTS]
+    others = [text for name, text in parts.items() if name not in TTFP_PARTS]
+    text = f"{units.format_seconds(first.total_seconds)} = {' + '.join(summands)}"
+    if others:
+        text += f"; beside it {', '.join(others)}"
     return text + (f"; medians of {first.processes} processes" if first.processes > 1 else "")
 
 

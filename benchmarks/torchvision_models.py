@@ -1,0 +1,83 @@
+"""Goes through every builder of torchvision up to 100 M parameters, in both modes, and prints a Markdown table.
+
+Each is tried at growing sizes until one inference (batch 1) and one training step (batch 2) both run. Takes about half
+an hour on two cores: `python benchmarks/torchvision_models.py > table.md`, or with names for some of them only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+
+from perfexp.data.synthetic import Synthetic
+from perfexp.devices.cpu import CpuDevice
+from perfexp.errors import PerfexpError, Unsupported
+from perfexp.models import Execution, Precision
+from perfexp.models.session import TorchSession
+from perfexp.models.torchvision import Torchvision
+from perfexp.models.torchvision_import import import_torchvision
+from perfexp.modes import Mode
+from perfexp.modes.inference import Inference
+from perfexp.modes.train import Train
+
+SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 299)
+MOST_PARAMETERS = 100e6
+
+
+def main() -> None:
+    """Print the table, a line as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="builders (default: all)")
+    names = parser.parse_args().names
+    models = import_torchvision().models
+    print("| builder | kind | parameters | size | inference | training |\n|---|---|---:|---:|---|---|")
+    for name in names or models.list_models():
+        parameters = models.get_model_weights(name).DEFAULT.meta["num_params"]
+        if parameters <= MOST_PARAMETERS:
+            print("| " + " | ".join(row(name)) + " |", flush=True)
+            gc.collect()  # a model's modules refer to one another
+
+
+def row(name: str) -> tuple[str, ...]:
+    """Builder, kind, parameters, size, and how inference and training went."""
+    try:
+        session = Torchvision(name=name).open(
+            device=CpuDevice(),
+            precision=Precision(name="fp32"),
+            execution=Execution(),
+            num_classes=None,
+            seed=0,
+        )
+    except PerfexpError as error:
+        return name, "–", "–", "–", str(error), "–"
+    for size in SIZES:
+        inference = attempt(session, Inference(), size, batch_size=1)
+        training = attempt(session, Train(optimizer={"name": "sgd", "lr": 1e-3}), size, batch_size=2)
+        if inference == training == "ok":
+            break
+    facts = session.facts()
+    return name, facts["kind"], f"{facts['parameters'] / 1e6:.1f} M", str(size), inference, training
+
+
+def attempt(session: TorchSession, mode: Mode, size: int, batch_size: int) -> str:
+    """`ok`, or why one call of the mode did not run."""
+    data = Synthetic()
+    opened = data.open(
+        session=session, input_size=(size, size), batch_size=batch_size, training=isinstance(mode, Train), seed=0
+    )
+    try:
+        with opened as batches:
+            step = mode.prepare(session=session, batches=batches, batch_size=batch_size)
+            with step.active():
+                session.first_forward(batches.next())
+                step.call()
+    except Unsupported as error:
+        return str(error)
+    if step.trains and not math.isfinite(session.number(step.state.loss)):
+        return f"loss {step.state.loss}"
+    return "ok"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""log: sends records that are on disk to MLflow, for the first time or again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.record import Record, Sweep
+from perfexp.sinks.mlflow import MlflowSink
+
+_RECORD, _SWEEP = "record.json", "sweep.json"
+
+
+def log(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")],
+    uri: Annotated[str | None, typer.Option(help="Tracking store; by default that of each record's plan.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
+) -> None:
+    """Send records to MLflow; sending one twice does no harm."""
+    sending = _Sending(uri=uri, experiment=experiment)
+    for folder in folders:
+        sending.send_below(folder)
+    for line in sending.links.values():
+        typer.echo(line)
+    raise typer.Exit(sending.exit_code)
+
+
+@dataclass(kw_only=True)
+class _Sending:
+    """Records on their way, and how it went.
+
+    Attributes:
+        uri: the store for all, or None for that of each plan.
+        experiment: likewise.
+        links: how to look at what was sent last, by store.
+        exit_code: 0 where all went well; that of the worst error otherwise.
+    """
+
+    uri: str | None
+    experiment: str | None
+    links: dict[str, str] = field(default_factory=dict)
+    exit_code: int = 0
+    _tracking: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def send_below(self, folder: Path) -> None:
+        """Every record in or below a folder, then the sweeps that they belong to."""
+        files = sorted(_found(folder))
+        records = [file for file in files if file.name == _RECORD]
+        if not records:
+            self._failed(folder, UserError(f"no {_RECORD} in it or below it"))
+        for file in records:
+            try:
+                self._send_record(Record.load(file), file.parent)
+            except PerfexpError as error:
+                self._failed(file.parent, error)
+        for file in files:
+            if file.name == _SWEEP:
+                try:
+                    self._send_sweep(Sweep.load(file), file.parent)
+                except PerfexpError as error:
+                    self._failed(file.parent, error)
+
+    def _send_record(self, record: Record, folder: Path) -> None:
+        tracking = record.plan.get("tracking")
+        settings = tracking if isinstance(tracking, Mapping) else {}
+        if record.sweep:
+            self._tracking[record.sweep.uid] = settings
+        sink = self._sink(settings)
+        self._sent(record.name, folder, sink.uri, sink.publish(record, folder))
+
+    def _send_sweep(self, sweep: Sweep, folder: Path) -> None:
+        sink = self._sink(self._tracking.get(sweep.uid, {}))
+        self._sent(sweep.name, folder, sink.uri, sink.publish_sweep(sweep, folder))
+
+    def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
+        """The sink of a plan, as far as the command line does not say otherwise."""
+        return MlflowSink(uri=self.uri or settings.get("uri"), experiment=self.experiment or settings.get("experiment"))
+
+    def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:
+        typer.echo(f"sent    {name}  {folder}")
+        self.links[uri] = link
+
+    def _failed(self, folder: Path, error: PerfexpError) -> None:
+        typer.echo(f"failed  {folder}: {error}", err=True)
+        self.exit_code = max(self.exit_code, error.exit_code)
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    """The records and the summaries of sweeps in and below a folder, links not followed; or the file that was named."""
+    if folder.is_file():
+        yield folder
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent) / name for name in (_RECORD, _SWEEP) if name in names)

@@ -1,0 +1,152 @@
+"""ui: starts MLflow's server on the tracking store, says where to look, and ends it when it is ended itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, Annotated, Any
+
+import typer
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.sinks.store import HOST, PORT, artifact_folder, database, is_server, page, store_uri, without_password
+
+_START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_EVERYWHERE = {"0.0.0.0": HOST, "::": "::1"}
+#: An address of this machine is not asked for through a proxy.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def ui(
+    uri: Annotated[
+        str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db of this folder.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on; whoever reaches it can read and delete.")] = HOST,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Names that browsers may reach it by, besides localhost and private addresses.")
+    ] = None,
+) -> None:
+    """Open MLflow on the tracking store until Ctrl-C."""
+    store = store_uri(uri)
+    if is_server(store):
+        typer.echo(f"A server has pages of its own: {without_password(store)}/#/experiments")
+        return
+    _check(store, host, port)
+    if host not in _LOOPBACK:
+        typer.echo(f"It has no authentication: whoever reaches {host}:{port} can read and delete everything.", err=True)
+    command = [*_server(store), "--host", host, "--port", str(port)]
+    if allowed_hosts:
+        command += ["--allowed-hosts", allowed_hosts]
+    address = _EVERYWHERE.get(host, host)
+    base = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    with tempfile.TemporaryFile("w+") as output, _running(command, output) as server, suppress(KeyboardInterrupt):
+        _wait_for(server, base, output)
+        for name, link in _experiments(base):
+            typer.echo(f"{name}  {link}")
+        typer.echo("Ctrl-C ends it.")
+        server.wait()
+        raise _ended(server, output)
+
+
+def _check(store: str, host: str, port: int) -> None:
+    """See that there is something to show, something to show it with, and a port to do it on."""
+    file = database(store)
+    if file is not None and not file.is_file():
+        raise UserError(f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri.")
+    try:
+        importlib.metadata.version("mlflow")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError(
+            "MLflow's pages need the full package: pip install mlflow (mlflow-skinny only sends)."
+        ) from error
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{host}:{port} can't be listened on ({error.strerror}): choose another with --port."
+        ) from error
+
+
+def _server(store: str) -> list[str]:
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--backend-store-uri", store]
+    folder = artifact_folder(store)
+    return [*command, "--artifacts-destination", folder.as_uri()] if folder else command
+
+
+@contextmanager
+def _running(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """The server in a process group of its own, all of which is ended on leaving; SIGTERM and SIGHUP are a Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    # without jobs for language models it is 2 processes and 0.5 GB instead of 15 and 2.7 GB
+    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | settings,
+        start_new_session=True,
+    )
+    try:
+        yield server
+    finally:
+        for ending in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, ending)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(_END_SECONDS)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise _ended(server, output)
+        with suppress(OSError), _direct.open(f"{base}/health", timeout=5):
+            return
+        time.sleep(_POLL_SECONDS)
+    raise PerfexpError(
+        f"MLflow's server did not answer at {base} within {_START_SECONDS:.0f} s.\n{_last_lines(output)}"
+    )
+
+
+def _experiments(base: str) -> list[tuple[str, str]]:
+    """Names and addresses of the experiments, the last used first; MLflow's own empty one only where it is alone."""
+    query: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
+    request = urllib.request.Request(
+        f"{base}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
+    )
+    with _direct.open(request, timeout=30) as answer:
+        found = json.load(answer).get("experiments", [])
+    used = [experiment for experiment in found if experiment["experiment_id"] != "0"]
+    return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or found]
+
+
+def _ended(server: subprocess.Popen[str], output: IO[str]) -> PerfexpError:
+    return PerfexpError(f"MLflow's server ended with exit code {server.returncode}.\n{_last_lines(output)}")
+
+
+def _last_lines(output: IO[str]) -> str:
+    output.seek(0)
+    return "".join(output.readlines()[-10:]).rstrip()

@@ -1,0 +1,121 @@
+"""Doubts: every reason not to trust a figure blindly that the measuring code can find, with what to do about it."""
+
+from __future__ import annotations
+
+from perfexp.record import Doubt
+
+#: Other processes may use this share of the machine's cores before a point says so.
+BUSY_SHARE = 0.1
+
+
+def queue_starved(blocks: int) -> Doubt:
+    """The host could not fill the device's queue in time.
+
+    Args:
+        blocks: in how many blocks.
+    """
+    return Doubt(
+        code="queue_starved",
+        detail=f"in {blocks} blocks the device ran out of work before the host had filled its queue",
+        remedy="read `device` as an upper bound; a CUDA graph (execution.cuda_graph=true) has no such gaps",
+    )
+
+
+def queue_exceeded(launches: int, depth: int) -> Doubt:
+    """A call has more launches than the device's queue takes.
+
+    Args:
+        launches: of one call.
+        depth: of the queue.
+    """
+    return Doubt(
+        code="queue_exceeded",
+        detail=f"a call has {launches} launches, more than the device's queue of {depth} takes: no `device` time",
+        remedy="measure it as a CUDA graph: execution.cuda_graph=true",
+    )
+
+
+def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float) -> Doubt:
+    """The device waits for the host.
+
+    Args:
+        host_seconds: host time of issuing a call.
+        wall_seconds: wall time of a call in the pipelined loop.
+        device_seconds: device time of a call.
+    """
+    host, device = host_seconds / wall_seconds, device_seconds / wall_seconds
+    return Doubt(
+        code="launch_bound",
+        detail=f"the device works {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls",
+        remedy="a larger batch, torch.compile or a CUDA graph keeps the device busy",
+    )
+
+
+def phases_disagree(ratio: float) -> Doubt:
+    """The parts of a call do not add up to the whole.
+
+    Args:
+        ratio: of the parts' sum to the undisturbed call.
+    """
+    return Doubt(
+        code="phases_disagree",
+        detail=f"the phases' sum is {ratio:.3f} of the whole call",
+        remedy="read the phases as shares, not as times; the whole call is the undisturbed figure",
+    )
+
+
+def loss_not_finite(loss: float) -> Doubt:
+    """A training that learns nothing.
+
+    Args:
+        loss: the last one.
+    """
+    return Doubt(
+        code="loss_not_finite",
+        detail=f"the loss ended at {loss}: the arithmetic was timed, but nothing was learnt",
+        remedy="lower mode.train.optimizer.lr, or choose a precision with more range",
+    )
+
+
+def busy_host(other_cores: float, cores: int) -> Doubt:
+    """Other processes worked while a point was measured.
+
+    Args:
+        other_cores: cores' worth of time that they used.
+        cores: of the machine.
+    """
+    return Doubt(
+        code="busy_host",
+        detail=f"other processes used {other_cores:.1f} of {cores} cores while this was measured",
+        remedy="end other work on this machine, then measure again",
+    )
+
+
+def drift(relative: float) -> Doubt:
+    """The samples moved.
+
+    Args:
+        relative: change of the median from the first third to the last.
+    """
+    return Doubt(
+        code="drift",
+        detail=f"the median moved by {relative:+.1%} from the first third of the samples to the last",
+        remedy="lengthen the warm-up (stopping.warmup_seconds) or see what else changes on the machine",
+    )
+
+
+def too_few_samples(n: int, effective: float, achieved: float | None, target: float) -> Doubt:
+    """The interval is wider than was asked for.
+
+    Args:
+        n: samples.
+        effective: as how many independent ones they count.
+        achieved: relative half-width of the median's interval, or None where there is none.
+        target: the one that was asked for.
+    """
+    reached = "no interval exists" if achieved is None else f"±{achieved:.1%} instead of ±{target:.1%}"
+    return Doubt(
+        code="too_few_samples",
+        detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
+        remedy="give it more time (stopping.max_seconds=30) or a wider target (stopping=coarse)",
+    )

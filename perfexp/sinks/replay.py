@@ -1,0 +1,138 @@
+"""Replay: what a record, or a sweep, is in a tracking store; everything is decided here, nothing is sent."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfexp.errors import UserError
+from perfexp.record import Record, Sweep
+from perfexp.sinks import labels, notes, uploads
+from perfexp.sinks.figures import Figure, figures
+from perfexp.sinks.uploads import Upload, sendable
+from perfexp.summary import rows
+
+#: The experiment of what names none.
+DEFAULT_EXPERIMENT = "perfexp"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """One tracking run.
+
+    Attributes:
+        name: shown in lists.
+        experiment: that the plan asks for.
+        identity: the tags that the run is found by.
+        status: `FINISHED`, `FAILED`, `KILLED`, or `SCHEDULED` where it is not known yet.
+        started: date and time, ISO 8601.
+        ended: likewise, or None where it is not known.
+        figures: its metrics.
+        params: its parameters.
+        tags: the others.
+        note: its description, Markdown.
+        files: its artifacts.
+        parent: the sweep's own run, as it is made where it is not there yet.
+        placeholder: a name that this one takes the place of; any other name was given by a person and stays.
+    """
+
+    name: str
+    experiment: str
+    identity: dict[str, str]
+    status: str
+    started: str
+    ended: str | None = None
+    figures: list[Figure] = field(default_factory=list)
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+    files: list[Upload] = field(default_factory=list)
+    parent: Replay | None = None
+    placeholder: str | None = None
+
+
+def of_run(record: Record, folder: Path) -> Replay:
+    """A record as a tracking run.
+
+    Args:
+        record: of any run.
+        folder: where its artifacts lie.
+    """
+    known = rows(record)
+    shown = figures(record, known)
+    files, skipped = sendable(uploads.of_record(record), folder)
+    for path, reason in skipped.items():
+        _log.warning("%s is not sent to MLflow: %s", path, reason)
+    return Replay(
+        name=labels.clean(record.name, labels.NAME_LENGTH),
+        experiment=_experiment(record),
+        identity=labels.run_identity(record.uid),
+        status=labels.run_status([record.status, *(point.status for point in record.points)]),
+        started=record.started,
+        ended=record.ended,
+        figures=shown.kept,
+        params=labels.params(record),
+        tags=labels.run_tags(record, known, shown, skipped),
+        note=notes.of_run(record, known, skipped),
+        files=files,
+        parent=_parent(record),
+    )
+
+
+def of_sweep(sweep: Sweep, folder: Path) -> Replay:
+    """The summary of a sweep as the run above those of its children.
+
+    Args:
+        sweep: finished or not.
+        folder: where its table and picture lie, and below which the records of its runs.
+    """
+    records = _children(sweep, folder)
+    return Replay(
+        name=labels.clean(sweep.name, labels.NAME_LENGTH),
+        experiment=_experiment(records[0]) if records else DEFAULT_EXPERIMENT,
+        identity=labels.sweep_identity(sweep.uid),
+        status=labels.sweep_status(sweep),
+        started=sweep.started,
+        ended=sweep.ended,
+        tags=labels.sweep_tags(sweep),
+        note=notes.of_sweep(sweep, records),
+        files=sendable(uploads.of_sweep(folder), folder)[0],
+        placeholder=_placeholder(sweep.uid),
+    )
+
+
+def _parent(record: Record) -> Replay | None:
+    """The sweep's run as far as one of its children knows it."""
+    if record.sweep is None:
+        return None
+    return Replay(
+        name=_placeholder(record.sweep.uid),
+        experiment=_experiment(record),
+        identity=labels.sweep_identity(record.sweep.uid),
+        status="SCHEDULED",
+        started=record.started,
+    )
+
+
+def _placeholder(uid: str) -> str:
+    """The name of a sweep's run until the sweep's summary is sent."""
+    return f"sweep {labels.uid(uid)}"
+
+
+def _experiment(record: Record) -> str:
+    stage = record.plan.get("stage")
+    return stage if isinstance(stage, str) and stage else DEFAULT_EXPERIMENT
+
+
+def _children(sweep: Sweep, folder: Path) -> list[Record]:
+    """The records of a sweep's runs, as far as they can be read."""
+    found = []
+    for child in sweep.children:
+        try:
+            found.append(Record.load(folder / child.directory / "record.json"))
+        except UserError:
+            continue
+    return found

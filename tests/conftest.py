@@ -1,0 +1,120 @@
+"""Records made by hand, with everything that a record can hold, for tests anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfexp.record import Artifact, Doubt, Key, Metric, Point, Record, Series, Status, Stop, overall_status
+
+MakeRecord = Callable[..., Record]
+LeaveRun = Callable[[Record, Path], Path]
+
+_PHASES = {"data": 0.05, "forward": 0.3, "loss": 0.02, "backward": 0.55, "optimizer": 0.08}
+_TTFP = {"imports": 2.5, "context": 0.01, "weights": 0.4, "first_call": 0.29, "second_call": 0.06}
+
+
+def timed_point(size: int, batch: int, phase: str, calls: int = 80, metrics: Sequence[Metric] = ()) -> Point:
+    """A point whose calls wave by one percent around a median that grows with pixels and batch size."""
+    seconds = 0.01 * batch * (size / 224) ** 2 * (3 if phase == "train" else 1)
+    samples = [seconds * (1 + 0.01 * math.sin(7 * index) + (0.5 if index < 5 else 0)) for index in range(calls + 5)]
+    series = [
+        Series(name="latency", samples=samples, warmup=5, stop=Stop(reason="precision", target=0.05, achieved=0.004))
+    ]
+    if phase == "train":
+        series += [Series(name=f"phase/{name}", samples=[seconds * share] * 20) for name, share in _PHASES.items()]
+    return Point(
+        key=Key(phase=phase, input_size=(size, size), batch_size=batch, precision="fp32"),
+        status=Status.OK,
+        series=series,
+        metrics=[Metric(name="memory/peak_bytes", value=(500 + batch) * 2**20, unit="bytes"), *metrics],
+        started=f"2026-03-01T10:{size % 60:02d}:{batch % 60:02d}+00:00",
+        wall_seconds=4.5,
+    )
+
+
+def failed_point(size: int, batch: int, phase: str, status: Status = Status.OOM) -> Point:
+    key = Key(phase=phase, input_size=(size, size), batch_size=batch, precision="fp32")
+    return Point(key=key, status=status, error="CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def first_prediction_point() -> Point:
+    key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="fp32")
+    series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in _TTFP.items()]
+    return Point(key=key, status=Status.OK, series=series)
+
+
+@pytest.fixture
+def make_record() -> MakeRecord:
+    """A function that makes a record: sizes × batches × phases, the time to first prediction, what else is named."""
+
+    def make(
+        *,
+        uid: str = "5f1d0c6e8b3a4f7c9d2e1a0b4c6d8e0f",
+        sizes: Sequence[int] = (224,),
+        batches: Sequence[int] = (1,),
+        phases: Sequence[str] = ("inference",),
+        failing: dict[int, Status] | None = None,
+        metrics: Sequence[Metric] = (),
+        calls: int = 80,
+        plan: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Record:
+        points = [
+            failed_point(size, batch, phase, failing[size])
+            if failing and size in failing
+            else timed_point(size, batch, phase, calls, metrics)
+            for size in sizes
+            for batch in batches
+            for phase in phases
+        ]
+        defaults: dict[str, Any] = {
+            "name": "resnet50-default-inference",
+            "perfexp_version": "0.1.0",
+            "status": overall_status(points),
+            "started": "2026-03-01T10:00:00+00:00",
+            "ended": "2026-03-01T10:05:30+00:00",
+            "command": ["model=resnet50", "mode=inference"],
+            "plan_hash": "a" * 64,
+            "environment": {
+                "host": "node7",
+                "python": "3.11.7",
+                "packages": {"torch": "2.11.0", "numpy": "2.3.0"},
+                "git": {"commit": "0123abcd", "dirty": False},
+                "device": {"kind": "cuda", "name": "NVIDIA H200", "driver": "580.65", "cuda": "13.0", "cudnn": "9.19"},
+            },
+            "points": [*points, first_prediction_point()],
+            "doubts": [Doubt(code="busy_host", detail="load average 3.1 on 2 cores", remedy="end other work")],
+        }
+        everything = {
+            "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},
+            "algorithm": {"name": "default"},
+            "mode": {"name": "_".join(reversed(phases))},
+            "precision": {"name": "fp32"},
+            "percentiles": [50, 95, 99],
+            "stage": None,
+            "tracking": {"uri": None},
+        }
+        return Record(uid=uid, plan=everything | (plan or {}), **(defaults | fields))
+
+    return make
+
+
+@pytest.fixture
+def leave_run() -> LeaveRun:
+    """A function that writes what a run leaves in its folder: plan, table and log, named in the record, and that."""
+
+    def leave(record: Record, folder: Path) -> Path:
+        files = {"plan.yaml": "config", "resnet50_default_overall.csv": "tables", "run.log": "logs"}
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, kind in files.items():
+            (folder / name).write_text(f"{name} of {record.uid}\n")
+            record.artifacts.append(Artifact(path=name, kind=kind))
+        (folder / "record.json").write_bytes(record.to_json())
+        return folder
+
+    return leave

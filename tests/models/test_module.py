@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from perfexp.devices.cpu import CpuDevice
+from perfexp.errors import Unsupported, UserError
+from perfexp.models import Batch, Execution, Precision, Session
+from perfexp.models.module import ModuleModel, adapt
+from perfexp.models.torchvision import Torchvision
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.fc = torch.nn.Linear(4, classes)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.conv(pictures).mean((2, 3)))
+
+
+class Segmenter(torch.nn.Conv2d):
+    def __init__(self) -> None:
+        super().__init__(3, 7, 3, stride=2)
+
+
+class Regressor(torch.nn.Module):
+    """Takes series instead of pictures, and brings its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(6, 6)
+
+    def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
+        return (input_size[0], 6)
+
+    def loss(self, outputs: torch.Tensor, targets: Any) -> torch.Tensor:
+        assert targets is None
+        return outputs.square().mean()
+
+    def forward(self, series: torch.Tensor) -> torch.Tensor:
+        return self.fc(series)
+
+
+class Embedder(Classifier):
+    def forward(self, pictures: torch.Tensor) -> Any:
+        return self.conv(pictures).mean((1, 2, 3))
+
+
+def open_adapted(built: object, *, num_classes: int | None = None, seed: int = 0) -> Session:
+    return adapt(built, "mine").open(
+        device=CpuDevice(),
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=num_classes,
+        seed=seed,
+    )
+
+
+def train_once(session: Session, batch: Batch) -> float:
+    update = session.optimizer({"name": "sgd", "lr": 0.1})
+    with session.training():
+        loss = session.loss(session.first_forward(batch), batch.targets)
+        session.backward(loss)
+        update()
+    return session.number(loss)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "targets", "classes"),
+    [(Classifier(), (2, 3, 9, 11), (2,), 5), (Segmenter(), (2, 3, 9, 11), (2, 4, 5), 7)],
+)
+def test_the_outputs_shape_says_what_a_module_learns(
+    module: torch.nn.Module, inputs: tuple[int, ...], targets: tuple[int, ...], classes: int
+) -> None:
+    session = open_adapted(module)
+    batch = session.random_batch((9, 11), 2, 0)
+    assert (batch.inputs.shape, batch.targets.shape) == (inputs, targets)
+    assert 0 <= batch.targets.min() <= batch.targets.max() < classes
+    assert train_once(session, batch) > 0
+
+
+def test_nothing_runs_on_the_device_before_the_first_call() -> None:
+    calls = []
+
+    class Watched(Classifier):
+        def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+            calls.append(type(pictures))
+            return super().forward(pictures)
+
+    open_adapted(Watched()).random_batch((9, 9), 2, 0)
+    assert torch.Tensor not in calls
+
+
+def test_a_module_may_say_what_it_takes_and_what_it_minimises() -> None:
+    session = open_adapted(Regressor())
+    batch = session.random_batch((4, 4), 2, 0)
+    assert batch.inputs.shape == (2, 4, 6)
+    assert batch.targets is None
+    assert train_once(session, batch) > 0
+
+
+def test_a_module_with_other_outputs_infers_and_says_what_training_needs() -> None:
+    session = open_adapted(Embedder())
+    batch = session.random_batch((9, 9), 2, 0)
+    with session.inferring():
+        assert session.first_forward(batch).shape == (2,)
+    with pytest.raises(UserError, match=r"method loss\(outputs, targets\)"):
+        train_once(session, batch)
+
+
+def test_a_size_that_a_module_cannot_take_is_unsupported_at_its_first_call() -> None:
+    session = open_adapted(Classifier())
+    batch = session.random_batch((2, 2), 2, 0)
+    with session.inferring(), pytest.raises(Unsupported, match=r"^mine can't take 2 × 3 × 2 × 2"):
+        session.first_forward(batch)
+
+
+def test_a_partial_makes_weights_that_follow_the_seed() -> None:
+    def outputs(seed: int) -> torch.Tensor:
+        session = open_adapted(functools.partial(Classifier, classes=3), seed=seed)
+        with session.inferring():
+            return session.forward(torch.ones(1, 3, 9, 9))
+
+    assert outputs(1).shape == (1, 3)
+    assert torch.equal(outputs(1), outputs(1))
+    assert not torch.equal(outputs(1), outputs(2))
+
+
+def test_labels_beyond_the_modules_classes_are_refused() -> None:
+    module = Classifier(5)
+    module.num_classes = 5
+    assert open_adapted(module, num_classes=5).num_classes == 5
+    with pytest.raises(UserError, match="data has 6 classes, mine tells 5 apart"):
+        open_adapted(module, num_classes=6)
+
+
+def test_a_model_is_left_as_it_is_and_a_module_becomes_one() -> None:
+    model = Torchvision(name="resnet18")
+    assert adapt(model, "mine") is model
+    assert isinstance(adapt(Classifier(), "mine"), ModuleModel)
+
+
+@pytest.mark.parametrize("built", [None, 3, "resnet18", {"name": "resnet18"}])
+def test_something_else_is_explained(built: object) -> None:
+    with pytest.raises(UserError, match=rf"model=mine built a {type(built).__name__}\. .*torch\.nn\.Module"):
+        adapt(built, "mine")
+
+
+def test_a_partial_of_something_else_is_explained() -> None:
+    with pytest.raises(UserError, match="made a int"):
+        open_adapted(functools.partial(int))

@@ -1,0 +1,147 @@
+"""The timing blocks on a scripted device: its queue, its tick and its clocks are known, so the truth is."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from perfexp import stats
+from perfexp.devices.fake import FakeDevice
+from perfexp.probes import timing
+from perfexp.stopping import Fixed
+
+
+def repeat(device, work_seconds, launches=1):
+    def call():
+        for _ in range(launches):
+            device.launch(work_seconds / launches)
+
+    return call
+
+
+@pytest.mark.parametrize("work_seconds", [5e-6, 50e-6])
+def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds):
+    device = FakeDevice(enqueue_seconds=20e-6)
+    seconds = timing.Chain(repeat(device, work_seconds), device, hold=True)(500)
+    # the first block finds out how long the queue has to be held
+    assert np.median(seconds) == pytest.approx(work_seconds, rel=1e-6)
+    assert seconds[1:] == pytest.approx(np.full(499, work_seconds), rel=1e-6)
+
+
+@pytest.mark.parametrize(("work_seconds", "wall_seconds"), [(5e-6, 20e-6), (50e-6, 50e-6)])
+def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seconds):
+    device = FakeDevice(enqueue_seconds=20e-6)
+    seconds = timing.Chain(repeat(device, work_seconds), device)(500)
+    assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
+
+
+def test_latency_is_host_device_and_synchronise_together():
+    device = FakeDevice(enqueue_seconds=20e-6, synchronize_seconds=3e-6)
+    seconds = timing.Latency(repeat(device, 50e-6), device)(50)
+    assert seconds == pytest.approx(np.full(50, 73e-6), rel=1e-3)
+
+
+@pytest.mark.parametrize(("work_seconds", "verdict"), [(5e-6, "launch"), (50e-6, "gpu")])
+@pytest.mark.parametrize("calls", [100, 400, 1000, 5000])
+def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
+    for attempt in range(25):
+        rng = np.random.default_rng([attempt, calls])
+        device = FakeDevice(enqueue_seconds=20e-6 * (1 + 0.02 * rng.standard_normal()), record_host_seconds=1e-6)
+        noise = iter(1 + 0.02 * rng.standard_normal(4 * calls + 10_000))
+
+        def call(device=device, noise=noise):
+            device.launch(work_seconds * next(noise))
+
+        held = float(np.median(timing.Chain(call, device, hold=True)(calls)))
+        free = timing.Chain(call, device)
+        free(calls)
+        assert stats.bound_by(free.host_seconds / free.calls, free.wall_seconds / free.calls, held) == verdict
+
+
+def test_a_chunk_never_fills_the_queue_to_where_the_host_has_to_wait():
+    """Beyond its depth the queue itself slows the host down, and a device-bound call would look launch-bound."""
+    device = FakeDevice(enqueue_seconds=20e-6, queue_depth=1000)
+    free = timing.Chain(repeat(device, 50e-6), device)
+    free(5000)
+    assert free.host_seconds / free.calls == pytest.approx(20e-6, rel=0.01)
+
+
+def test_a_call_of_many_launches_still_fits():
+    device = FakeDevice(enqueue_seconds=2e-6, queue_depth=1000)
+    seconds = timing.Chain(repeat(device, 1e-3, launches=300), device, launches=300, hold=True)(20)
+    assert np.median(seconds) == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_samples_per_chunk():
+    assert timing.samples_per_chunk(1000, 1, 1) == 400
+    assert timing.samples_per_chunk(1000, 799, 1) == 1
+    assert timing.samples_per_chunk(1000, 800, 1) == 0
+
+
+def test_a_coarse_tick_is_overcome_by_more_calls_per_sample():
+    device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
+    k = stats.calls_per_sample(10e-6, device.event_tick_seconds)
+    seconds = timing.Chain(repeat(device, 10e-6), device, calls_per_sample=k, hold=True)(30)
+    assert k == 103
+    assert np.abs(seconds / 10e-6 - 1).max() <= 0.001
+
+
+def test_without_more_calls_the_same_tick_would_be_wrong():
+    device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
+    seconds = timing.Chain(repeat(device, 10e-6), device, hold=True)(300)
+    assert np.abs(seconds / 10e-6 - 1).max() > 0.02
+
+
+def test_a_queue_that_can_not_be_held_is_told():
+    device = FakeDevice(enqueue_seconds=20e-6)
+    device.hold = lambda seconds: None
+    chain = timing.Chain(repeat(device, 5e-6), device, hold=True)
+    chain(100)
+    assert chain.starved == 1
+
+
+def test_the_host_chain_on_a_synchronous_device():
+    device = FakeDevice(asynchronous=False, enqueue_seconds=1e-6)
+    seconds = timing.HostChain(repeat(device, 99e-6), device)(10)
+    assert seconds == pytest.approx(np.full(10, 100e-6), rel=1e-3)
+
+
+def test_the_host_chain_divides_by_its_calls():
+    device = FakeDevice(asynchronous=False, enqueue_seconds=0.0)
+    seconds = timing.HostChain(repeat(device, 50e-9), device, calls_per_sample=100)(5)
+    assert seconds == pytest.approx(np.full(5, 50e-9), rel=1e-3)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_segments_split_a_call_into_its_parts(asynchronous):
+    device = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6)
+    parts = (("forward", lambda: device.launch(30e-6)), ("backward", lambda: device.launch(60e-6)))
+    block = timing.Segments(parts, device)
+    sums = block(10)
+    found = block.parts()
+    extra = 0 if asynchronous else 1e-6
+    assert np.median(found["forward"]) == pytest.approx(30e-6 + extra, rel=1e-3)
+    assert np.median(found["backward"]) == pytest.approx(60e-6 + extra, rel=1e-3)
+    assert sums == pytest.approx(found["forward"] + found["backward"])
+
+
+def test_the_garbage_collector_is_off_while_timing_and_on_afterwards():
+    seen = []
+    device = FakeDevice(asynchronous=False)
+
+    def call():
+        seen.append(gc.isenabled())
+        device.launch(1e-3)
+
+    timing.series("latency", timing.HostChain(call, device), Fixed(warmup=1, measure=3).begin())
+    assert seen == [False] * 4
+    assert gc.isenabled()
+
+
+def test_a_series_keeps_every_sample_and_says_which_are_warm_up():
+    device = FakeDevice(asynchronous=False)
+    series = timing.series(
+        "latency", timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20).begin()
+    )
+    assert (len(series.samples), series.warmup, len(series.measured)) == (30, 10, 20)
+    assert series.stop.reason == "fixed"

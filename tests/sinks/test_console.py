@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import io
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from builders import PLAN, Builder
+
+from perfexp.record import Artifact, Doubt
+from perfexp.sinks.console import Console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def console(out: io.StringIO, **settings: object) -> Console:
+    return Console(out=out, err=io.StringIO(), **settings)  # type: ignore[arg-type]
+
+
+def shown(build: Builder, *points: object, out: io.StringIO | None = None, **settings: object) -> str:
+    out = out or io.StringIO()
+    console(out, **settings).show(build.record(*points), Path("out"))  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def test_the_header_says_what_is_measured_and_for_how_long() -> None:
+    out = io.StringIO()
+    console(out).header(PLAN, points=3, device=None, longest_seconds=50)
+    assert out.getvalue().splitlines() == [
+        "resnet50 · default · inference · fp32 · eager, threads=2",
+        "  on the device that the job finds",
+        "  3 points, at most 50 s",
+    ]
+
+
+def test_a_time_comes_with_its_interval_and_no_more_digits_than_that_supports(build: Builder) -> None:
+    text = shown(build, build.point(0.0624, n=400, noise=0.02))
+    assert re.search(r"224 +1 +62\.\d ms ± 0\.\d %", text)
+
+
+def test_percentiles_without_interval_are_named_below_the_table(build: Builder) -> None:
+    point = build.independent(n=80)
+    lines = shown(build, point).splitlines()
+    assert "  — p99: n too small (80 of 368)" in lines
+    assert "p99" not in lines[2]
+    assert "p95" in lines[2]
+
+
+def test_only_what_varies_has_a_column(build: Builder) -> None:
+    head = shown(build, build.point(batch=1), build.point(batch=2)).splitlines()[2].split()
+    assert head[:2] == ["batch", "latency"]
+
+
+def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> None:
+    text = shown(build, build.training())
+    assert re.search(r"data +forward +loss +backward +optimizer +data share", text)
+    assert "≈ 12.5 s" in text
+    assert "accuracy: the labels are random" in text
+
+
+def test_doubts_come_with_detail_and_remedy_and_failures_with_their_reason(build: Builder) -> None:
+    doubt = Doubt(code="busy_host", detail="load average 3.1", remedy="end other work")
+    lines = shown(build, build.point(doubts=[doubt]), build.failed(size=512), build.first_prediction()).splitlines()
+    assert "  busy_host (224): load average 3.1" in lines
+    assert "    → end other work" in lines
+    assert "  inference · 512 · batch 1 · fp32: oom: no memory left" in lines
+    assert "  3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in lines
+    assert "  beside it process 100 ms, second call 60.0 ms" in lines
+
+
+def test_files_and_the_way_to_the_tracker_end_it(build: Builder) -> None:
+    out = io.StringIO()
+    artifacts = [Artifact(path="record.json", kind="data"), Artifact(path="time.png", kind="plots")]
+    console(out).show(build.record(build.point(), artifacts=artifacts), Path("out"), tracking="perfexp ui")
+    assert out.getvalue().splitlines()[-5:] == [
+        "files",
+        "  out/",
+        "  record.json, time.png",
+        "tracking",
+        "  perfexp ui",
+    ]
+
+
+def test_a_link_longer_than_the_terminal_stays_whole(build: Builder) -> None:
+    out, link = Terminal(), "http://127.0.0.1:5000/#/experiments/1?" + "x" * 100
+    console(out, width=80).show(build.record(build.point()), Path("out"), tracking=link)
+    assert link in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_figure_is_cut_off_at_any_width(build: Builder, width: int) -> None:
+    points = [
+        point
+        for size in (224, (512, 1024))
+        for batch in (1, 128)
+        for point in (
+            build.point(0.0101 * batch, batch=batch, size=size, n=400, kinds=("device", "latency", "throughput")),
+            build.training(0.05 * batch, batch=batch, size=size),
+        )
+    ]
+    terminal = shown(build, *points, out=Terminal(), width=width)
+    plain = shown(build, *points)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", terminal)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for time in re.findall(r"[\d.]+ m?s ± [\d.]+ %", plain):
+        assert time in text
+    assert ("not shown for want of width" in text) == (width == 80)
+
+
+def test_lines_are_plain_where_there_is_no_terminal_with_no_color_and_with_quiet(
+    build: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [shown(build, build.sizes().points[0]), shown(build, build.point(), out=Terminal(), quiet=True)]
+    monkeypatch.setenv("NO_COLOR", "1")
+    texts.append(shown(build, build.point(), out=Terminal(), width=80))
+    for text in texts:
+        assert "\x1b" not in text
+        assert not re.search("[─━│]", text)
+        assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_quiet_says_results_doubts_failures_and_where_the_files_are(build: Builder) -> None:
+    out = io.StringIO()
+    quiet = console(out, quiet=True)
+    quiet.header(PLAN, points=2, device="cpu", longest_seconds=1)
+    with quiet.progress() as progress:
+        progress.started(1)
+        progress.point(0, "224")
+        progress.done("ok", "1 ms")
+    point = build.point(0.0624, doubts=[Doubt(code="busy_host", detail="load")])
+    quiet.show(build.record(point, build.failed(size=512)), Path("out"))
+    lines = out.getvalue().splitlines()
+    assert re.fullmatch(r"224: latency 62\.\d+ ms ± 0\.\d %", lines[0])
+    assert lines[1:] == [
+        "doubts",
+        "  busy_host (224): load",
+        "failed",
+        "  inference · 512 · batch 1 · fp32: oom: no memory left",
+        "files",
+        "  out/",
+    ]
+
+
+def test_a_run_without_a_terminal_has_one_line_for_each_finished_point() -> None:
+    out = io.StringIO()
+    with console(out).progress() as progress:
+        progress.started(2)
+        progress.point(0, "inference 224")
+        progress.block("latency")
+        progress.done("ok", "62.4 ms ± 0.8 %")
+        progress.point(1, "inference 512")
+        progress.done("oom", "no\nmemory \x1b[31mleft")
+    assert out.getvalue().splitlines() == [
+        "[1/2] inference 224: 62.4 ms ± 0.8 %",
+        "[2/2] inference 512: oom: no memory [31mleft",
+    ]
+
+
+def test_the_bar_is_drawn_by_events_alone() -> None:
+    out = Terminal()
+    threads = threading.active_count()
+    with console(out, width=80).progress() as progress:
+        progress.started(2)
+        progress.point(0, "inference 224")
+        assert threading.active_count() == threads
+        drawn = len(out.getvalue())
+        assert "inference 224" in out.getvalue()
+        progress.block("latency")
+        assert len(out.getvalue()) > drawn
+
+
+def test_what_is_left_is_told_by_the_points_that_are_done() -> None:
+    now = [0.0]
+    progress = console(io.StringIO()).progress(clock=lambda: now[0])
+    progress.started(5)
+    assert progress.left_text == ""
+    now[0] = 10.0
+    progress.done("ok", "")
+    assert progress.left_text == "about 40 s left"
+
+
+def test_a_sweep_has_a_line_for_each_run_and_the_reasons_of_failures(build: Builder) -> None:
+    axes = [{"algorithm": name} for name in ("gemm", "fft", "direct")]
+    sweep, records = build.sweep(axes, [[build.point()], [build.failed()], None])
+    out = io.StringIO()
+    console(out).show_sweep(sweep, Path("out"), records)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "sweep over resnet50 sweep: 3 of 3 runs ended, 2 failed"
+    assert re.search(r"0 +gemm +62\.\d+ ms ± 0\.\d %", lines[2])
+    assert "  run 1 resnet50-1: inference · 224 · batch 1 · fp32: oom: no memory left" in lines
+    assert "  run 2 resnet50-2: failed: the worker died" in lines
+
+
+def test_errors_go_to_stderr_without_markup_or_control_characters() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    Console(out=out, err=err).error("[bold]model=x\x1b[2J[/bold] is unknown.\nDid you mean y?")
+    assert out.getvalue() == ""
+    assert err.getvalue() == "error: [bold]model=x [2J[/bold] is unknown.\nDid you mean y?\n"
+
+
+def test_a_stream_that_can_not_encode_a_character_gets_a_question_mark(build: Builder) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(out=stream, err=io.StringIO()).show(build.record(build.point()), Path("out"))
+    stream.flush()
+    assert b"ms ? 0." in raw.getvalue()

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import logging
+import struct
+import warnings
+
+import pytest
+from builders import Builder
+
+from perfexp.record import Sweep
+from perfexp.sinks import canvas, pictures
+from perfexp.sinks.chart import Bars, Chart, Strips
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+def test_nothing_is_drawn_where_nothing_was_timed(build: Builder) -> None:
+    assert pictures.picture(build.record(build.failed())) is None
+    assert pictures.picture(build.record(build.first_prediction())) is None
+    assert pictures.sweep_picture(Sweep(uid="s", name="s", started=""), []) is None
+
+
+def test_one_point_shows_its_samples(build: Builder) -> None:
+    picture = pictures.picture(build.record(build.point(), build.first_prediction()))
+    assert isinstance(picture, Strips)
+    assert len(picture.rows) == 1
+
+
+def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
+    picture = pictures.picture(build.sizes())
+    assert isinstance(picture, Chart)
+    assert picture.axis == "input size (pixels a side)"
+    assert [panel.title for panel in picture.panels] == ["time per call"]
+    assert picture.panels[0].lines[0].x == tuple(range(224, 513, 32))
+
+
+def test_sizes_that_are_not_square_lie_at_their_pixels(build: Builder) -> None:
+    picture = pictures.picture(build.record(build.point(size=(256, 512)), build.point(size=256)))
+    assert isinstance(picture, Chart)
+    assert picture.ticks == {256 * 512: "256x512", 256 * 256: "256"}
+
+
+def test_batch_sizes_bring_the_throughput(build: Builder) -> None:
+    picture = pictures.picture(build.batches())
+    assert isinstance(picture, Chart)
+    assert [panel.title for panel in picture.panels] == ["time per call", "throughput"]
+    assert picture.panels[1].lines[0].y[-1].value > picture.panels[1].lines[0].y[0].value
+
+
+def test_each_batch_size_and_each_phase_has_its_line_over_sizes(build: Builder) -> None:
+    points = [
+        build.point(size=size, batch=batch, phase=phase)
+        for size in (256, 224)
+        for batch in (1, 4)
+        for phase in ("train", "inference")
+    ]
+    picture = pictures.picture(build.record(*points))
+    assert isinstance(picture, Chart)
+    labels = {line.label: line.x for line in picture.panels[0].lines}
+    names = ("train · batch 1", "inference · batch 1", "train · batch 4", "inference · batch 4")
+    assert labels == dict.fromkeys(names, (224.0, 256.0))
+
+
+def test_failed_points_are_marked_where_they_would_be(build: Builder) -> None:
+    picture = pictures.picture(build.sizes(failing=True))
+    assert isinstance(picture, Chart)
+    assert picture.gaps == {480: "oom", 512: "unsupported"}
+
+
+def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build: Builder) -> None:
+    picture = pictures.picture(build.sizes())
+    assert picture is not None
+    assert picture.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2"
+    assert picture.caption.subtitle == "latency per call, median with 95 % interval, on Example CPU @ 2.00GHz"
+    assert picture.caption.footer == "doubts: busy_host"
+
+
+def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build: Builder) -> None:
+    axes = [{"algorithm": name, "batch_size": str(batch)} for name in ("gemm", "fft") for batch in (1, 8)]
+    points = [[build.point(batch=int(each["batch_size"]))] for each in axes]
+    points[3] = [build.failed(batch=8)]
+    picture = pictures.sweep_picture(*build.sweep(axes, [*points]))
+    assert isinstance(picture, Chart)
+    assert {line.label: line.x for line in picture.panels[0].lines} == {"gemm": (1.0, 8.0), "fft": (1.0,)}
+    assert picture.gaps == {8: "fft: oom"}
+
+
+def test_a_sweep_over_names_has_a_bar_for_each(build: Builder) -> None:
+    axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}, {"execution.threads": "4"}]
+    picture = pictures.sweep_picture(*build.sweep(axes, [[build.point()], [build.failed()], [build.point()]]))
+    assert isinstance(picture, Bars)
+    assert picture.labels == ("gemm", "fft", "threads=4")
+    assert picture.remarks == ("", "oom", "")
+
+
+@pytest.mark.parametrize("kind", ["single", "sizes", "batches", "bars"])
+def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
+    build: Builder, kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}]
+    made = {
+        "single": lambda: pictures.picture(build.record(build.point())),
+        "sizes": lambda: pictures.picture(build.sizes(failing=True)),
+        "batches": lambda: pictures.picture(build.batches(failing=True)),
+        "bars": lambda: pictures.sweep_picture(*build.sweep(axes, [[build.point(n=3)], [build.failed()]])),
+    }[kind]()
+    assert made is not None
+    with caplog.at_level(logging.WARNING):
+        first, second = canvas.draw(made), canvas.draw(made)
+    assert first == second
+    assert size_of(first) == (1200, 800)
+    assert b"tEXt" not in first
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_name_that_looks_like_a_formula_or_has_no_glyph_is_drawn(build: Builder) -> None:
+    record = build.record(build.point(), plan={"model": {"name": "$\\frac$ 模型"}})
+    picture = pictures.picture(record)
+    assert picture is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert size_of(canvas.draw(picture)) == (1200, 800)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_very_few_samples_and_constant_ones_are_drawn(build: Builder, n: int) -> None:
+    point = build.point(n=n)
+    point.series[0].samples[10:] = [0.01] * n
+    picture = pictures.picture(build.record(point))
+    assert picture is not None
+    assert size_of(canvas.draw(picture)) == (1200, 800)

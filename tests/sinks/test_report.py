@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from builders import Builder
+
+from perfexp.record import Doubt
+from perfexp.sinks import report
+
+
+def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
+    text = report.markdown(build.record(build.point()))
+    for part in ("resnet50", "Example CPU", "torch 2.11.0", "0123abc with uncommitted changes", "ms ± "):
+        assert part in text
+
+
+def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Builder) -> None:
+    point = build.independent(n=80)
+    assert "n too small (80 of 368)" in report.markdown(build.record(point))
+
+
+def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None:
+    text = report.markdown(build.record(build.training()))
+    assert "| size | batch | data | forward | loss | backward | optimizer | data share |" in text
+    assert "| 10 % |" in text
+    assert "accuracy: the labels are random" in text
+
+
+def test_first_predictions_doubts_and_failures_are_told(build: Builder) -> None:
+    doubt = Doubt(code="busy_host", detail="load average 3.1", remedy="end other work")
+    record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt])
+    text = report.markdown(record)
+    assert "3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
+    assert "busy\\_host: load average 3.1. Remedy: end other work." in text
+    assert "inference · 512 · batch 1 · fp32: oom: no memory left" in text
+
+
+def test_the_command_can_be_pasted(build: Builder) -> None:
+    record = build.record(build.point())
+    assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in report.markdown(record)
+
+
+def test_text_from_outside_can_not_become_markup(build: Builder) -> None:
+    error = "<img src=x> | [a](http://b) `c`\n# title \x1b[31m"
+    line = next(
+        line for line in report.markdown(build.record(build.failed(error=error))).splitlines() if "oom:" in line
+    )
+    assert "<img" not in line
+    assert "\\[a\\](http://b) \\`c\\` \\# title" in line
+    assert "\x1b" not in line
+
+
+def test_a_record_without_points_says_so(build: Builder) -> None:
+    assert "Nothing was measured." in report.markdown(build.record())

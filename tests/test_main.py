@@ -1,0 +1,383 @@
+"""The command line from end to end, on the scripted device: real processes, real files, simulated time."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perfexp.main import main
+from perfexp.record import Record, Status, Sweep
+
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs perfexp in a folder of its own: exit code, what it printed, and the records that it left."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(*arguments):
+        code = main(arguments)
+        printed = capsys.readouterr()
+        records = [Record.load(file) for file in sorted(tmp_path.rglob("record.json"))]
+        return code, printed.out + printed.err, records
+
+    return go
+
+
+def test_one_command_leaves_record_table_picture_and_report(run, tmp_path):
+    code, printed, [record] = run(*FAKE, "output_dir=here")
+    assert code == 0
+    assert record.status is Status.OK
+    names = {path.name for path in (tmp_path / "here").iterdir()}
+    assert {"plan.yaml", "points.jsonl", "record.json", "environment.json", "run.log", "manifest.json"} <= names
+    assert {"fake_default_overall.csv", "report.md", "time.png"} <= names
+    assert "simulated" in printed
+
+
+def test_every_file_that_a_run_writes_is_in_its_manifest(run, tmp_path):
+    run(*FAKE, "output_dir=here")
+    listed = set(json.loads((tmp_path / "here" / "manifest.json").read_text())["files"])
+    assert {path.name for path in (tmp_path / "here").iterdir()} == listed
+
+
+def test_without_an_output_folder_a_run_gets_one_of_its_own(run, tmp_path):
+    run(*FAKE)
+    run(*FAKE)
+    folders = list((tmp_path / "outputs").glob("*/*-fake-default-inference*"))
+    assert len(folders) == 2
+
+
+def test_sizes_and_batch_sizes_make_points_in_one_worker(run):
+    code, _, [record] = run(*FAKE, "input_size=[32,64x96]", "batch_size=[1,4]", "mode=train_inference", "output_dir=x")
+    assert code == 0
+    assert [(p.key.phase, p.key.input_size, p.key.batch_size) for p in record.points] == [
+        ("train", (32, 32), 1),
+        ("inference", (32, 32), 1),
+        ("train", (32, 32), 4),
+        ("inference", (32, 32), 4),
+        ("train", (64, 96), 1),
+        ("inference", (64, 96), 1),
+        ("train", (64, 96), 4),
+        ("inference", (64, 96), 4),
+    ]
+    assert Path("x/run.log").read_text().count("perfexp.worker") == 1
+
+
+def test_the_scripted_truth_is_what_is_reported(run):
+    _, _, [record] = run(*FAKE, "model.noise=0", "model.base_seconds=0.002", "model.seconds_per_megapixel=0", "output_dir=x")
+    point = record.points[0]
+    assert point.find_series("device").measured == pytest.approx([2e-3] * 20, rel=1e-6)
+    assert point.facts["bound_by"] == "gpu"
+
+
+def test_a_training_step_is_taken_apart(run):
+    _, _, [record] = run(*FAKE, "mode=train", "model.noise=0", "data.num_samples=640", "batch_size=64", "output_dir=x")
+    point = record.points[0]
+    assert [s.name for s in point.series if s.name.startswith("phase/")] == [
+        "phase/data",
+        "phase/forward",
+        "phase/loss",
+        "phase/backward",
+        "phase/optimizer",
+    ]
+    assert point.metric("phases_over_whole").value == pytest.approx(1, abs=0.01)
+    epoch = point.metric("epoch_seconds")
+    step = point.find_series("throughput").measured
+    assert epoch.estimated
+    assert epoch.value == pytest.approx(10 * sum(step) / len(step), rel=1e-3)
+
+
+def test_epochs_are_whole_passes_with_their_runtime(run):
+    _, _, [record] = run(*FAKE, "mode=train", "epochs=2", "data.num_samples=640", "batch_size=64", "output_dir=x")
+    point = record.points[0]
+    assert len(point.find_series("latency").samples) == 20
+    epochs = point.find_series("epoch").samples
+    assert point.metric("total_runtime_seconds").value == pytest.approx(sum(epochs))
+    assert not point.metric("epoch_seconds").estimated
+
+
+def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
+    _, _, [record] = run(*FAKE, "ttfp=true", "output_dir=x")
+    point = next(point for point in record.points if point.key.phase == "ttfp")
+    parts = {series.name for series in point.series}
+    assert {"ttfp/imports", "ttfp/context", "ttfp/weights", "ttfp/first_call", "ttfp/second_call"} <= parts
+    assert Path("x/run.log").read_text().count("--what=ttfp") == 1
+
+
+def test_replicates_are_fresh_processes(run):
+    _, _, [record] = run(*FAKE, "replicate=3", "output_dir=x")
+    assert [point.key.replicate for point in record.points] == [0, 1, 2]
+    assert Path("x/run.log").read_text().count("perfexp.worker") == 3
+
+
+def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
+    code, printed, [record] = run(*FAKE, "batch_size=[1,100,2]", "model.oom_above_pixels=1000000", "output_dir=x")
+    assert code == 1
+    assert [point.status for point in record.points] == [Status.OK, Status.OOM, Status.OK]
+    assert "scripted" in printed
+
+
+def test_a_size_that_the_model_can_not_take_is_unsupported_and_the_sweep_goes_on(run):
+    code, printed, [record] = run(*FAKE, "input_size=[16,64]", "model.smallest=32", "output_dir=x")
+    assert code == 1
+    assert [point.status for point in record.points] == [Status.UNSUPPORTED, Status.OK]
+    assert "at least 32" in printed
+
+
+def test_repeating_the_command_measures_only_what_is_missing(run):
+    run(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
+    Path("x/points.jsonl").write_bytes(lines[0])
+    code, _, [record] = run(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    assert code == 0
+    assert Path("x/points.jsonl").read_bytes().splitlines(keepends=True)[0] == lines[0]
+    assert len(record.points) == 2
+
+
+def test_a_record_keeps_its_identity_when_the_command_is_repeated(run):
+    _, _, [before] = run(*FAKE, "output_dir=x")
+    _, _, [after] = run(*FAKE, "output_dir=x")
+    assert before.uid == after.uid
+
+
+def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
+    run(*FAKE, "output_dir=x")
+    code, printed, [record] = run(*FAKE, "output_dir=x", "batch_size=8")
+    assert code == 2
+    assert "batch_size: 1 → 8" in printed
+    assert record.plan["batch_size"] == 1
+
+
+def test_where_output_goes_is_not_part_of_the_plan(run):
+    _, _, [one] = run(*FAKE, "output_dir=a")
+    _, _, [_, two] = run(*FAKE, "output_dir=b", "quiet=true")
+    assert one.plan_hash == two.plan_hash
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("model=resnet51", "resnet50"),
+        ("modle=resnet50", "model"),
+        ("batchsize=4", "batch_size"),
+        ("stopping.epsilonn=1", "epsilon"),
+        ("precision=fp8", "fp32"),
+        ("experiment=ful", "full"),
+        ("stopping.epsilon=abc", "stopping.epsilon"),
+        ("seed=x", "seed"),
+        ("input_size=0", "input_size=0"),
+        ("batch_size=[1,0]", "batch_size=0"),
+        ("batch_size=[1", "batch_size=[1"),
+        ("percentiles=[50,100]", "percentiles"),
+        ("epochs=1", "mode=train"),
+        ("replicate=0", "replicate=0"),
+        ("model._target_=os.system", "_target_"),
+        ("+model.kwargs={_target_:os.system}", "_target_"),
+        ("+novelty=1", "novelty"),
+        ("execution.cuda_graph=maybe", "execution.cuda_graph"),
+    ],
+)
+def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument, told, tmp_path):
+    code, printed, records = run("gpu=fake", "model=fake", "tracking=none", argument)
+    assert code == 2
+    assert told in printed
+    assert "Traceback" not in printed
+    assert len(printed.strip().splitlines()) <= 3
+    assert records == []
+    assert not list(tmp_path.rglob("plan.yaml"))
+
+
+def test_a_model_that_needs_a_name_says_so(run):
+    code, printed, _ = run("model=torchvision", "gpu=fake", "tracking=none")
+    assert code == 2
+    assert "model.name" in printed
+
+
+def test_a_device_that_the_job_does_not_have_is_named_with_the_one_it_has(run):
+    code, printed, _ = run("model=fake", "gpu=cpu", "tracking=none")
+    assert code == 2
+    assert "gpu=fake" in printed
+
+
+def test_a_folder_that_can_not_be_written_is_told(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, printed, _ = run(*FAKE, "output_dir=file/below")
+    assert code == 2
+    assert "output_dir" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_told(run, tmp_path):
+    (tmp_path / "ro").mkdir()
+    (tmp_path / "ro").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    code, printed, _ = run(*FAKE, "output_dir=ro/x")
+    assert code == 2
+    assert "can't be written" in printed
+
+
+def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
+    code, printed, records = run(*FAKE, "-m", "batch_size=1,2", "precision=fp32,bf16", "output_dir=sweep")
+    assert code == 0
+    sweep = Sweep.load(tmp_path / "sweep")
+    assert (sweep.jobs, len(sweep.children), len(records)) == (4, 4, 4)
+    assert {record.sweep.uid for record in records} == {sweep.uid}
+    assert [child.axes for child in sweep.children] == [
+        {"batch_size": "1", "precision": "fp32"},
+        {"batch_size": "1", "precision": "bf16"},
+        {"batch_size": "2", "precision": "fp32"},
+        {"batch_size": "2", "precision": "bf16"},
+    ]
+    assert {"sweep.json", "sweep.csv", "sweep.png"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert "4 runs" in printed
+
+
+def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
+    code, printed, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.oom_above_pixels=1000000", "output_dir=s")
+    assert code == 1
+    assert [r.status for r in sorted(records, key=lambda r: r.sweep.job)] == [Status.OK, Status.OOM, Status.OK]
+    assert Sweep.load(tmp_path / "s").children[1].status is Status.OOM
+
+
+def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_path):
+    code, printed, _ = run(*FAKE, "-m", "input_size=32,0,64", "output_dir=s")
+    assert code == 2
+    children = Sweep.load(tmp_path / "s").children
+    assert [child.status for child in children] == [Status.OK, Status.FAILED, Status.OK]
+    assert "no pixels" in children[1].error
+
+
+def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
+    _, _, records = run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
+    last = next(record for record in records if record.plan["batch_size"] == 2)
+    code, _, again = run(*last.command, "output_dir=again")
+    assert code == 0
+    assert Record.load(tmp_path / "again").plan_hash == last.plan_hash
+
+
+def test_stages_have_folders_of_their_own(run, tmp_path):
+    fake = ("model=fake", "gpu=fake", "tracking=none")
+    run(*fake, "experiment=sanity")
+    run(*fake, "experiment=quick", "stopping=fixed", "sweep.num_sizes=3")
+    assert (tmp_path / "outputs/1_sanity/fake_default_fake/record.json").exists()
+    quick = Record.load(tmp_path / "outputs/2_quick/fake_default_fake")
+    assert [point.key.input_size[0] for point in quick.points if point.key.phase == "inference"] == [224, 368, 512]
+
+
+def test_full_is_a_hundred_sizes_from_224_to_512(run):
+    _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "experiment=full", "stopping=fixed")
+    sides = [point.key.input_size[0] for point in record.points]
+    assert (len(sides), sides[0], sides[-1]) == (100, 224, 512)
+
+
+def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
+    run(*FAKE, "-m", "experiment=sanity", "model.name=a,b")
+    assert {path.name for path in (tmp_path / "outputs/1_sanity").iterdir()} == {"a_default_fake", "b_default_fake"}
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "perfexp", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def points_in(folder):
+    file = folder / "points.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+LONG = (*FAKE, "input_size=[" + ",".join(str(size) for size in range(32, 432)) + "]", "stopping.measure=2000", "output_dir=x")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, number, run):
+    process = start(tmp_path, *LONG)
+    wait_for(lambda: points_in(tmp_path / "x") >= 2)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    record = Record.load(tmp_path / "x")
+    statuses = [point.status for point in record.points]
+    assert statuses.count(Status.OK) >= 2
+    assert set(statuses) == {Status.OK, Status.INTERRUPTED}
+    assert record.status is Status.INTERRUPTED
+    assert "Traceback" not in printed
+
+
+def test_a_killed_worker_costs_one_point_and_another_takes_the_rest(tmp_path):
+    process = start(tmp_path, *FAKE, "input_size=[" + ",".join(map(str, range(32, 92))) + "]", "stopping.measure=4000", "output_dir=x")
+    wait_for(lambda: points_in(tmp_path / "x") >= 2)
+    [worker] = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(worker), signal.SIGKILL)
+    printed, _ = process.communicate(timeout=120)
+    statuses = [point.status for point in Record.load(tmp_path / "x").points]
+    assert process.returncode == 1, printed
+    assert statuses.count(Status.KILLED) <= 1
+    assert statuses.count(Status.OK) >= len(statuses) - 1
+
+
+def test_a_worker_does_not_outlive_its_parent(tmp_path):
+    process = start(tmp_path, *LONG)
+    wait_for(lambda: points_in(tmp_path / "x") >= 1)
+    [worker] = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    process.kill()
+    process.wait()
+    wait_for(lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2])
+    process.stdout.close()
+
+
+def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
+    from perfexp.worker import main as worker
+
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
+    assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
+
+
+def test_the_parent_never_imports_torch(tmp_path):
+    code = (
+        "import sys; from perfexp.main import main; "
+        f"main([{', '.join(map(repr, (*FAKE, 'output_dir=x')))}]); "
+        "sys.exit(99 if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_scripted_worker_starts_without_torch(tmp_path):
+    code = (
+        "import sys\n"
+        "class Wall:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'torch': raise ImportError('no torch here')\n"
+        "sys.meta_path.insert(0, Wall())\n"
+        "from perfexp.worker import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    assert main([*FAKE, f"output_dir={tmp_path / 'x'}"]) == 0
+    (tmp_path / "x" / "points.jsonl").unlink()
+    import hashlib
+
+    digest = hashlib.sha256((tmp_path / "x" / "plan.yaml").read_bytes()).hexdigest()
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x"), "--plan-sha256", digest], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,197 @@
+"""Statistics against simulations of known truth; seeds are fixed, so that every run sees the same numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfexp import stats
+from tests.simulation import SERIES, autoregressive, true_median
+
+RUNS = 1000
+
+
+@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("n", [100, 1000])
+def test_the_median_interval_covers_the_truth(name, n):
+    if name == "AR(1) 0.9" and n == 100:
+        pytest.skip("100 samples at ρ = 0.9 are worth 5: most have no interval at all, see the next test")
+    rng, truth, covered = np.random.default_rng(7), true_median(name), 0
+    for _ in range(RUNS):
+        interval = stats.median_interval(SERIES[name](rng, n))
+        covered += interval.low is not None and interval.low <= truth <= interval.high
+    assert covered / RUNS >= 0.92
+
+
+def test_a_strongly_correlated_short_series_has_mostly_no_interval_rather_than_a_wrong_one():
+    rng, wrong = np.random.default_rng(7), 0
+    for _ in range(RUNS):
+        interval = stats.median_interval(SERIES["AR(1) 0.9"](rng, 40))
+        wrong += interval.low is not None and not interval.low <= 1.0 <= interval.high
+    assert wrong / RUNS <= 0.08
+
+
+def test_the_interval_of_iid_noise_is_not_needlessly_wide():
+    rng = np.random.default_rng(3)
+    widths = [stats.median_interval(1 + 0.01 * rng.standard_normal(1000)).relative_half_width for _ in range(200)]
+    theory = 1.96 * np.sqrt(np.pi / 2) * 0.01 / np.sqrt(1000)
+    assert np.mean(widths) == pytest.approx(theory, rel=0.25)
+
+
+def test_autocorrelation_time_of_an_autoregressive_series():
+    rng = np.random.default_rng(5)
+    x = autoregressive(0.5)(rng, 100_000)
+    # Spearman's ρ of a bivariate normal pair of correlation r is (6/π)·asin(r/2), and r is 0.5ᵏ at lag k
+    truth = 1 + 2 * sum(6 / np.pi * np.arcsin(0.5**k / 2) for k in range(1, 5))
+    assert stats.autocorrelation_time(x) == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("samples", [[1.0], [1.0, 2.0, 3.0], [2.0] * 50])
+def test_autocorrelation_time_is_one_where_nothing_can_be_known(samples):
+    assert stats.autocorrelation_time(samples) == 1.0
+
+
+@pytest.mark.parametrize(("percentile", "needed"), [(50, 6), (90, 36), (95, 72), (99, 368), (10, 36), (1, 368)])
+def test_samples_needed_for_a_percentile(percentile, needed):
+    assert stats.samples_needed(percentile) == needed
+
+
+def test_a_percentile_has_an_interval_from_the_needed_number_on():
+    rng = np.random.default_rng(1)
+    for percentile in (90, 95, 99):
+        needed = stats.samples_needed(percentile)
+        enough = stats.percentile_interval(rng.random(needed), percentile, tau=1.0)
+        short = stats.percentile_interval(rng.random(needed - 1), percentile, tau=1.0)
+        assert enough.low is not None
+        assert enough.low <= enough.value <= enough.high
+        assert short.low is None
+
+
+def test_p99_of_100_samples_has_no_interval():
+    rng = np.random.default_rng(1)
+    assert stats.summarise(rng.random(100)).percentiles[99.0].low is None
+
+
+@pytest.mark.parametrize("percentile", [50, 90, 95])
+def test_the_percentile_interval_covers_the_truth(percentile):
+    rng, covered = np.random.default_rng(11), 0
+    for _ in range(RUNS):
+        interval = stats.percentile_interval(rng.random(400), percentile)
+        covered += interval.low is not None and interval.low <= percentile / 100 <= interval.high
+    assert covered / RUNS >= 0.92
+
+
+def warm_up(shape, n=400, noise=0.005, level=1.0, height=0.5, length=60):
+    rng, time = np.random.default_rng(2), np.arange(n)
+    extra = {
+        "ramp": np.clip(1 - time / length, 0, 1),
+        "exponential": np.exp(-time / (length / 5)),
+        "step": (time < length).astype(float),
+    }[shape]
+    return level * (1 + height * extra) * (1 + noise * rng.standard_normal(n))
+
+
+@pytest.mark.parametrize("shape", ["ramp", "exponential", "step"])
+@pytest.mark.parametrize("height", [0.05, 0.5, 3.0])
+def test_what_the_warm_up_rule_leaves_is_unbiased_or_tagged(shape, height):
+    x = warm_up(shape, height=height)
+    kept = x[stats.mser5_cut(x) :]
+    steady = np.median(warm_up(shape, height=0.0)[100:])
+    bias = abs(np.median(kept) / steady - 1)
+    assert bias <= 0.001 or stats.drift(kept) is not None
+
+
+def test_the_warm_up_cut_finds_a_step():
+    assert 60 <= stats.mser5_cut(warm_up("step")) <= 70
+
+
+def test_a_slow_warm_up_that_never_ends_is_tagged_as_drift():
+    x = 1 + 0.05 * np.linspace(1, 0, 300) + 0.002 * np.random.default_rng(0).standard_normal(300)
+    found = stats.drift(x)
+    assert found is not None
+    assert found.relative == pytest.approx(-0.033, abs=0.004)
+
+
+def test_steady_noise_is_hardly_ever_called_a_drift():
+    rng = np.random.default_rng(8)
+    tagged = sum(stats.drift(1 + 0.03 * rng.standard_normal(200)) is not None for _ in range(RUNS))
+    assert tagged <= 0.01 * RUNS
+
+
+def test_correlated_noise_is_hardly_ever_called_a_drift():
+    rng = np.random.default_rng(8)
+    draw = autoregressive(0.5, noise=0.03)
+    assert sum(stats.drift(draw(rng, 300)) is not None for _ in range(300)) <= 6
+
+
+def test_outliers_are_tagged_exactly_and_kept():
+    rng = np.random.default_rng(4)
+    clean = 1 + 0.01 * rng.standard_normal(1000)
+    places = sorted(rng.choice(1000, 20, replace=False))
+    dirty = clean.copy()
+    dirty[places] *= 3
+    summary = stats.summarise(dirty)
+    assert list(summary.outliers) == places
+    assert summary.n == 1000
+    assert summary.maximum == dirty.max()
+    assert summary.median.value == pytest.approx(np.median(clean), rel=0.001)
+
+
+def test_a_coarse_clock_makes_no_outliers():
+    assert stats.outliers([1.000, 1.000, 1.000, 1.001, 1.000, 1.002, 1.000]) == ()
+
+
+@pytest.mark.parametrize("call_seconds", [1e-6, 10e-6, 1e-3, 0.1])
+def test_calls_per_sample_makes_the_tick_negligible(call_seconds):
+    tick = 1.024e-6
+    k = stats.calls_per_sample(call_seconds, tick)
+    assert tick / (k * call_seconds) <= 0.001 * (1 + 1e-6)
+    assert k == 1 or tick / ((k - 1) * call_seconds) > 0.001
+
+
+def test_calls_per_sample_makes_the_cost_of_a_record_negligible():
+    assert stats.calls_per_sample(5e-6, 32e-9, record_seconds=2e-6) == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "wall", "device", "verdict"),
+    [
+        (20e-6, 50e-6, 50e-6, "gpu"),
+        (20e-6, 20e-6, 5e-6, "launch"),
+        (19e-6, 20e-6, 18.5e-6, "mixed"),
+        (10e-6, 20e-6, 10e-6, "mixed"),
+    ],
+)
+def test_bound_by(host, wall, device, verdict):
+    assert stats.bound_by(host, wall, device) == verdict
+
+
+def test_summary_of_known_samples():
+    summary = stats.summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (summary.n, summary.minimum, summary.maximum) == (5, 1.0, 5.0)
+    assert summary.median.value == summary.mean.value == 3.0
+    assert summary.std == pytest.approx(np.sqrt(2.5))
+    assert summary.median.low is None  # five samples have no 95 % interval
+
+
+def test_a_single_sample_has_no_spread():
+    summary = stats.summarise([0.5])
+    assert summary.std is None
+    assert summary.mean.low is None
+
+
+def test_no_samples_are_an_error():
+    with pytest.raises(ValueError, match="no samples"):
+        stats.summarise([])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=60))
+def test_every_summary_is_consistent(samples):
+    summary = stats.summarise(samples)
+    assert summary.minimum <= summary.median.value <= summary.maximum
+    assert summary.tau >= 1.0
+    for interval in (summary.median, *summary.percentiles.values()):
+        if interval.low is not None:
+            assert summary.minimum <= interval.low <= interval.value <= interval.high <= summary.maximum
+    assert stats.mser5_cut(samples) <= len(samples) / 2

@@ -1,0 +1,110 @@
+"""Stopping rules on simulated calls: how many they take, how right they are, and where they end."""
+
+import numpy as np
+import pytest
+
+from perfexp import stats
+from perfexp.stopping import Fixed, Precision
+from tests.simulation import SERIES, nvbench_stdrel_calls, take, true_median
+
+NOISE = np.random.default_rng(0).random(500)
+
+
+def test_precision_needs_few_calls_at_one_percent_noise():
+    taken, theirs = [], []
+    for seed in range(100):
+        source = 1 + 0.01 * np.random.default_rng(seed).standard_normal(5000)
+        samples, monitor = take(Precision(epsilon=0.005, max_seconds=1e9, warmup_seconds=0), source)
+        taken.append(samples.size - monitor.warmup(samples))
+        theirs.append(nvbench_stdrel_calls(source))
+    assert np.median(taken) <= 50
+    assert np.median(taken) <= 0.5 * np.median(theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERIES)
+def test_the_interval_at_the_stop_covers_the_truth(name):
+    """Stopping when it looks good makes intervals too narrow; this is how much is left."""
+    rng, truth, covered, runs = np.random.default_rng(21), true_median(name), 0, 1000
+    for _ in range(runs):
+        samples, monitor = take(Precision(max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 6000))
+        interval = stats.median_interval(samples[monitor.warmup(samples) :])
+        covered += interval.low is not None and interval.low <= truth <= interval.high
+    assert covered / runs >= 0.92
+
+
+def test_the_reached_precision_is_the_one_asked_for():
+    source = 1e-3 * (1 + 0.03 * np.random.default_rng(0).standard_normal(100_000))
+    samples, monitor = take(Precision(epsilon=0.01, max_seconds=1e9), source)
+    stop = monitor.stop(samples)
+    assert stop.reason == "precision"
+    assert stop.achieved <= stop.target == 0.01
+
+
+def test_time_runs_out_on_noise_that_never_settles():
+    source = 1e-2 * (1 + 0.5 * np.random.default_rng(0).random(10_000))
+    samples, monitor = take(Precision(epsilon=1e-6, max_seconds=2.0), source)
+    assert monitor.stop(samples).reason == "max_seconds"
+    assert 2.0 <= samples[monitor.warmup(samples) :].sum() + 0.5 <= 3.2
+
+
+def test_calls_run_out():
+    samples, monitor = take(Precision(epsilon=1e-9, max_seconds=1e9, max_calls=100, warmup_seconds=0), NOISE)
+    assert monitor.stop(samples).reason == "max_calls"
+    assert samples.size == 3 + 100
+
+
+def test_a_call_slower_than_the_limit_is_still_measured_a_few_times():
+    samples, monitor = take(Precision(max_seconds=5.0, min_calls=5), np.full(100, 20.0))
+    assert samples.size - monitor.warmup(samples) == 5
+
+
+def test_warm_up_lasts_three_calls_and_half_a_second():
+    fast, slow = np.full(5000, 1e-3), np.full(50, 1.0)
+    samples, monitor = take(Precision(), fast)
+    assert monitor.warmup(samples) == 500
+    samples, monitor = take(Precision(), slow)
+    assert monitor.warmup(samples) == 3
+
+
+@pytest.mark.parametrize("shape", ["ramp", "exponential", "step"])
+def test_a_warm_up_longer_than_half_a_second_is_cut_or_tagged(shape):
+    rng, n, length = np.random.default_rng(3), 5000, 100
+    time = np.arange(n)
+    extra = {
+        "ramp": np.clip(1 - time / length, 0, 1),
+        "exponential": np.exp(-time / (length / 5)),
+        "step": (time < length).astype(float),
+    }[shape]
+    steady = 5e-3 * (1 + 0.01 * rng.standard_normal(n))
+    samples, monitor = take(Precision(epsilon=0.002, max_seconds=5.0), steady * (1 + extra))
+    kept = samples[monitor.warmup(samples) :]
+    bias = abs(np.median(kept) / np.median(steady) - 1)
+    assert bias <= 0.001 or stats.drift(kept) is not None
+
+
+def test_percentiles_prolong_the_measurement_until_they_have_their_samples():
+    source = 1e-3 * (1 + 0.01 * np.random.default_rng(0).standard_normal(50_000))
+    without, monitor = take(Precision(), source)
+    samples, monitor = take(Precision(), source, percentiles=(50, 95, 99))
+    kept = samples[monitor.warmup(samples) :]
+    assert stats.summarise(kept).percentiles[99.0].low is not None
+    assert samples.size > without.size
+
+
+def test_k_calls_per_sample_count_as_k_calls():
+    samples, monitor = take(Precision(epsilon=1e-9, max_seconds=1e9, max_calls=1000, warmup_seconds=0), NOISE, k=10)
+    assert samples.size - monitor.warmup(samples) >= 100
+    assert samples.size <= 102
+
+
+def test_fixed_takes_exactly_what_it_says():
+    samples, monitor = take(Fixed(warmup=10, measure=20), np.ones(100))
+    assert samples.size == 30
+    assert monitor.warmup(samples) == 10
+    assert monitor.stop(samples).reason == "fixed"
+
+
+def test_fixed_without_warm_up():
+    samples, monitor = take(Fixed(warmup=0, measure=5), np.ones(100))
+    assert (samples.size, monitor.warmup(samples)) == (5, 0)
