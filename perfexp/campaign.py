@@ -62,7 +62,7 @@ class Campaign:
         longest = longest_seconds(plan)
         self._tracker = config.build(plan.tracking)
         self._console.sweep_header(
-            self.sweep, points=len(plan.keys()), longest_seconds=longest and longest * (self.sweep.jobs or 1)
+            self.sweep, points=len(plan.timed_keys()), longest_seconds=longest and longest * (self.sweep.jobs or 1)
         )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:

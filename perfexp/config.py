@@ -158,6 +158,7 @@ class MlflowTracking:
     _target_: str = MISSING
     uri: str | None = None
     experiment: str | None = None
+    request_timeout_seconds: int = 10
 
 
 @dataclass(kw_only=True)
@@ -211,7 +212,7 @@ class Plan:
         """The phases of each point, training first."""
         return [phase for phase in ("train", "inference") if getattr(self.mode, phase) is not None]
 
-    def keys(self) -> list[Key]:
+    def timed_keys(self) -> list[Key]:
         """The points that are timed, in order: replicate by replicate.
 
         Raises:
@@ -231,7 +232,7 @@ class Plan:
         if not self.ttfp or "inference" not in self.phases:
             return []
         first: dict[int, Key] = {}
-        for key in self.keys():
+        for key in self.timed_keys():
             if key.phase == "inference":
                 first.setdefault(key.replicate, key)
         return [
@@ -425,7 +426,7 @@ def check(plan: Plan) -> None:
             raise UserError("epochs=N is for training: add mode=train.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
         raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
-    plan.keys()
+    plan.timed_keys()
     build(plan.stopping)
 
 

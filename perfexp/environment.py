@@ -105,7 +105,7 @@ def _container() -> str | None:
         return "docker"
     if Path("/run/.containerenv").exists():
         return "podman"
-    return os.environ.get("container") or ("apptainer" if "APPTAINER_NAME" in os.environ else None)
+    return "apptainer" if "APPTAINER_NAME" in os.environ else None
 
 
 def _affinity() -> list[int] | None:

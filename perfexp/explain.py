@@ -28,7 +28,9 @@ def user_error(error: BaseException) -> UserError:
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
             return _unknown_key(link)
         if isinstance(link, OverrideParseException):
-            return UserError(f"'{link.override}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b].")
+            return UserError(
+                f"'{link.override}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b]."
+            )
         if isinstance(link, OmegaConfBaseException) and link.full_key:
             return UserError(f"{link.full_key}: {_first_line(link)}.")
     return UserError(_first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error))

@@ -65,7 +65,7 @@ def run(assignment: Assignment, console: Console) -> Record:
     job = launch.Job(
         paths=paths,
         plan_sha256=hashlib.sha256(paths.plan.read_bytes()).hexdigest(),
-        timed=plan.keys(),
+        timed=plan.timed_keys(),
         first_predictions=plan.first_prediction_keys(),
         prefix=plan.profiler.command,
     )
@@ -93,7 +93,7 @@ def longest_seconds(plan: config.Plan) -> float | None:
     if longest is None or plan.epochs:
         return None
     blocks = _BLOCKS_PER_POINT[plan.gpu_name not in ("cpu", "auto")]
-    return float(len(plan.keys()) * blocks * longest)
+    return float(len(plan.timed_keys()) * blocks * longest)
 
 
 def assemble(assignment: Assignment, paths: RunPaths, points: list[Point], started: str) -> Record:
@@ -153,7 +153,8 @@ def _finish(assignment: Assignment, paths: RunPaths, points: list[Point], starte
         write_atomically(paths.record, record.to_json())
     except OSError as error:
         raise PerfexpError(
-            f"The record can't be written to {paths.record}: {error.strerror}. The finished points are in {paths.points}."
+            f"The record can't be written to {paths.record}: {error.strerror}. "
+            f"The finished points are in {paths.points}."
         ) from error
     with _logged(paths):
         _write_files(record, paths, console)

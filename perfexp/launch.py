@@ -179,4 +179,3 @@ def _death(code: int) -> tuple[Status, str]:
 def _give_up(paths: RunPaths, keys: Iterable[Key], status: Status, text: str) -> None:
     for key in keys:
         append_line(paths.points, point_to_line(Point(key=key, status=status, error=text)))
-

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
-from perfexp.paths import safe_name
+from perfexp.paths import disk_error, safe_name
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FOREIGN_ERRORS as error:
         application.failed(user_error(error))
     except OSError as error:
-        application.failed(PerfexpError(f"{error.strerror}: {error.filename}" if error.filename else str(error)))
+        application.failed(disk_error(error))
     except KeyboardInterrupt:
         application.console.error("Interrupted. What is finished is on disk.")
         application.exit_codes.append(130)
@@ -204,7 +204,8 @@ def _axes(arguments: Sequence[str]) -> dict[str, int]:
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
     """The values of one job's overrides, as they are written."""
-    return {override.key_or_group: text.partition("=")[2] for text, override in zip(overrides, _overrides(overrides))}
+    pairs = zip(overrides, _overrides(overrides), strict=True)
+    return {override.key_or_group: text.partition("=")[2] for text, override in pairs}
 
 
 def _sweeper_params(settings: HydraConf) -> dict[str, Any]:

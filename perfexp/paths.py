@@ -8,7 +8,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from perfexp.errors import UserError
+from perfexp.errors import PerfexpError, UserError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -49,6 +49,19 @@ def append_line(path: Path, line: bytes) -> None:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+def disk_error(error: OSError) -> PerfexpError:
+    """What the system refused to write, and how to go on.
+
+    Args:
+        error: of writing a result.
+    """
+    where = f": {error.filename}" if error.filename else ""
+    return PerfexpError(
+        f"{error.strerror or error}{where}. Every finished point is on disk; "
+        "mend the cause and repeat the command with output_dir=DIR of this run to measure the rest."
+    )
 
 
 def safe_name(text: str) -> str:

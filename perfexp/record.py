@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -359,10 +360,8 @@ def points_from_lines(text: bytes) -> list[Point]:
     except msgspec.MsgspecError as error:
         raise UserError(f"points.jsonl holds a line that is no point: {error}.") from error
     if rest.strip():
-        try:
+        with suppress(msgspec.MsgspecError):
             points.append(msgspec.json.decode(rest, type=Point))
-        except msgspec.MsgspecError:
-            pass
     return points
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +74,8 @@ class Procedure:
             except UserError:
                 raise
             except Exception as error:
-                point.status, point.error = self._verdict(error)
+                traceback.print_exc()
+                point.status, point.error = verdict(error, self.device)
         point.metrics += [*self._memory(), *custom.values()]
         point.facts["device_before"] = before
         point.facts["device_after"] = self.device.state()
@@ -270,13 +271,18 @@ class Procedure:
         reason = what if peak is None else None
         return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
 
-    def _verdict(self, error: Exception) -> tuple[Status, str]:
-        text = f"{type(error).__name__}: {error}".strip()
-        if isinstance(error, OutOfMemory) or self.device.is_out_of_memory(error):
-            return Status.OOM, text
-        if isinstance(error, Unsupported):
-            return Status.UNSUPPORTED, str(error)
-        return Status.FAILED, text
+
+def verdict(error: Exception, device: Device) -> tuple[Status, str]:
+    """What an exception makes of a point: its status and the text of the error.
+
+    Args:
+        error: raised while the point was measured.
+        device: it was measured on.
+    """
+    if isinstance(error, Unsupported):
+        return Status.UNSUPPORTED, str(error)
+    text = f"{type(error).__name__}: {error}".strip()
+    return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
 
 
 def _epoch_metric(point: Point, batches: Batches) -> Metric:

@@ -17,7 +17,7 @@ from typing import Any
 
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import RunPaths, append_line, write_atomically
+from perfexp.paths import RunPaths, append_line, disk_error, write_atomically
 from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line
 
 
@@ -44,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         tell("refused", message=str(error), exit_code=error.exit_code)
         return error.exit_code
+    except OSError as error:  # of writing results: what goes wrong with a point is the point's result
+        traceback.print_exc()
+        failure = disk_error(error)
+        tell("refused", message=str(failure), exit_code=failure.exit_code)
+        return failure.exit_code
     return 0
 
 
@@ -83,7 +88,7 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
     """
     from perfexp.run import Procedure
 
-    todo = [key for key in missing(plan.keys(), paths.points) if key.replicate == replicate]
+    todo = [key for key in missing(plan.timed_keys(), paths.points) if key.replicate == replicate]
     tell("block", text="loading")
     with ExitStack() as stack:
         device = config.build(plan.gpu)
@@ -125,16 +130,18 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, spawned
         replicate: number of this process.
         spawned_ns: the parent's monotonic clock when it started this process.
     """
+    from perfexp.run import verdict
+
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
     config.locate(plan.model)
     watch.lap("imports")
+    device = config.build(plan.gpu)
+    watch.lap("context")
     point = Point(key=key, status=Status.OK)
     try:
-        device = config.build(plan.gpu)
-        watch.lap("context")
         data = config.build(plan.data)
         classes = data.num_classes if data.labelled else None
         session = _model(plan).open(
@@ -159,7 +166,7 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, spawned
         raise
     except Exception as error:
         traceback.print_exc()
-        point.status, point.error = Status.FAILED, f"{type(error).__name__}: {error}"
+        point.status, point.error = verdict(error, device)
     point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
     append_line(paths.points, point_to_line(point))
 

@@ -118,3 +118,9 @@ def leave_run() -> LeaveRun:
         return folder
 
     return leave
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One sqlite store for all tests, since making its schema takes seconds; each test has experiments of its own."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"

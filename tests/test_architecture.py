@@ -29,9 +29,20 @@ ONLY = {
     "rich": {"sinks", "commands"},
     "typer": {"commands"},
 }
-TORCH_FREE = ("models/__init__", "models/fake", "data/__init__", "data/synthetic", "devices/__init__", "devices/cpu",
-              "devices/fake", "devices/auto", "probes/__init__", "probes/timing", "algorithms/__init__",
-              "algorithms/default")
+TORCH_FREE = (
+    "models/__init__",
+    "models/fake",
+    "data/__init__",
+    "data/synthetic",
+    "devices/__init__",
+    "devices/cpu",
+    "devices/fake",
+    "devices/auto",
+    "probes/__init__",
+    "probes/timing",
+    "algorithms/__init__",
+    "algorithms/default",
+)
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}

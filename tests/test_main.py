@@ -1,5 +1,6 @@
 """The command line from end to end, on the scripted device: real processes, real files, simulated time."""
 
+import hashlib
 import json
 import os
 import signal
@@ -9,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from perfexp.main import main
 from perfexp.record import Record, Status, Sweep
 
+TWO_MS = ("model.base_seconds=0.002", "model.seconds_per_megapixel=0")
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
@@ -72,7 +75,9 @@ def test_sizes_and_batch_sizes_make_points_in_one_worker(run):
 
 
 def test_the_scripted_truth_is_what_is_reported(run):
-    _, _, [record] = run(*FAKE, "model.noise=0", "model.base_seconds=0.002", "model.seconds_per_megapixel=0", "output_dir=x")
+    _, _, [record] = run(
+        *FAKE, "model.noise=0", "model.base_seconds=0.002", "model.seconds_per_megapixel=0", "output_dir=x"
+    )
     point = record.points[0]
     assert point.find_series("device").measured == pytest.approx([2e-3] * 20, rel=1e-6)
     assert point.facts["bound_by"] == "gpu"
@@ -241,14 +246,14 @@ def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
 
 
 def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
-    code, printed, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.oom_above_pixels=1000000", "output_dir=s")
+    code, _, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.oom_above_pixels=1000000", "output_dir=s")
     assert code == 1
     assert [r.status for r in sorted(records, key=lambda r: r.sweep.job)] == [Status.OK, Status.OOM, Status.OK]
     assert Sweep.load(tmp_path / "s").children[1].status is Status.OOM
 
 
 def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_path):
-    code, printed, _ = run(*FAKE, "-m", "input_size=32,0,64", "output_dir=s")
+    code, _, _ = run(*FAKE, "-m", "input_size=32,0,64", "output_dir=s")
     assert code == 2
     children = Sweep.load(tmp_path / "s").children
     assert [child.status for child in children] == [Status.OK, Status.FAILED, Status.OK]
@@ -258,7 +263,7 @@ def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_pat
 def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
     _, _, records = run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     last = next(record for record in records if record.plan["batch_size"] == 2)
-    code, _, again = run(*last.command, "output_dir=again")
+    code, _, _ = run(*last.command, "output_dir=again")
     assert code == 0
     assert Record.load(tmp_path / "again").plan_hash == last.plan_hash
 
@@ -301,12 +306,21 @@ def wait_for(condition, seconds=60):
         time.sleep(0.02)
 
 
+def worker_of(process):
+    [worker] = psutil.Process(process.pid).children()
+    return worker.pid
+
+
 def points_in(folder):
     file = folder / "points.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-LONG = (*FAKE, "input_size=[" + ",".join(str(size) for size in range(32, 432)) + "]", "stopping.measure=2000", "output_dir=x")
+def sizes(count):
+    return f"input_size=[{','.join(str(32 + number) for number in range(count))}]"
+
+
+LONG = (*FAKE, sizes(400), "stopping.measure=2000", "output_dir=x")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -325,10 +339,9 @@ def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, numbe
 
 
 def test_a_killed_worker_costs_one_point_and_another_takes_the_rest(tmp_path):
-    process = start(tmp_path, *FAKE, "input_size=[" + ",".join(map(str, range(32, 92))) + "]", "stopping.measure=4000", "output_dir=x")
+    process = start(tmp_path, *FAKE, sizes(60), "stopping.measure=4000", "output_dir=x")
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
-    [worker] = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
-    os.kill(int(worker), signal.SIGKILL)
+    os.kill(worker_of(process), signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)
     statuses = [point.status for point in Record.load(tmp_path / "x").points]
     assert process.returncode == 1, printed
@@ -339,10 +352,10 @@ def test_a_killed_worker_costs_one_point_and_another_takes_the_rest(tmp_path):
 def test_a_worker_does_not_outlive_its_parent(tmp_path):
     process = start(tmp_path, *LONG)
     wait_for(lambda: points_in(tmp_path / "x") >= 1)
-    [worker] = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    worker = worker_of(process)
     process.kill()
     process.wait()
-    wait_for(lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2])
+    wait_for(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
     process.stdout.close()
 
 
@@ -376,8 +389,29 @@ def test_the_scripted_worker_starts_without_torch(tmp_path):
     )
     assert main([*FAKE, f"output_dir={tmp_path / 'x'}"]) == 0
     (tmp_path / "x" / "points.jsonl").unlink()
-    import hashlib
-
     digest = hashlib.sha256((tmp_path / "x" / "plan.yaml").read_bytes()).hexdigest()
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x"), "--plan-sha256", digest], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, str(tmp_path / "x"), "--plan-sha256", digest]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_told_and_loses_no_finished_point(tmp_path):
+    """A limit on the size of files stands for the full disk: writing fails in the same way, in the worker too."""
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "from perfexp.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [*FAKE, sizes(20), "output_dir=x"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert "repeat the command" in done.stderr
+    assert "Traceback" not in done.stderr
+    finished = points_in(tmp_path / "x")
+    assert finished >= 1
+    assert main([*arguments[:-1], f"output_dir={tmp_path / 'x'}"]) == 0
+    record = Record.load(tmp_path / "x")
+    assert [point.status for point in record.points] == [Status.OK] * 20

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.record import Record, Sweep
-from perfexp.sinks.mlflow import MlflowSink
+from perfexp.sinks.store import ARTIFACTS
+
+if TYPE_CHECKING:
+    from perfexp.sinks.mlflow import MlflowSink
 
 _RECORD, _SWEEP = "record.json", "sweep.json"
 
@@ -80,6 +83,8 @@ class _Sending:
 
     def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
         """The sink of a plan, as far as the command line does not say otherwise."""
+        from perfexp.sinks.mlflow import MlflowSink  # late: `perfexp --help` imports all commands
+
         return MlflowSink(uri=self.uri or settings.get("uri"), experiment=self.experiment or settings.get("experiment"))
 
     def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:
@@ -92,8 +97,12 @@ class _Sending:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """The records and the summaries of sweeps in and below a folder, links not followed; or the file that was named."""
+    """The records and the summaries of sweeps in and below a folder, or the file that was named.
+
+    Links are not followed, and the copies that a tracking store keeps below it are no runs' folders.
+    """
     if folder.is_file():
         yield folder
-    for parent, _, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != ARTIFACTS]
         yield from (Path(parent) / name for name in (_RECORD, _SWEEP) if name in names)

@@ -1,4 +1,4 @@
-"""Model: what is measured, and the session in which it lives on a device; torch stays in the modules beside this one."""
+"""Model: what is measured, and the session in which it lives on a device; torch stays in the modules beside it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ class FakeModel:
     ) -> FakeSession:
         """See `Model`."""
         if not isinstance(device, FakeDevice):
-            raise UserError(f"model={self.name} runs on the scripted device only; add gpu=fake, or choose another model.")
+            raise UserError(
+                f"model={self.name} runs on the scripted device only; add gpu=fake, or choose another model."
+            )
         return FakeSession(self, device, random.Random(seed))
 
 

@@ -68,9 +68,7 @@ def series(name: str, block: Callable[[int], Samples], monitor: Monitor, calls_p
         calls_per_sample: k of the block.
     """
     samples, warmup, stop = collect(block, monitor)
-    return Series(
-        name=name, samples=samples.tolist(), warmup=warmup, calls_per_sample=calls_per_sample, stop=stop
-    )
+    return Series(name=name, samples=samples.tolist(), warmup=warmup, calls_per_sample=calls_per_sample, stop=stop)
 
 
 @dataclass
@@ -101,7 +99,8 @@ class HostChain:
                 for _ in range(k):
                     call()
                 stamps[index] = now()
-        return np.diff(np.asarray(stamps, dtype=np.int64)) * 1e-9 / k
+        nanoseconds = np.asarray(stamps, dtype=np.int64)
+        return (nanoseconds[1:] - nanoseconds[:-1]) * 1e-9 / k
 
 
 @dataclass

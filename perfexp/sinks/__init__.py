@@ -1,4 +1,4 @@
-"""Sink: what reads a finished record and shows, writes or sends it; it measures nothing and never changes the record."""
+"""Sink: what reads a finished record and shows, writes or sends it; it measures nothing."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def run_tags(record: Record, known: Sequence[Row], figures: Figures, skipped: Ma
         figures: of the record.
         skipped: why files are not sent, by their names.
     """
-    statuses = Counter(point.status.value for point in record.points)
+    statuses = Counter(row.status.value for row in known)
     found = {
         "perfexp.point": record.plan_hash,
         "perfexp.version": record.perfexp_version,

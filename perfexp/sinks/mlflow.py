@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ class MlflowSink:
             raise TrackingFailed(
                 f"{one_line(content.name)} could not be sent to MLflow at {without_password(self.uri)}: "
                 f"{clean(one_line(str(error)), 400)}{remedy}. Nothing is lost: its record is in {folder}; "
-                f"send it again with: perfexp log {folder}"
+                f"send it again with: perfexp log {shlex.quote(str(folder))}"
             ) from error
 
     def _replay(self, content: Replay) -> str:
@@ -126,7 +127,10 @@ def _set_up(timeout_seconds: int) -> Iterator[None]:
             logger.setLevel(level)
     finally:
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _found_or_made(client: MlflowClient, experiment_id: str, content: Replay) -> Run:

@@ -79,7 +79,7 @@ def _headlines(known: Sequence[Row]) -> Iterator[str]:
             least, most = bare_time(medians[0]), bare_time(medians[-1])
             text = f"{kinds} p50 {least} … {most} at {len(medians)} of {len(rows)} points"
         else:
-            text = f"nothing was measured at {len(rows)} points"
+            text = f"nothing was measured: {', '.join(dict.fromkeys(row.status.value for row in rows))}"
         yield f"**{escape_markdown(phase)}: {escape_markdown(text)}**"
 
 

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from pathlib import Path
 
 #: Where `perfexp ui` listens unless told otherwise.
 HOST, PORT = "127.0.0.1", 5000
+#: Folder of the artifacts, beside the database; MLflow's own servers call theirs so too.
+ARTIFACTS = "mlartifacts"
 
 _SQLITE = "sqlite:///"
 
@@ -51,7 +54,7 @@ def artifact_folder(uri: str) -> Path | None:
     if is_server(uri):
         return None
     file = database(uri)
-    return (file.parent if file else Path("outputs").absolute()) / "mlartifacts"
+    return (file.parent if file else Path("outputs").absolute()) / ARTIFACTS
 
 
 @contextmanager
@@ -109,5 +112,5 @@ def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:
     """
     if is_server(uri):
         return page(without_password(uri), experiment_id, run_id)
-    option = "" if uri == store_uri(None) else f" --uri {without_password(uri)}"
+    option = "" if uri == store_uri(None) else f" --uri {shlex.quote(without_password(uri))}"
     return f"perfexp ui{option}\n{page(f'http://{HOST}:{PORT}', experiment_id, run_id)}"

@@ -313,6 +313,7 @@ importlib.import_module = fail
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preparation", "output"),
     [(WITHOUT_OPERATORS, "torchvision <function resnet18"), (OTHER_ERROR, "refused: something")],

@@ -1,0 +1,105 @@
+"""`perfexp ui`: a real server, its links, its end, and what it says where it can't start."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfexp import commands
+from perfexp.sinks.mlflow import MlflowSink
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:The ``noload`` loader strategy is deprecated"
+    ),  # MLflow's models, SQLAlchemy 2.1
+]
+
+
+@pytest.fixture
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_a_missing_store_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert commands.run(["ui"]) == 2
+    assert str(tmp_path / "outputs" / "mlflow.db") in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told(tmp_path, capsys):
+    (tmp_path / "mlflow.db").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(port)]) == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_a_server_is_its_own_ui(capsys):
+    assert commands.run(["ui", "--uri", "http://me:secret@example.org:5000"]) == 0
+    out = capsys.readouterr().out
+    assert "http://***@example.org:5000" in out
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_says_why(tmp_path, free_port, capsys):
+    (tmp_path / "mlflow.db").write_text("no database, a text that is long enough to be told from an empty one")
+    assert commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(free_port)]) == 1
+    assert "not a database" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
+    store, make_record, leave_run, tmp_path, monkeypatch, free_port, ending
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    record = make_record()
+    folder = leave_run(record, tmp_path)
+    MlflowSink(uri=store, experiment="shown").publish(record, folder)
+    script = "import sys; from perfexp import commands; sys.exit(commands.run(sys.argv[1:]))"
+    ui = subprocess.Popen(
+        [sys.executable, "-c", script, "ui", "--uri", store, "--port", str(free_port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert ui.stdout is not None
+    try:
+        lines = []
+        for line in ui.stdout:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        base = f"http://127.0.0.1:{free_port}"
+        assert any(line.startswith(f"shown  {base}/#/experiments/") for line in lines)
+        assert all(line.endswith("?workflowType=machine_learning\n") for line in lines[:-1])
+        assert urllib.request.urlopen(base, timeout=10).status == 200
+        for _ in range(2):
+            link = MlflowSink(uri=base, experiment=f"through {ending.name}").publish(record, folder)
+        assert link.startswith(f"{base}/#/experiments/")
+        processes = psutil.Process(ui.pid).children(recursive=True)
+        ui.send_signal(ending)
+        assert ui.wait(30) == 0
+        assert not psutil.wait_procs(processes, timeout=10)[1]
+        assert _names_of_files(store, f"through {ending.name}") == ["config", "data", "logs", "tables"]
+    finally:
+        ui.kill()
+        ui.stdout.close()
+        ui.wait()
+
+
+def _names_of_files(store, experiment):
+    """Folders of the artifacts of an experiment's only run; a server keeps them where it was told to."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=store)
+    (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    folder = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts"
+    return sorted(file.name for file in (folder / run.info.artifact_uri.removeprefix("mlflow-artifacts:/")).iterdir())

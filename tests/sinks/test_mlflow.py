@@ -1,0 +1,373 @@
+"""What arrives in a real store of MLflow."""
+
+import logging
+import math
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from perfexp.errors import PerfexpError
+from perfexp.record import Artifact, Metric, Status, Sweep, SweepChild, SweepMembership
+from perfexp.sinks.mlflow import MlflowSink, TrackingFailed
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:The ``noload`` loader strategy is deprecated"
+    ),  # MLflow's models, SQLAlchemy 2.1
+]
+
+
+@pytest.fixture
+def experiment(request):
+    return request.node.name
+
+
+@pytest.fixture
+def sink(store, experiment):
+    return MlflowSink(uri=store, experiment=experiment)
+
+
+@pytest.fixture
+def runs(store, experiment):
+    """A function that reads back the runs of the test's experiment, as they are in the store."""
+
+    def read():
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=store)
+        return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+    return read
+
+
+@pytest.fixture
+def history(store):
+    def read(run, name):
+        from mlflow import MlflowClient
+
+        found = MlflowClient(tracking_uri=store).get_metric_history(run.info.run_id, name)
+        return [(metric.step, metric.value) for metric in sorted(found, key=lambda metric: metric.step)]
+
+    return read
+
+
+@pytest.fixture
+def files(store):
+    def read(run, folder=None):
+        from mlflow import MlflowClient
+
+        return [file.path for file in MlflowClient(tracking_uri=store).list_artifacts(run.info.run_id, folder)]
+
+    return read
+
+
+def test_a_run_has_the_records_times_status_and_name(sink, runs, make_record, leave_run, tmp_path):
+    record = make_record()
+    sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    assert run.info.run_name == record.name
+    assert run.info.status == "FINISHED"
+    assert run.info.start_time == 1772359200000  # 2026-03-01T10:00:00Z
+    assert run.info.end_time - run.info.start_time == 330_000
+
+
+def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, leave_run, tmp_path):
+    record = make_record(batches=(1, 8), plan={"stopping": {"max_seconds": 5.0}})
+    sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    expected = {
+        "perfexp.kind": "run",
+        "perfexp.uid": record.uid,
+        "perfexp.point": record.plan_hash,
+        "perfexp.points": "2 ok",
+        "gpu": "NVIDIA H200",
+        "driver": "580.65",
+        "cuda": "13.0",
+        "cudnn": "9.19",
+        "torch": "2.11.0",
+        "host": "node7",
+        "mlflow.source.git.commit": "0123abcd",
+    }
+    assert expected.items() <= run.data.tags.items()
+    assert "busy_host" in run.data.tags["perfexp.doubts"]
+    axes = {"model": "resnet50", "algorithm": "default", "mode": "inference", "precision": "fp32"}
+    assert axes.items() <= run.data.params.items()
+    assert run.data.params["batch_size"] == "1, 8"
+    assert run.data.params["stopping.max_seconds"] == "5.0"
+
+
+def test_points_are_steps(sink, runs, history, make_record, leave_run, tmp_path):
+    record = make_record(sizes=(224, 256, 288), failing={256: Status.OOM})
+    sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    assert history(run, "point/input_height") == [(0, 224), (1, 256), (2, 288)]
+    assert history(run, "point/ok") == [(0, 1), (1, 0), (2, 1)]
+    assert [step for step, _ in history(run, "latency/p50_ms")] == [0, 2]
+    assert run.data.metrics["ttfp/total_ms"] == pytest.approx(3200)
+    assert run.data.metrics["memory/peak_mib"] == 501
+
+
+def test_batch_sizes_and_phases_have_names_of_their_own(sink, runs, make_record, leave_run, tmp_path):
+    record = make_record(batches=(1, 8), phases=("train", "inference"))
+    sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    wanted = {
+        "inference_latency/batch_1_p50_ms",
+        "train_latency/batch_8_p50_ms",
+        "train_throughput/batch_8_samples_per_second",
+        "train_phase/batch_1_forward_ms",
+        "point/batch_size",
+    }
+    assert wanted <= run.data.metrics.keys()
+    assert all(name.count("/") == 1 for name in run.data.metrics)
+
+
+def test_a_second_publication_changes_nothing(sink, runs, history, files, make_record, leave_run, tmp_path):
+    record = make_record(sizes=(224, 256))
+    folder = leave_run(record, tmp_path)
+    first = sink.publish(record, folder)
+    before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
+    assert sink.publish(record, folder) == first
+    assert [(run.info.run_id, run.data.to_dictionary()) for run in runs()] == before
+    assert len(history(runs()[0], "latency/p50_ms")) == 2
+    assert files(runs()[0]) == ["config", "data", "logs", "tables"]
+
+
+def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
+    killed = make_record(sizes=(224,), status=Status.KILLED)
+    sink.publish(killed, leave_run(killed, tmp_path))
+    assert runs()[0].info.status == "KILLED"
+    resumed = make_record(sizes=(224, 256), plan={"stopping": {"max_seconds": 9}}, doubts=[])
+    sink.publish(resumed, tmp_path)
+    (run,) = runs()
+    assert run.info.status == "FINISHED"
+    assert len(history(run, "latency/p50_ms")) == 2
+    assert run.data.params["input_size"] == "224", "MLflow never changes a param"
+    assert run.data.params["stopping.max_seconds"] == "9"
+    assert "busy_host" not in run.data.tags.get("perfexp.doubts", ""), "a tag that is true no more is gone"
+
+
+def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tmp_path):
+    from mlflow import MlflowClient
+
+    record = make_record()
+    folder = leave_run(record, tmp_path)
+    sink.publish(record, folder)
+    client, run_id = MlflowClient(tracking_uri=store), runs()[0].info.run_id
+    assert "10.0 ms" in runs()[0].data.tags["mlflow.note.content"]
+    client.set_tag(run_id, "mlflow.note.content", "mine")
+    client.set_tag(run_id, "reviewed", "yes")
+    client.update_run(run_id, name="the good one")
+    sink.publish(record, folder)
+    (run,) = runs()
+    assert run.data.tags["mlflow.note.content"] == "mine"
+    assert run.data.tags["reviewed"] == "yes"
+    assert run.info.run_name == "the good one"
+
+
+def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs, make_record, leave_run, tmp_path):
+    metrics = [
+        Metric(name="custom/gradient norm (L2)/last", value=3.5, unit="1"),
+        Metric(name="custom/nan_ratio", value=math.nan, unit="1"),
+        Metric(name="custom/inf_ratio", value=math.inf, unit="1"),
+        Metric(name="energy/per_call_joules", value=None, unit="joules", reason="no meter"),
+        Metric(name="custom/é", value=1, unit="1"),
+        Metric(name="custom/è", value=2, unit="1"),
+        Metric(name="epoch_seconds", value=1.5, unit="seconds", estimated=True),
+    ]
+    record = make_record(metrics=metrics)
+    sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    assert run.data.metrics["custom/gradient norm _L2_.last"] == 3.5
+    assert run.data.metrics["custom/_"] == 1
+    assert run.data.metrics["inference/epoch_ms"] == 1500
+    assert run.data.tags["perfexp.estimated_metrics"] == "inference/epoch_ms"
+    dropped = run.data.tags["perfexp.dropped_metrics"]
+    for name in (
+        "custom/nan_ratio",
+        "custom/inf_ratio",
+        "custom/_",
+        "energy/per_call_joules: no meter",
+        "latency/p99_ms",
+    ):
+        assert name in dropped
+    assert not {"custom/nan_ratio", "custom/inf_ratio", "latency/p99_ms"} & run.data.metrics.keys()
+
+
+def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_record, leave_run, tmp_path, caplog):
+    plan = {"long": "x" * 7_000, "nul": "a\0b", "tracking": {"uri": "postgresql://me:secret@db/mlflow"}}
+    record = make_record(sizes=range(224, 512, 2), plan=plan, command=["tracking.uri=postgresql://me:secret@db/mlflow"])
+    with caplog.at_level(logging.WARNING):
+        sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    assert len(run.data.params["long"]) == 6_000
+    assert run.data.params["long"].endswith("(cut)")
+    assert run.data.params["nul"] == "ab"
+    assert run.data.params["tracking.uri"] == "postgresql://***@db/mlflow"
+    note = run.data.tags["mlflow.note.content"]
+    assert len(note) <= 8_000
+    assert "more: see report.md" in note
+    assert "To measure it again" in note
+    assert "secret" not in note
+    assert not [entry for entry in caplog.records if "truncated" in entry.getMessage()]
+
+
+def test_more_than_a_batch_of_everything_arrives(sink, runs, history, make_record, leave_run, tmp_path):
+    plan = {"many": {f"key{number}": number for number in range(230)}}
+    record = make_record(sizes=range(224, 512, 2), plan=plan)
+    sink.publish(record, leave_run(record, tmp_path))
+    (run,) = runs()
+    assert run.data.params["many.key229"] == "229"
+    assert len(history(run, "latency/max_ms")) == 144
+
+
+def test_artifacts_go_to_their_folders_and_links_and_missing_files_are_told(
+    sink, runs, files, make_record, leave_run, tmp_path
+):
+    record = make_record()
+    folder = leave_run(record, tmp_path / "run")
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (folder / "link.log").symlink_to(secret)
+    (folder / "linked").symlink_to(tmp_path)
+    (folder / "a b é.png").write_bytes(b"png")
+    (folder / "report.md").write_text("# report")
+    record.artifacts += [
+        Artifact(path="link.log", kind="logs"),
+        Artifact(path="linked/secret.txt", kind="data"),
+        Artifact(path="../secret.txt", kind="data"),
+        Artifact(path=str(secret), kind="data"),
+        Artifact(path="gone.csv", kind="tables"),
+        Artifact(path="a b é.png", kind="plots"),
+        Artifact(path="report.md", kind="report"),
+    ]
+    sink.publish(record, folder)
+    (run,) = runs()
+    assert files(run) == ["config", "data", "logs", "plots", "report.md", "tables"]
+    assert files(run, "data") == ["data/record.json"]
+    assert files(run, "logs") == ["logs/run.log"]
+    assert files(run, "plots") == ["plots/a-b-.png"]
+    skipped = run.data.tags["perfexp.skipped_files"]
+    for name in ("link.log", "linked/secret.txt", "../secret.txt", str(secret), "gone.csv: missing"):
+        assert name in skipped
+        assert name.split(":")[0].replace("_", "\\_") in run.data.tags["mlflow.note.content"]
+
+
+def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_record, leave_run, tmp_path):
+    sweep = Sweep(
+        uid="s1", name="batches", started="2026-03-01T10:00:00+00:00", command=["-m", "batch_size=1,8"], jobs=2
+    )
+    for job, batch in enumerate((1, 8)):
+        record = make_record(
+            uid=f"child{job}",
+            batches=(batch,),
+            name=f"b{batch}-resnet50",
+            sweep=SweepMembership(uid="s1", job=job, jobs=2, axes={"batch_size": str(batch)}),
+        )
+        sink.publish(record, leave_run(record, tmp_path / str(job)))
+        child = SweepChild(
+            job=job, name=record.name, directory=str(job), status=record.status, axes={"batch_size": "1"}
+        )
+        sweep.children.append(child)
+        if job == 0:
+            sink.publish_sweep(sweep, tmp_path)
+            parent = next(run for run in runs() if run.data.tags["perfexp.kind"] == "sweep")
+            assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches")
+    sweep.ended = "2026-03-01T11:00:00+00:00"
+    (tmp_path / "sweep.csv").write_text("job\n0\n1\n")
+    (tmp_path / "sweep.png").write_bytes(b"png")
+    sink.publish_sweep(sweep, tmp_path)
+    (parent,) = [run for run in runs() if run.data.tags["perfexp.kind"] == "sweep"]
+    children = [run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert sorted(run.info.run_name for run in children) == ["b1-resnet50", "b8-resnet50"]
+    assert parent.info.status == "FINISHED"
+    assert parent.info.end_time - parent.info.start_time == 3_600_000
+    counts = {"perfexp.expected": "2", "perfexp.finished": "2", "perfexp.failed": "0"}
+    assert counts.items() <= parent.data.tags.items()
+    assert files(parent) == ["plots", "tables"]
+    assert "10.0 ms" in parent.data.tags["mlflow.note.content"]
+
+
+def test_the_experiment_is_the_plans_stage_unless_named(store, make_record, leave_run, tmp_path):
+    from mlflow import MlflowClient
+
+    record = make_record(plan={"stage": "2_quick"})
+    MlflowSink(uri=store).publish(record, leave_run(record, tmp_path))
+    found = MlflowClient(tracking_uri=store).get_experiment_by_name("2_quick")
+    assert found.artifact_location == (Path(store.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
+
+
+def test_the_users_environment_does_not_leak_in(sink, runs, make_record, leave_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    before = dict(os.environ)
+    record = make_record()
+    sink.publish(record, leave_run(record, tmp_path))
+    assert dict(os.environ) == before
+    assert len(runs()) == 1
+
+
+def test_the_default_store_is_in_the_working_directory_and_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert MlflowSink().uri == f"sqlite:///{tmp_path}/outputs/mlflow.db"
+    assert MlflowSink(uri="sqlite:///other.db").uri == f"sqlite:///{tmp_path}/other.db"
+
+
+def test_an_unreachable_server_is_one_message_that_says_what_to_do(make_record, leave_run, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    record = make_record()
+    with pytest.raises(TrackingFailed, match=rf"127.0.0.1:{port}.*perfexp log {tmp_path}") as caught:
+        MlflowSink(uri=f"http://me:secret@127.0.0.1:{port}").publish(record, leave_run(record, tmp_path))
+    assert isinstance(caught.value, PerfexpError)
+    assert caught.value.exit_code == 1
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["localhost:5000", "sqlite:////proc/nowhere/mlflow.db"])
+def test_a_store_that_cannot_be_is_one_message(uri, make_record, leave_run, tmp_path):
+    record = make_record()
+    with pytest.raises(TrackingFailed, match="Nothing is lost"):
+        MlflowSink(uri=uri).publish(record, leave_run(record, tmp_path))
+
+
+def test_a_deleted_experiment_is_told(sink, store, experiment, make_record, leave_run, tmp_path):
+    from mlflow import MlflowClient
+
+    record = make_record()
+    sink.publish(record, leave_run(record, tmp_path))
+    client = MlflowClient(tracking_uri=store)
+    client.delete_experiment(client.get_experiment_by_name(experiment).experiment_id)
+    with pytest.raises(TrackingFailed, match="deleted"):
+        sink.publish(record, tmp_path)
+
+
+def _publish(uri, record, folder):
+    import warnings
+
+    warnings.simplefilter("ignore")
+    MlflowSink(uri=uri, experiment="race").publish(record, folder)
+
+
+@pytest.mark.slow
+def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(make_record, leave_run, tmp_path):
+    from mlflow import MlflowClient
+
+    uri, context, processes = f"sqlite:///{tmp_path}/fresh/mlflow.db", multiprocessing.get_context("spawn"), []
+    for job in range(4):
+        record = make_record(uid=f"race{job}", sweep=SweepMembership(uid="s2", job=job, jobs=4))
+        folder = leave_run(record, tmp_path / str(job))
+        processes.append(context.Process(target=_publish, args=(uri, record, folder)))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    client = MlflowClient(tracking_uri=uri)
+    found = client.search_runs([client.get_experiment_by_name("race").experiment_id])
+    assert sorted(run.data.tags["perfexp.kind"] for run in found) == ["run"] * 4 + ["sweep"]

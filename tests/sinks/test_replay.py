@@ -1,0 +1,81 @@
+"""What a record is in a tracking store, without one."""
+
+import pytest
+
+from perfexp.record import Status, Sweep, SweepChild
+from perfexp.sinks import labels, notes, replay
+from perfexp.sinks.quantities import CHART_POINTS, decimate
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["ok"], "FINISHED"),
+        (["oom", "ok", "unsupported", "oom_predicted"], "FINISHED"),
+        (["oom", "oom"], "FAILED"),
+        (["ok", "failed"], "FAILED"),
+        (["ok", "timeout"], "FAILED"),
+        ([], "FAILED"),
+        (["oom", "ok", "interrupted"], "KILLED"),
+        (["failed", "killed"], "KILLED"),
+    ],
+)
+def test_a_run_is_finished_when_measuring_it_again_would_tell_nothing_new(statuses, expected):
+    assert labels.run_status([Status(status) for status in statuses]) == expected
+
+
+@pytest.mark.parametrize(
+    ("children", "ended", "expected"),
+    [(1, None, "SCHEDULED"), (1, "2026-03-01T10:00:00+00:00", "KILLED"), (2, None, "FINISHED")],
+)
+def test_a_sweep_without_all_its_runs_is_not_finished(children, ended, expected):
+    known = [SweepChild(job=job, name="", directory=str(job), status=Status.OK) for job in range(children)]
+    sweep = Sweep(uid="s", name="s", started="2026-03-01T10:00:00+00:00", ended=ended, jobs=2, children=known)
+    assert labels.sweep_status(sweep) == expected
+
+
+def test_decimation_keeps_the_extremes_and_the_order():
+    samples = [float(index % 97) for index in range(5_000)]
+    samples[1234], samples[4321] = -1.0, 1_000.0
+    kept = decimate(samples)
+    assert len(kept) <= CHART_POINTS
+    assert {(1234, -1.0), (4321, 1_000.0)} <= set(kept)
+    assert kept == sorted(kept)
+    assert decimate([3.0, 1.0]) == [(0, 3.0), (1, 1.0)]
+
+
+def test_the_samples_of_an_only_point_are_a_chart_and_those_of_many_are_not(make_record, tmp_path):
+    one, many = (replay.of_run(make_record(sizes=sizes, calls=900), tmp_path) for sizes in ((224,), (224, 256)))
+    assert 0 < sum(figure.name == "samples/latency_ms" for figure in one.figures) <= CHART_POINTS
+    assert not [figure for figure in many.figures if figure.name.startswith("samples/")]
+
+
+def test_the_times_of_figures_come_from_the_record_alone(make_record, tmp_path):
+    first, second = (replay.of_run(make_record(), tmp_path).figures for _ in range(2))
+    assert first == second
+
+
+def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
+    note = replay.of_run(make_record(), tmp_path).note
+    assert notes.is_unedited(note)
+    assert not notes.is_unedited(note.replace("224", "225"))
+    assert not notes.is_unedited("mine")
+    assert not notes.is_unedited("")
+
+
+def test_a_description_starts_with_the_figures(make_record, tmp_path):
+    assert replay.of_run(make_record(), tmp_path).note.startswith("**inference: latency p50 10.0 ms ±")
+    failed = make_record(failing={224: Status.OOM})
+    assert replay.of_run(failed, tmp_path).note.startswith("**inference: nothing was measured: oom**")
+
+
+def test_a_uid_from_a_file_cannot_change_a_query(make_record, tmp_path):
+    identity = replay.of_run(make_record(uid="' or 1=1 --`"), tmp_path).identity
+    assert not set("'` ") & set(identity["perfexp.uid"])
+
+
+def test_a_record_without_anything_is_still_a_run(make_record, tmp_path):
+    bare = make_record(points=[], status=Status.FAILED, environment={}, plan={}, doubts=[], started="", ended="")
+    content = replay.of_run(bare, tmp_path)
+    assert content.status == "FAILED"
+    assert content.tags["perfexp.status"] == "failed"

@@ -1,0 +1,163 @@
+"""Every file of conf/ composes, says what its code takes, and finds its code."""
+
+import importlib
+import inspect
+import re
+from dataclasses import fields
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from perfexp import config
+from perfexp.errors import UserError
+from perfexp.gpus import GpuFacts
+
+CONF = config.conf_dir()
+OPTIONS = [
+    (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("schema",)
+]
+#: Options that need a value of the user's.
+GIVEN = {("model", "torchvision"): ["model.name=resnet18"], ("data", "images"): ["data.root=somewhere"]}
+GPUS = [path.stem for path in sorted((CONF / "gpu").glob("*.yaml"))]
+SHEETS = [name for name in GPUS if name not in ("auto", "cpu", "mps", "fake")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def composing():
+    config.register()
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        yield
+
+
+def plan(*overrides):
+    composed = compose(config_name="config", overrides=list(overrides))
+    return config.plan_of(composed, {})
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes_into_a_plan(group, option):
+    plain = plan(f"{group}={option}", *GIVEN.get((group, option), ()))
+    assert config.typed(plain).timed_keys()
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_target_exists(group, option):
+    for target in targets(plan(f"{group}={option}", *GIVEN.get((group, option), ()))):
+        module, _, name = target.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name)), target
+
+
+def targets(node):
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node["_target_"]
+        for value in node.values():
+            yield from targets(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "option"),
+    [
+        ("model/torchvision", "model=torchvision"),
+        ("model/fake", "model=fake"),
+        ("data/synthetic", "data=synthetic"),
+        ("data/images", "data=images"),
+        ("stopping/precision", "stopping=normal"),
+        ("stopping/fixed", "stopping=fixed"),
+        ("sweep/sizes", "sweep=sizes"),
+        ("sweep/batch", "sweep=batch"),
+        ("tracking/mlflow", "tracking=mlflow"),
+    ],
+)
+def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(schema, option):
+    group, _, name = schema.partition("/")
+    node = ConfigStore.instance().load(f"schema/{schema}.yaml").node
+    plain = plan(option, *GIVEN.get((group, name), ()))[group]
+    module, _, attribute = plain["_target_"].rpartition(".")
+    taken = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
+    assert set(taken) == set(node) - {"_target_"}
+    for key, parameter in taken.items():
+        if parameter.default is inspect.Parameter.empty:
+            assert key == "batch_sizes" or OmegaConf.is_missing(node, key) or schema == "sweep/sizes", key
+        else:
+            assert node[key] == parameter.default or (node[key] == {} and parameter.default is None), key
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_a_data_sheet_is_complete_and_has_sources(name):
+    facts = yaml.safe_load((CONF / "gpu" / f"{name}.yaml").read_text())["facts"]
+    assert set(facts) <= {field.name for field in fields(GpuFacts)}
+    assert facts["sources"]
+    assert facts["peak_flops_per_second"].keys() == {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"}
+    assert 1e9 <= facts["memory_bytes"] <= 1e12
+    assert 1e11 <= facts["memory_bytes_per_second"] <= 1e13
+    for rate in facts["peak_flops_per_second"].values():
+        assert rate is None or 1e12 <= rate <= 1e16
+
+
+@pytest.mark.parametrize(
+    ("name", "reported"),
+    [
+        ("h200", "NVIDIA H200"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("a100", "NVIDIA A100-SXM4-80GB"),
+        ("l40s", "NVIDIA L40S"),
+        ("v100", "Tesla V100-SXM2-16GB"),
+        ("t4", "Tesla T4"),
+        ("a6000", "NVIDIA RTX A6000"),
+        ("rtx4090", "NVIDIA GeForce RTX 4090"),
+        ("mi250x", "AMD Instinct MI250X"),
+        ("mi300x", "AMD Instinct MI300X"),
+    ],
+)
+def test_a_reported_name_fits_its_data_sheet_and_no_other(name, reported):
+    fits = [
+        other
+        for other in SHEETS
+        if re.search(yaml.safe_load((CONF / "gpu" / f"{other}.yaml").read_text())["match"], reported, re.IGNORECASE)
+    ]
+    assert fits == [name]
+
+
+def test_an_experiment_sets_its_sizes_and_the_user_still_wins():
+    quick = config.typed(plan("experiment=quick"))
+    assert (len(quick.timed_keys()), quick.percentiles) == (10, [50.0])
+    mine = config.typed(plan("experiment=quick", "sweep.num_sizes=4", "sweep.max_size=230", "percentiles=[50,95]"))
+    assert [key.input_size[0] for key in mine.timed_keys()] == [224, 226, 228, 230]
+    assert mine.percentiles == [50.0, 95.0]
+
+
+def test_the_batch_sweep_goes_from_1_to_128():
+    keys = config.typed(plan("sweep=batch")).timed_keys()
+    assert [key.batch_size for key in keys] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_a_sweep_of_sizes_and_a_size_contradict_each_other():
+    with pytest.raises(UserError, match="leave out input_size"):
+        config.check(config.typed(plan("sweep=sizes", "input_size=300")))
+
+
+def test_train_inference_has_both_phases_of_each_point():
+    assert config.typed(plan("mode=train_inference")).phases == ["train", "inference"]
+
+
+def test_a_plan_is_the_same_after_writing_and_reading(tmp_path):
+    plain = plan("model=alexnet", "batch_size=[1,2]", "input_size=512x1024")
+    (tmp_path / "plan.yaml").write_bytes(config.to_yaml(plain))
+    assert config.read(tmp_path / "plan.yaml") == plain
+
+
+def test_the_hash_of_a_plan_changes_with_what_is_measured_only():
+    one = config.plan_hash(plan("model=alexnet"))
+    assert one == config.plan_hash(plan("model=alexnet", "output_dir=x", "quiet=true", "tracking=none", "stage=s"))
+    assert one != config.plan_hash(plan("model=alexnet", "seed=1"))
+
+
+def test_differences_name_the_keys():
+    assert config.differences(plan("model=alexnet"), plan("model=vgg16", "seed=3")) == [
+        "model.name: alexnet → vgg16",
+        "seed: 0 → 3",
+    ]
