@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from perfexp import config
+from perfexp import config, usage
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error, safe_name
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from perfexp.record import Record
     from perfexp.sinks.console import Console
 
+#: Hydra's flag for a folder of the user's own groups.
+_CONFIG_DIR = ("--config-dir", "-cd")
 #: Axes that the folder of a stage's run names already.
 _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
@@ -48,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if all was measured, 1 if a measurement failed, 2 if the user has something to mend, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if usage.is_asked_for(arguments):
+        print(usage.text([config.conf_dir(), *map(Path, _flag_values(arguments, *_CONFIG_DIR))]))
+        return 0
     application = _Application(arguments)
     try:
         _refuse_targets(arguments)
@@ -74,7 +79,7 @@ class _Application:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = list(arguments)
-        self._search_path = _flags(arguments, "--config-dir", "-cd")
+        self._search_path = [f"--config-dir={folder}" for folder in _flag_values(arguments, *_CONFIG_DIR)]
         self.exit_codes: list[int] = []
         self.campaign: Campaign | None = None
         self._console: Console | None = None
@@ -213,15 +218,10 @@ def _sweeper_params(settings: HydraConf) -> dict[str, Any]:
     return dict(settings.sweeper.get("params") or {})
 
 
-def _flags(arguments: Sequence[str], *names: str) -> list[str]:
-    """Those of Hydra's flags, with their values, that a repetition of the command needs."""
-    found: list[str] = []
-    for index, argument in enumerate(arguments):
-        if argument in names:
-            found += arguments[index : index + 2]
-        elif argument.partition("=")[0] in names:
-            found.append(argument)
-    return found
+def _flag_values(arguments: Sequence[str], *names: str) -> list[str]:
+    """The values of one of Hydra's flags, written `--flag value` or `--flag=value`."""
+    found = [value for name, value in pairwise(arguments) if name in names]
+    return found + [value for name, _, value in (text.partition("=") for text in arguments) if name in names and value]
 
 
 def _refuse_targets(arguments: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 #: Modules and rooms by floor; a module may import from its own floor or from below.
 FLOORS = {
     5: ("__main__", "main", "campaign", "job", "worker", "commands"),
-    4: ("config", "explain"),
+    4: ("config", "explain", "usage"),
     3: ("run", "launch", "sinks"),
     2: ("models", "data", "algorithms", "modes", "probes"),
     1: ("devices", "stopping", "environment", "sweep"),
