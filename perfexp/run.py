@@ -107,13 +107,13 @@ class Procedure:
                     self._epochs(point, step, batches)
                 else:
                     self._times(point, step)
+                if step.trains:
+                    self._training_figures(point, step, batches, first_loss)
+                if self.data.labelled and (self.epochs or not step.trains):
+                    self._accuracy(point)  # before the passes below, which train on
                 if len(step.segments) > 1:
                     self._phases(point, step)
                 self._probe(point, step)
-                if step.trains:
-                    self._training_figures(point, step, batches, first_loss)
-        if self.data.labelled and (self.epochs or not step.trains):
-            self._accuracy(point)
 
     def _first_call(self, step: Step, batches: Batches) -> float | None:
         """The first call of a size, outside of every statistic; returns the first loss in training."""

@@ -415,3 +415,27 @@ def test_a_full_disk_is_told_and_loses_no_finished_point(tmp_path):
     assert main([*arguments[:-1], f"output_dir={tmp_path / 'x'}"]) == 0
     record = Record.load(tmp_path / "x")
     assert [point.status for point in record.points] == [Status.OK] * 20
+
+
+@pytest.mark.slow
+def test_training_on_photographs_learns_and_reports_its_accuracy(run, photographs):
+    code, _, [record] = run(
+        "model=resnet18",
+        "data=images",
+        f"data.root={photographs}",
+        "data.workers=1",
+        "mode=train",
+        "epochs=20",
+        "mode.train.optimizer.lr=0.001",
+        "batch_size=4",
+        "input_size=64",
+        "stopping=fixed",
+        "tracking=none",
+        "output_dir=x",
+    )
+    assert code == 0
+    point = record.points[0]
+    assert len(point.find_series("epoch").samples) == 20
+    assert point.metric("accuracy").value > 0.8  # two pictures that look nothing like each other
+    assert 0 < point.metric("data_share").value < 1
+    assert point.metric("train/loss_last").value < point.metric("train/loss_first").value
