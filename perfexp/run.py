@@ -89,6 +89,7 @@ class Procedure:
     def _measure(self, point: Point) -> None:
         key = point.key
         mode = self.modes[key.phase]
+        self.session.reset()
         with ExitStack() as stack:
             batches = stack.enter_context(
                 self.data.open(

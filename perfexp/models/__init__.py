@@ -92,6 +92,9 @@ class Session(Protocol):
     def training(self) -> AbstractContextManager[None]:
         """Entered around all calls of a training: training mode."""
 
+    def reset(self) -> None:
+        """Forget all training: weights and buffers as they were loaded, no gradients; each point starts from there."""
+
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""
 

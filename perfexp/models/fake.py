@@ -95,6 +95,9 @@ class FakeSession:
         """No state."""
         yield
 
+    def reset(self) -> None:
+        """Nothing is learnt."""
+
     def forward(self, inputs: Any) -> Any:
         """The scripted work."""
         self._work(inputs, 1.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -37,6 +38,10 @@ class TorchSession:
         facts: of the model, to be recorded with the session's own (`weights`, …).
         doubts: about the model, to be recorded with the session's own.
 
+    Attributes:
+        module: as it is on the device.
+        num_classes: see `Session`.
+
     Raises:
         UserError: the settings do not fit the device.
     """
@@ -63,16 +68,15 @@ class TorchSession:
         self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self._precision.tf32)]
         self._execution = execution
         self._data_type: torch.dtype = getattr(torch, self._precision.storage)
-        self._module = module.eval().to(device=device.identifier, dtype=self._data_type)
+        self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
         if execution.channels_last:
-            _make_channels_last(self._module)
+            _make_channels_last(self.module)
         # A graph for each shape: one that serves many shapes is slower, and which one that is depends on their order.
         self._run: Callable[[Any], Any] = (
-            torch.compile(self._module, mode=execution.compile, dynamic=False) if execution.compile else self._module
+            torch.compile(self.module, mode=execution.compile, dynamic=False) if execution.compile else self.module
         )
-        self._scaler = torch.amp.GradScaler(
-            torch.device(device.identifier).type, enabled=self._precision.autocast == "float16"
-        )
+        self._scaler = self._new_scaler()
+        self._untrained: IO[bytes] | None = None
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """See `Session`. Inputs are normally distributed, as normalised pictures roughly are."""
@@ -105,9 +109,20 @@ class TorchSession:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """See `Session`."""
+        """See `Session`. The weights as they were before the first training are kept, in a file."""
+        if self._untrained is None:
+            self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
+            torch.save(self.module.state_dict(), self._untrained)
         with self._mode(training=True), torch.enable_grad():
             yield
+
+    def reset(self) -> None:
+        """See `Session`."""
+        if self._untrained is not None:
+            self._untrained.seek(0)
+            state = torch.load(self._untrained, map_location=self._device.identifier, weights_only=True)
+            self.module.load_state_dict(state)
+        self.module.zero_grad(set_to_none=True)
 
     def forward(self, inputs: Any) -> Any:
         """See `Session`."""
@@ -142,7 +157,7 @@ class TorchSession:
             UserError: unknown optimiser or setting, or nothing to train.
         """
         optimizer = self._build_optimizer(**settings)
-        scaler = self._scaler
+        self._scaler = scaler = self._new_scaler()
 
         def update() -> None:
             scaler.step(optimizer)
@@ -161,11 +176,11 @@ class TorchSession:
 
     def facts(self) -> dict[str, Any]:
         """See `Session`."""
-        parameters = list(self._module.parameters())
+        parameters = list(self.module.parameters())
         return {
             **torch_facts(),
             "precision": self._precision.name,
-            "architecture": type(self._module).__name__,
+            "architecture": type(self.module).__name__,
             "kind": self._kind.name,
             "num_classes": self.num_classes,
             "parameters": sum(parameter.numel() for parameter in parameters),
@@ -179,15 +194,15 @@ class TorchSession:
 
     @contextmanager
     def _mode(self, *, training: bool) -> Iterator[None]:
-        before = self._module.training
-        self._module.train(training)
+        before = self.module.training
+        self.module.train(training)
         try:
             yield
         finally:
-            self._module.train(before)
+            self.module.train(before)
 
     def _check_shape(self, inputs: torch.Tensor) -> None:
-        reason = why_refused(self._module, inputs)
+        reason = why_refused(self.module, inputs)
         if reason is not None:
             raise Unsupported(f"{self._name} can't take {' × '.join(map(str, inputs.shape))}: {reason}.")
 
@@ -202,10 +217,14 @@ class TorchSession:
                     "Choose data of the model's kind; data=synthetic fits every model."
                 )
 
+    def _new_scaler(self) -> torch.amp.GradScaler:
+        kind = torch.device(str(self._device.identifier)).type
+        return torch.amp.GradScaler(kind, enabled=self._precision.autocast == "float16")
+
     def _build_optimizer(self, *, name: str = "sgd", **settings: Any) -> torch.optim.Optimizer:
         if name not in _OPTIMIZERS:
             raise UserError(f"There is no optimizer {name!r}. {did_you_mean(name, _OPTIMIZERS)}")
-        parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
         if self._scaler.is_enabled() and self._device.kind == "cuda" and "foreach" not in settings:

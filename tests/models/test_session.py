@@ -106,6 +106,36 @@ def test_training_lowers_the_loss_and_clears_the_gradients() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+def test_reset_forgets_all_training() -> None:
+    session = open_session()
+    before = {name: tensor.clone() for name, tensor in session.module.state_dict().items()}
+    batch = session.random_batch((8, 8), 4, 0)
+    update = session.optimizer({"name": "sgd", "lr": 0.5})
+    with session.training():
+        session.backward(session.loss(session.forward(batch.inputs), batch.targets))
+        update()
+    assert not all(torch.equal(before[name], tensor) for name, tensor in session.module.state_dict().items())
+    session.reset()
+    for name, tensor in session.module.state_dict().items():
+        assert torch.equal(before[name], tensor), name
+    assert all(parameter.grad is None for parameter in session.module.parameters())
+
+
+def test_every_training_begins_with_the_same_loss() -> None:
+    session, losses = open_session(), []
+    batch = session.random_batch((8, 8), 4, 0)
+    for _ in range(2):
+        session.reset()
+        update = session.optimizer({"name": "sgd", "lr": 0.5, "momentum": 0.9})
+        with session.training():
+            for _ in range(3):
+                loss = session.loss(session.forward(batch.inputs), batch.targets)
+                session.backward(loss)
+                update()
+        losses.append(session.number(loss))
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_each_optimizer_trains(name: str) -> None:
     session = open_session()
