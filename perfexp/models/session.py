@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -112,6 +113,7 @@ class TorchSession:
         """See `Session`. The weights as they were before the first training are kept, in a file."""
         if self._untrained is None:
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
+            weakref.finalize(self, self._untrained.close)
             torch.save(self.module.state_dict(), self._untrained)
         with self._mode(training=True), torch.enable_grad():
             yield
