@@ -17,21 +17,25 @@ def queue_starved(blocks: int) -> Doubt:
     return Doubt(
         code="queue_starved",
         detail=f"in {blocks} blocks the device ran out of work before the host had filled its queue",
-        remedy="read `device` as an upper bound; a CUDA graph (execution.cuda_graph=true) has no such gaps",
+        remedy="read `device` as an upper bound; fewer launches (execution=compile) are filled in faster",
     )
 
 
-def queue_exceeded(launches: int, depth: int) -> Doubt:
-    """A call has more launches than the device's queue takes.
-
-    Args:
-        launches: of one call.
-        depth: of the queue.
-    """
+def queue_exceeded() -> Doubt:
+    """A call has more launches than the device's queue takes."""
     return Doubt(
         code="queue_exceeded",
-        detail=f"a call has {launches} launches, more than the device's queue of {depth} takes: no `device` time",
-        remedy="measure it as a CUDA graph: execution.cuda_graph=true",
+        detail="a call has more launches than the device's queue takes: there is no `device` time",
+        remedy="read `throughput` and `latency`; for `device`, a model with fewer launches (execution=compile)",
+    )
+
+
+def synchronising() -> Doubt:
+    """A call waits for the device inside, so that its queue can't be filled."""
+    return Doubt(
+        code="synchronising",
+        detail="the call waits for the device inside (it reads a value back): there is no `device` time",
+        remedy="take the `.item()`, `.cpu()` or print out of the call, or read `throughput` and `latency`",
     )
 
 
@@ -47,7 +51,7 @@ def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float
     return Doubt(
         code="launch_bound",
         detail=f"the device works {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls",
-        remedy="a larger batch, torch.compile or a CUDA graph keeps the device busy",
+        remedy="a larger batch or torch.compile keeps the device busy",
     )
 
 

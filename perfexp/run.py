@@ -76,7 +76,7 @@ class Procedure:
             except Exception as error:
                 traceback.print_exc()
                 point.status, point.error = verdict(error, self.device)
-        point.metrics += [*self._memory(), *custom.values()]
+        point.metrics += [*self.device.memory(), *custom.values()]
         point.facts["device_before"] = before
         point.facts["device_after"] = self.device.state()
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
@@ -138,26 +138,24 @@ class Procedure:
         point.series.append(timing.series("latency", block, monitor, k))
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
-        device, launches = self.device, self.device.count_launches(step.call)
+        device = self.device
         k = stats.calls_per_sample(self._rough_seconds(step), device.event_tick_seconds, device.record_seconds)
-        fits = timing.samples_per_chunk(device.queue_depth, launches, 1) > 0
-        while k > 1 and timing.samples_per_chunk(device.queue_depth, launches, k) == 0:
-            k = k // 2
-        if fits:
+        while (chunk := timing.samples_in_queue(step.call, device, k)) == 0 and k > 1:
+            k //= 2
+        if chunk:
             self.progress("device time")
-            held = timing.Chain(step.call, device, launches, k, hold=True)
+            held = timing.Chain(step.call, device, chunk, k, hold=True)
             point.series.append(timing.series("device", held, self.stopping.begin(calls_per_sample=k), k))
-            point.facts["device_method"] = "queue"
             if held.starved:
                 point.doubts.append(doubts.queue_starved(held.starved))
         else:
-            point.facts["device_method"] = "none"
-            point.doubts.append(doubts.queue_exceeded(launches, device.queue_depth))
+            waits = device.waits_inside(step.call)
+            point.doubts.append(doubts.synchronising() if waits else doubts.queue_exceeded())
+        point.facts["device_method"] = "queue" if chunk else "none"
         self.progress("throughput")
-        free = timing.Chain(step.call, device, launches, k)
+        free = timing.Chain(step.call, device, chunk or 1, k)
         point.series.append(timing.series("throughput", free, self.stopping.begin(calls_per_sample=k), k))
-        if fits:
-            self._bound_by(point, free)
+        self._bound_by(point, free)
         self.progress("latency")
         monitor = self.stopping.begin(percentiles=self.percentiles)
         point.series.append(timing.series("latency", timing.Latency(step.call, device), monitor))
@@ -266,11 +264,6 @@ class Procedure:
             for _ in range(_PROBED_CALLS):
                 step.call()
             self.device.synchronize()
-
-    def _memory(self) -> list[Metric]:
-        peak, what = self.device.peak_memory_bytes()
-        reason = what if peak is None else None
-        return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
 
 
 def verdict(error: Exception, device: Device) -> tuple[Status, str]:

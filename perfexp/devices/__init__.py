@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from perfexp.record import Doubt
+from perfexp.record import Doubt, Metric
 
 
 class Event(Protocol):
@@ -25,7 +25,6 @@ class Device(Protocol):
         asynchronous: whether calls return before their work is done.
         event_tick_seconds: resolution of the event clock; of the host's clock on a synchronous device.
         record_seconds: device time that recording an event costs.
-        queue_depth: launches that may be pending before the host has to wait; 0 on a synchronous device.
     """
 
     kind: str
@@ -34,7 +33,6 @@ class Device(Protocol):
     asynchronous: bool
     event_tick_seconds: float
     record_seconds: float
-    queue_depth: int
 
     def now_ns(self) -> int:
         """The host's monotonic clock, nanoseconds."""
@@ -57,14 +55,14 @@ class Device(Protocol):
     def hold(self, seconds: float) -> None:
         """Put a wait of about so long into the queue, so that what follows piles up behind it."""
 
-    def count_launches(self, call: Callable[[], object]) -> int:
-        """Run a call and count what it puts into the queue; 0 on a synchronous device."""
+    def waits_inside(self, call: Callable[[], object]) -> bool:
+        """Run a call and tell whether it waits for the device before it returns; False on a synchronous device."""
 
     def reset_peak_memory(self) -> None:
         """Forget the peak of memory so far, where that can be done."""
 
-    def peak_memory_bytes(self) -> tuple[int | None, str]:
-        """Peak of memory since the last reset, and what exactly it counts (or why there is none)."""
+    def memory(self) -> list[Metric]:
+        """`memory/peak_bytes` since the last reset, and what else the device knows; None with a reason otherwise."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an exception says that this device, or its host, ran out of memory."""

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
-from perfexp.record import Doubt
 
 
-class _UnusedGpu(CpuDevice):
-    """The CPU of a machine that has a GPU as well; says so."""
+def open_device(*, index: int = 0, **_: Any) -> Device:
+    """The CUDA device of that number where torch has one, otherwise the CPU.
 
-    def doubts(self) -> list[Doubt]:
-        """See `Device`."""
-        found = Doubt(
-            code="gpu_unused",
-            detail="this machine has an NVIDIA GPU, but this version of perfexp measures the CPU only",
-            remedy="say gpu=cpu if the CPU is what you mean",
-        )
-        return [found, *super().doubts()]
+    Args:
+        index: number of the device.
+    """
+    from perfexp.devices import cuda
 
-
-def open_device(**_: Any) -> CpuDevice:
-    """The CPU, which is all that this version measures; a GPU that lies idle beside it is a doubt."""
-    return _UnusedGpu() if Path("/dev/nvidiactl").exists() else CpuDevice()
+    return cuda.CudaDevice(index=index) if cuda.is_available(index) else CpuDevice()

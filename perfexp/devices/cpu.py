@@ -6,13 +6,14 @@ import platform
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from perfexp.devices import Event
-from perfexp.record import Doubt
+from perfexp.record import Doubt, Metric
 
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc", re.I)
 
@@ -34,12 +35,10 @@ class CpuDevice:
     identifier: str | None = "cpu"
     asynchronous = False
     record_seconds = 0.0
-    queue_depth = 0
 
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name or processor_name()
         self.event_tick_seconds = _clock_tick_seconds()
-        self._peak_is_reset = False
 
     def now_ns(self) -> int:
         """See `Device`."""
@@ -70,27 +69,20 @@ class CpuDevice:
     def hold(self, seconds: float) -> None:
         """There is no queue to hold."""
 
-    def count_launches(self, call: Callable[[], object]) -> int:
-        """Nothing is queued."""
-        return 0
+    def waits_inside(self, call: Callable[[], object]) -> bool:
+        """Nothing is ever pending."""
+        return False
 
     def reset_peak_memory(self) -> None:
         """Set the peak of the resident memory back to what is resident now (Linux: /proc/self/clear_refs)."""
-        try:
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-            self._peak_is_reset = True
-        except OSError:
-            self._peak_is_reset = False
 
-    def peak_memory_bytes(self) -> tuple[int | None, str]:
-        """Peak resident memory of the process, libraries and data included."""
-        what = "peak resident memory of the process" + ("" if self._peak_is_reset else " since its start")
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:
-            return _getrusage_peak_bytes(), "peak resident memory of the process since its start"
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        return (int(found[1]) * 1024, what) if found else (None, "the system does not tell the peak resident memory")
+    def memory(self) -> list[Metric]:
+        """Peak resident memory of the process, libraries and data included: since the reset where the system can."""
+        peak = _peak_resident_bytes()
+        reason = None if peak is not None else "the system does not tell the peak resident memory"
+        return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Device`."""
@@ -148,8 +140,14 @@ def _clock_tick_seconds() -> float:
     return min(steps) * 1e-9
 
 
-def _getrusage_peak_bytes() -> int | None:
-    """Peak resident memory where there is no /proc; macOS counts it in bytes, others in KiB."""
+def _peak_resident_bytes() -> int | None:
+    """Linux tells it since the last reset; macOS and others since the process began, in bytes and in KiB."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        found = None
+    if found:
+        return int(found[1]) * 1024
     try:
         import resource
     except ImportError:

@@ -1,18 +1,207 @@
-"""CUDA devices, NVIDIA's and AMD's, through torch: finding the one that the configuration names."""
+"""CUDA devices, NVIDIA's and, through the same interface of torch, AMD's."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 
+from perfexp.devices import Event
 from perfexp.devices.cpu import processor_name
-from perfexp.errors import DeviceMismatch, UserError
+from perfexp.devices.nvml import find_board
+from perfexp.errors import DeviceMismatch
+from perfexp.record import Doubt, Metric
+
+#: Cycles of the spin by which its rate is found; from here on its time is proportional to them.
+_CANARY_CYCLES = 20_000_000
+
+#: A kernel that spins for so many cycles.
+_spin: Callable[[int], None] = torch.cuda._sleep
 
 
-def open_device(*, name: str, match: str | None = None, index: int = 0, **_: Any) -> NoReturn:
-    """Find the device that a file of the gpu group names. This version can't measure on it yet.
+class CudaDevice:
+    """A GPU that torch calls `cuda:INDEX`.
+
+    Opening it makes the context, and measures the tick of its event clock, what recording an event costs, and how fast
+    it spins.
+
+    Args:
+        index: number of the device.
+    """
+
+    kind = "cuda"
+    asynchronous = True
+
+    def __init__(self, *, index: int = 0) -> None:
+        self.identifier: str | None = f"cuda:{index}"
+        torch.cuda.set_device(index)
+        torch.cuda.synchronize()
+        self._properties = torch.cuda.get_device_properties(index)
+        self.name = self._properties.name
+        self._board, self._no_board = find_board(str(self._properties.uuid))
+        self._used_before_bytes = self._board.used_bytes() if self._board else None
+        self._cycles_per_second = self._spin_rate()
+        self.record_seconds = self._measure_record()
+        self.event_tick_seconds = self._measure_tick()
+
+    def now_ns(self) -> int:
+        """See `Device`."""
+        return time.perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        torch.cuda.synchronize()
+
+    def new_event(self) -> Event:
+        """See `Device`; torch makes an event when it is first recorded."""
+        event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.record(event)
+        return event
+
+    def record(self, event: Event) -> None:
+        """See `Device`."""
+        event.record()  # type: ignore[attr-defined]
+
+    def passed(self, event: Event) -> bool:
+        """See `Device`."""
+        return bool(event.query())  # type: ignore[attr-defined]
+
+    def elapsed_seconds(self, start: Event, end: Event) -> float:
+        """See `Device`; torch gives milliseconds in single precision."""
+        return float(start.elapsed_time(end)) * 1e-3  # type: ignore[attr-defined]
+
+    def hold(self, seconds: float) -> None:
+        """See `Device`; a kernel that spins."""
+        _spin(int(seconds * self._cycles_per_second))
+
+    def waits_inside(self, call: Callable[[], object]) -> bool:
+        """See `Device`; torch raises where an operation would synchronise."""
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        except RuntimeError as error:
+            if "synchronizing" not in str(error):
+                raise
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+        return False
+
+    def reset_peak_memory(self) -> None:
+        """See `Device`; what torch's allocator holds without need is given back first."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def memory(self) -> list[Metric]:
+        """Peaks of torch's allocator, and what the board has more in use than before the context was made."""
+        used = self._board.used_bytes() if self._board else None
+        known = used is not None and self._used_before_bytes is not None
+        return [
+            Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated(), unit="bytes"),
+            Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved(), unit="bytes"),
+            Metric(
+                name="memory/device_bytes",
+                value=used - self._used_before_bytes if known else None,  # type: ignore[operator]
+                unit="bytes",
+                reason=None if known else self._no_board or "the driver does not tell the memory in use",
+            ),
+        ]
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See `Device`."""
+        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+    def state(self) -> dict[str, Any]:
+        """What the driver says, and the clock that the spin of known cycles shows."""
+        return {"canary_hertz": self._spin_rate(), **(self._board.state() if self._board else {})}
+
+    def facts(self) -> dict[str, Any]:
+        """See `Device`."""
+        properties = self._properties
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "index": torch.cuda.current_device(),
+            "uuid": str(properties.uuid),
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "rocm": torch.version.hip,
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "event_tick_seconds": self.event_tick_seconds,
+            "record_seconds": self.record_seconds,
+            **(self._board.facts() if self._board else {"nvml": self._no_board}),
+        }
+
+    def doubts(self) -> list[Doubt]:
+        """See `Device`."""
+        state = self._board.state() if self._board else {}
+        busy = state.get("utilization_percent") or 0
+        others = (state.get("processes") or 1) - 1
+        if others <= 0 and busy <= 5:
+            return []
+        return [
+            Doubt(
+                code="shared_device",
+                detail=f"{others} other processes on {self.name}, {busy} % busy before the first measurement",
+                remedy="measure when nobody else uses the device",
+            )
+        ]
+
+    def _spin_rate(self) -> float:
+        """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load."""
+        start, end = self.new_event(), self.new_event()
+        self.record(start)
+        _spin(_CANARY_CYCLES)
+        self.record(end)
+        self.synchronize()
+        return _CANARY_CYCLES / self.elapsed_seconds(start, end)
+
+    def _measure_record(self, repeats: int = 200) -> float:
+        """Device time that one more event costs: spins with an event after each, against the same spins without."""
+        events = [self.new_event() for _ in range(repeats)]
+        start, end = self.new_event(), self.new_event()
+
+        def spins(marks: list[Event]) -> float:
+            torch.cuda.synchronize()
+            self.hold(0.02)
+            self.record(start)
+            for index in range(repeats):
+                _spin(20_000)
+                if marks:
+                    self.record(marks[index])
+            self.record(end)
+            torch.cuda.synchronize()
+            return self.elapsed_seconds(start, end)
+
+        pairs = [(spins(events), spins([])) for _ in range(5)]
+        return max(0.0, statistics.median((marked - bare) / repeats for marked, bare in pairs))
+
+    def _measure_tick(self, repeats: int = 300) -> float:
+        """The smallest difference between two times that the event clock was seen to show."""
+        events = [self.new_event() for _ in range(repeats + 1)]
+        torch.cuda.synchronize()
+        self.hold(0.02)
+        self.record(events[0])
+        for index in range(repeats):
+            _spin(1000 + 37 * index)
+            self.record(events[index + 1])
+        torch.cuda.synchronize()
+        times = sorted({self.elapsed_seconds(events[i], events[i + 1]) for i in range(repeats)})
+        steps = [b - a for a, b in pairwise(times) if b - a > 2e-9]  # less is rounding
+        return min(steps, default=1e-6)
+
+
+def open_device(*, name: str = "cuda", match: str | None = None, index: int = 0, **_: Any) -> CudaDevice:
+    """The device that a file of the gpu group names.
 
     Args:
         name: name of the group's file (`h200`).
@@ -21,20 +210,22 @@ def open_device(*, name: str, match: str | None = None, index: int = 0, **_: Any
 
     Raises:
         DeviceMismatch: the machine has no such device; both are named.
-        UserError: it has, but perfexp measures only the CPU so far.
     """
-    found = _device_name(index)
-    if match is None or not re.search(match, found, re.IGNORECASE):
+    found = torch.cuda.get_device_name(index) if is_available(index) else None
+    if found is None or (match is not None and not re.search(match, found, re.IGNORECASE)):
+        here = found or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
+        wanted = f"a device whose name fits '{match}'" if match else "a CUDA device"
         raise DeviceMismatch(
-            f"gpu={name} asks for a device whose name fits '{match or name}'; this job runs on: {found}. "
-            "Choose gpu=auto, or the machine that has it."
+            f"gpu={name} gpu.index={index} asks for {wanted}; this job runs on: {here}. "
+            "Choose gpu=auto, another gpu.index, or the machine that has it."
         )
-    raise UserError(f"gpu={name}: {found} is here, but this version of perfexp measures only the CPU. Choose gpu=cpu.")
+    return CudaDevice(index=index)
 
 
-def _device_name(index: int) -> str:
-    if not torch.cuda.is_available():
-        return f"{processor_name()} (no CUDA device)"
-    if index >= torch.cuda.device_count():
-        return f"{torch.cuda.device_count()} CUDA devices, none with index {index}"
-    return torch.cuda.get_device_name(index)
+def is_available(index: int = 0) -> bool:
+    """Whether torch can use a device of that number.
+
+    Args:
+        index: number of the device.
+    """
+    return torch.cuda.is_available() and 0 <= index < torch.cuda.device_count()

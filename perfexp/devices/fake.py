@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfexp.devices import Event
-from perfexp.record import Doubt
+from perfexp.record import Doubt, Metric
 
 
 class _Mark:
@@ -60,7 +60,7 @@ class FakeDevice:
         self.queue_depth = queue_depth if asynchronous else 0
         self._host_seconds = 0.0
         self._free_seconds = 0.0
-        self._launched = 0
+        self._synchronized = 0
         self._pending: deque[float] = deque()
 
     def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
@@ -73,7 +73,6 @@ class FakeDevice:
         Returns:
             When the device will have finished it, in simulated seconds.
         """
-        self._launched += 1
         self._host_seconds += self.enqueue_seconds if host_seconds is None else host_seconds
         while self._pending and self._pending[0] <= self._host_seconds:
             self._pending.popleft()
@@ -92,6 +91,7 @@ class FakeDevice:
 
     def synchronize(self) -> None:
         """See `Device`."""
+        self._synchronized += 1
         self._host_seconds = max(self._host_seconds, self._free_seconds) + self.synchronize_seconds
         self._pending.clear()
 
@@ -121,18 +121,19 @@ class FakeDevice:
         """See `Device`."""
         self.launch(seconds)
 
-    def count_launches(self, call: Callable[[], object]) -> int:
+    def waits_inside(self, call: Callable[[], object]) -> bool:
         """See `Device`."""
-        before = self._launched
+        before = self._synchronized
         call()
-        return self._launched - before
+        return self._synchronized > before
 
     def reset_peak_memory(self) -> None:
         """It has no memory."""
 
-    def peak_memory_bytes(self) -> tuple[int | None, str]:
+    def memory(self) -> list[Metric]:
         """It has no memory."""
-        return None, "a scripted device has no memory"
+        reason = "a scripted device has no memory"
+        return [Metric(name="memory/peak_bytes", value=None, unit="bytes", reason=reason)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Device`."""

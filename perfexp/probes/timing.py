@@ -21,6 +21,8 @@ Samples = NDArray[np.float64]
 #: So much of the device's queue is filled at the most: beyond its depth the host is made to wait, which looks like a
 #: call that is slow to launch.
 _QUEUE_SHARE = 0.8
+#: To find the depth, the queue is held for so long; a host that can't fill it in that time never fills it while timing.
+_PROBE_HOLD_SECONDS = 0.06
 #: The queue is held for so many times the host's time to fill it, and a little more.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 200e-6
 #: Attempts to hold a queue long enough before the block is taken as it is.
@@ -138,7 +140,7 @@ class Chain:
     Attributes:
         call: what is timed.
         device: that works.
-        launches: launches of one call.
+        chunk: samples that fit into the queue at once.
         calls_per_sample: k.
         hold: whether the queue is held while it is filled.
         host_seconds: host time of issuing all calls so far.
@@ -149,7 +151,7 @@ class Chain:
 
     call: Call
     device: Device
-    launches: int = 1
+    chunk: int
     calls_per_sample: int = 1
     hold: bool = False
     host_seconds: float = 0.0
@@ -162,10 +164,9 @@ class Chain:
     def __call__(self, samples: int) -> Samples:
         """Take so many samples, device seconds per call."""
         taken: list[Samples] = []
-        chunk = max(1, samples_per_chunk(self.device.queue_depth, self.launches, self.calls_per_sample))
         left = samples
         while left > 0:
-            count = min(chunk, left)
+            count = min(self.chunk, left)
             taken.append(self._held_chunk(count) if self.hold else self._chunk(count, 0.0)[0])
             left -= count
         return np.concatenate(taken)
@@ -206,15 +207,32 @@ class Chain:
         return np.asarray(between) / k, (issued - start) * 1e-9, starved
 
 
-def samples_per_chunk(queue_depth: int, launches: int, calls_per_sample: int) -> int:
-    """How many samples of k calls fit into the queue at once; 0 where not even one does.
+def samples_in_queue(call: Call, device: Device, calls_per_sample: int = 1, most: int = 2000) -> int:
+    """How many samples the device's queue takes with room to spare, found by filling it while it is held.
 
     Args:
-        queue_depth: launches that may be pending.
-        launches: launches of one call.
-        calls_per_sample: k; each sample has one more launch, its event.
+        call: to be timed.
+        device: asynchronous.
+        calls_per_sample: k; each sample also has an event.
+        most: no more than so many are of interest.
+
+    Returns:
+        0 where not even one sample fits: the call has more launches than the queue has places, or it waits inside.
     """
-    return int(_QUEUE_SHARE * queue_depth) // (launches * calls_per_sample + 1)
+    held, mark = device.new_event(), device.new_event()
+    device.synchronize()
+    device.hold(_PROBE_HOLD_SECONDS)
+    device.record(held)
+    fit = 0
+    while fit < most:
+        for _ in range(calls_per_sample):
+            call()
+        device.record(mark)
+        if device.passed(held):  # the host was made to wait until the hold was over
+            break
+        fit += 1
+    device.synchronize()
+    return max(1, int(_QUEUE_SHARE * fit)) if fit else 0
 
 
 @dataclass

@@ -39,6 +39,7 @@ def test_an_event_is_passed_when_the_device_has_come_to_it():
     assert device.passed(event)
 
 
-def test_launches_are_counted():
+def test_a_call_that_waits_inside_is_found():
     device = FakeDevice()
-    assert device.count_launches(lambda: [device.launch(1e-6) for _ in range(7)]) == 7
+    assert not device.waits_inside(lambda: device.launch(1e-6))
+    assert device.waits_inside(lambda: (device.launch(1e-6), device.synchronize()))

@@ -22,7 +22,7 @@ def repeat(device, work_seconds, launches=1):
 @pytest.mark.parametrize("work_seconds", [5e-6, 50e-6])
 def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
-    seconds = timing.Chain(repeat(device, work_seconds), device, hold=True)(500)
+    seconds = timing.Chain(repeat(device, work_seconds), device, 400, hold=True)(500)
     # the first block finds out how long the queue has to be held
     assert np.median(seconds) == pytest.approx(work_seconds, rel=1e-6)
     assert seconds[1:] == pytest.approx(np.full(499, work_seconds), rel=1e-6)
@@ -31,7 +31,7 @@ def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds
 @pytest.mark.parametrize(("work_seconds", "wall_seconds"), [(5e-6, 20e-6), (50e-6, 50e-6)])
 def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
-    seconds = timing.Chain(repeat(device, work_seconds), device)(500)
+    seconds = timing.Chain(repeat(device, work_seconds), device, 400)(500)
     assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
 
 
@@ -52,8 +52,9 @@ def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
         def call(device=device, noise=noise):
             device.launch(work_seconds * next(noise))
 
-        held = float(np.median(timing.Chain(call, device, hold=True)(calls)))
-        free = timing.Chain(call, device)
+        chunk = timing.samples_in_queue(call, device)
+        held = float(np.median(timing.Chain(call, device, chunk, hold=True)(calls)))
+        free = timing.Chain(call, device, chunk)
         free(calls)
         assert stats.bound_by(free.host_seconds / free.calls, free.wall_seconds / free.calls, held) == verdict
 
@@ -61,41 +62,56 @@ def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
 def test_a_chunk_never_fills_the_queue_to_where_the_host_has_to_wait():
     """Beyond its depth the queue itself slows the host down, and a device-bound call would look launch-bound."""
     device = FakeDevice(enqueue_seconds=20e-6, queue_depth=1000)
-    free = timing.Chain(repeat(device, 50e-6), device)
+    call = repeat(device, 50e-6)
+    free = timing.Chain(call, device, timing.samples_in_queue(call, device))
     free(5000)
     assert free.host_seconds / free.calls == pytest.approx(20e-6, rel=0.01)
 
 
 def test_a_call_of_many_launches_still_fits():
     device = FakeDevice(enqueue_seconds=2e-6, queue_depth=1000)
-    seconds = timing.Chain(repeat(device, 1e-3, launches=300), device, launches=300, hold=True)(20)
+    call = repeat(device, 1e-3, launches=300)
+    seconds = timing.Chain(call, device, timing.samples_in_queue(call, device), hold=True)(20)
     assert np.median(seconds) == pytest.approx(1e-3, rel=1e-6)
 
 
-def test_samples_per_chunk():
-    assert timing.samples_per_chunk(1000, 1, 1) == 400
-    assert timing.samples_per_chunk(1000, 799, 1) == 1
-    assert timing.samples_per_chunk(1000, 800, 1) == 0
+@pytest.mark.parametrize(("launches", "fits"), [(1, 400), (9, 80), (399, 1), (990, 1), (1001, 0)])
+def test_the_queue_is_filled_to_find_out_how_much_it_takes(launches, fits):
+    """1,000 places and an event for each sample; four fifths of what goes in."""
+    device = FakeDevice(enqueue_seconds=5e-6, queue_depth=1000)
+    found = timing.samples_in_queue(repeat(device, 1e-3, launches=launches), device)
+    assert found == pytest.approx(fits, abs=1)
+    assert (found == 0) == (fits == 0)
+
+
+def test_a_call_that_waits_inside_never_fits():
+    device = FakeDevice()
+    assert timing.samples_in_queue(lambda: (device.launch(1e-5), device.synchronize()), device) == 0
+
+
+def test_a_host_too_slow_to_fill_the_queue_fills_what_it_can():
+    device = FakeDevice(enqueue_seconds=1e-3, queue_depth=1000)
+    assert 1 <= timing.samples_in_queue(repeat(device, 1e-6), device) <= 60
 
 
 def test_a_coarse_tick_is_overcome_by_more_calls_per_sample():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
     k = stats.calls_per_sample(10e-6, device.event_tick_seconds)
-    seconds = timing.Chain(repeat(device, 10e-6), device, calls_per_sample=k, hold=True)(30)
+    seconds = timing.Chain(repeat(device, 10e-6), device, 8, k, hold=True)(30)
     assert k == 103
     assert np.abs(seconds / 10e-6 - 1).max() <= 0.001
 
 
 def test_without_more_calls_the_same_tick_would_be_wrong():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
-    seconds = timing.Chain(repeat(device, 10e-6), device, hold=True)(300)
+    seconds = timing.Chain(repeat(device, 10e-6), device, 400, hold=True)(300)
     assert np.abs(seconds / 10e-6 - 1).max() > 0.02
 
 
 def test_a_queue_that_can_not_be_held_is_told():
     device = FakeDevice(enqueue_seconds=20e-6)
     device.hold = lambda seconds: None
-    chain = timing.Chain(repeat(device, 5e-6), device, hold=True)
+    chain = timing.Chain(repeat(device, 5e-6), device, 400, hold=True)
     chain(100)
     assert chain.starved == 1
 

@@ -1,0 +1,99 @@
+"""NVML: what the driver says of an NVIDIA board; every question that it does not answer is None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+#: Throttle reasons that slow a device down although it has work, by their bits. Source: nvml.h,
+#: nvmlClocksEventReason…; idle, application clocks, and sync boost are no slow-down of this kind.
+_THROTTLES = {
+    0x04: "power cap",
+    0x08: "hardware slow-down",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+
+
+class Board:
+    """One board, by its UUID.
+
+    Args:
+        uuid: as torch tells it (`GPU-…` or without the prefix).
+    """
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+
+    def facts(self) -> dict[str, Any]:
+        """What does not change while measuring. Watts, hertz, bytes."""
+        nvml, handle = self._nvml, self._handle
+        return {
+            "driver": self._ask(nvml.nvmlSystemGetDriverVersion),
+            "power_limit_watts": _scaled(self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
+            "max_sm_clock_hertz": _scaled(self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM), 1e6),
+            "max_memory_clock_hertz": _scaled(
+                self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM), 1e6
+            ),
+            "ecc": _flag(self._ask(nvml.nvmlDeviceGetEccMode, handle)),
+            "mig": _flag(self._ask(nvml.nvmlDeviceGetMigMode, handle)),
+            "pcie_generation": self._ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+            "pcie_width": self._ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Clocks, temperature, power, throttling and other processes, as they are now."""
+        nvml, handle = self._nvml, self._handle
+        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        return {
+            "sm_clock_hertz": _scaled(self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM), 1e6),
+            "memory_clock_hertz": _scaled(self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM), 1e6),
+            "temperature_celsius": self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_watts": _scaled(self._ask(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
+            "throttling": None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit],
+            "processes": self._count_processes(),
+            "utilization_percent": getattr(self._ask(nvml.nvmlDeviceGetUtilizationRates, handle), "gpu", None),
+        }
+
+    def used_bytes(self) -> int | None:
+        """Memory of the board that is in use, by anybody."""
+        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
+        return None if memory is None else int(memory.used)
+
+    def _count_processes(self) -> int | None:
+        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        return None if processes is None else len(processes)
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        with suppress(self._nvml.NVMLError):
+            return question(*arguments)
+        return None
+
+
+def find_board(uuid: str) -> tuple[Board | None, str]:
+    """The board of that UUID, or None and why there is none.
+
+    Args:
+        uuid: as torch tells it.
+    """
+    try:
+        return Board(uuid), ""
+    except ImportError:
+        return None, "nvidia-ml-py is not installed"
+    except Exception as error:
+        return None, f"NVML does not answer: {error}"
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _flag(mode: Any) -> bool | None:
+    """NVML gives the current and the pending mode."""
+    return None if mode is None else bool(mode[0])
