@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
 from perfexp.job import longest_seconds
-from perfexp.paths import SweepPaths, safe_name, write_atomically
+from perfexp.paths import SweepPaths, write_atomically
 from perfexp.record import Record, Status, Sweep, SweepChild, SweepMembership
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker
     from perfexp.sinks.console import Console
-
-#: Axes whose value speaks for itself in a run's name.
-_PLAIN_AXES = ("model", "algorithm", "mode", "precision", "gpu", "experiment")
 
 
 class Campaign:
@@ -108,10 +105,10 @@ class Campaign:
         from perfexp.sinks import files
 
         self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._write()
         records = self._records()
         link = None
         try:
+            self._write()
             files.write_sweep(self.sweep, self.paths.root, records)
             if self._tracker is not None:
                 link = self._tracker.publish_sweep(self.sweep, self.paths.root)
@@ -130,28 +127,6 @@ class Campaign:
 
     def _write(self) -> None:
         write_atomically(self.paths.summary, self.sweep.to_json())
-
-
-def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
-    """A run's name: what varies first, because lists cut names off.
-
-    Args:
-        parts: model, algorithm and mode.
-        axes: the overrides that vary in the sweep; empty for a single run.
-    """
-    varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
-    fixed = [part for part in parts if part not in axes.values()]
-    return "-".join([*varying, *fixed])
-
-
-def child_folder(job: int, axes: Mapping[str, str]) -> str:
-    """Name of a run's folder within its sweep's.
-
-    Args:
-        job: number of the run.
-        axes: the overrides that vary.
-    """
-    return safe_name("_".join([str(job), *axes.values()]))[:100]
 
 
 def _relative(target: Path, start: Path) -> str:

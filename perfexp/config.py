@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,6 @@ class ImagesData:
     workers: int = 2
     pin_memory: bool = False
     prefetch_factor: int = 2
-    drop_last: bool = True
 
 
 @dataclass(kw_only=True)
@@ -276,6 +275,11 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         key = str(error.full_key)
         raise UserError(f"{key} has no default: say {key}=VALUE.") from error
+    written = set(_targets(OmegaConf.to_container(composed, resolve=False)))
+    if (made := set(_targets(plain)) - written) or any("${" in target for _, target in written):
+        raise UserError(
+            f"A _target_ is honoured only where a file writes it out, not by interpolation: {sorted(made)}."
+        )
     groups = [field.name for field in fields(Plan)]
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     return plain
@@ -426,6 +430,9 @@ def check(plan: Plan) -> None:
             raise UserError("epochs=N is for training: add mode=train.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
         raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
+    for key in ("threads", "interop_threads"):
+        if (threads := getattr(plan.execution, key)) is not None and threads < 1:
+            raise UserError(f"execution.{key}={threads}: at least one, or leave it out.")
     plan.timed_keys()
     build(plan.stopping)
 
@@ -433,6 +440,18 @@ def check(plan: Plan) -> None:
 def _name(node: Any, choice: str) -> str:
     name = node.get("name") if isinstance(node, Mapping) else None
     return str(name or choice)
+
+
+def _targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Where code is chosen, and which."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield path, str(node["_target_"])
+        for key, value in node.items():
+            yield from _targets(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _targets(value, f"{path}.{index}")
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -81,6 +81,15 @@ def loss_not_finite(loss: float) -> Doubt:
     )
 
 
+def accuracy_of_training_data() -> Doubt:
+    """The accuracy is that of the pictures that were trained on."""
+    return Doubt(
+        code="accuracy_of_training_data",
+        detail="there are no held-out pictures: the accuracy is that of the ones that were trained on",
+        remedy="put the pictures into subfolders train and val",
+    )
+
+
 def busy_host(other_cores: float, cores: int) -> Doubt:
     """Other processes worked while a point was measured.
 

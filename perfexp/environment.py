@@ -59,6 +59,24 @@ def collect() -> dict[str, Any]:
     }
 
 
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """In what two environments differ that makes their times incomparable: name, old and new.
+
+    Args:
+        before: facts of an environment.json.
+        now: those of this process.
+    """
+    places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
+    found = ((place, _at(before, place), _at(now, place)) for place in places)
+    return [(place, old, new) for place, old, new in found if old != new]
+
+
+def _at(facts: dict[str, Any], place: str) -> Any:
+    for name in place.split("."):
+        facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
+    return facts
+
+
 def cores() -> int:
     """Logical cores of the machine."""
     return psutil.cpu_count() or 1
@@ -67,7 +85,8 @@ def cores() -> int:
 def other_cpu_seconds() -> float:
     """Processor time that other processes, and other guests of the same hardware, have used since the machine started.
 
-    This process, its parent (which waits) and its children are not counted; differences of two readings mean something.
+    This process, its parent (which waits) and its children, those that have ended too, are not counted. The difference
+    of two readings means something.
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
@@ -82,7 +101,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
         used = process.cpu_times()
     except psutil.Error:  # it has just ended, or belongs to somebody else
         return 0.0
-    return float(used.user + used.system)
+    return float(used.user + used.system + used.children_user + used.children_system)  # children that have ended
 
 
 def _version(package: str) -> str | None:

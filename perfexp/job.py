@@ -6,7 +6,8 @@ import hashlib
 import json
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +17,29 @@ import msgspec
 
 from perfexp import __version__, config, launch
 from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import RunPaths, write_atomically
-from perfexp.record import Doubt, Key, Point, Record, Status, SweepMembership, overall_status, read_points
+from perfexp.paths import RunPaths, disk_error, write_atomically
+from perfexp.record import (
+    Doubt,
+    Key,
+    Record,
+    Status,
+    SweepMembership,
+    missing,
+    overall_status,
+    point_to_line,
+    points_from_lines,
+    read_points,
+)
+from perfexp.sinks.store import without_password
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker
     from perfexp.sinks.console import Console
 
-#: How many blocks of the stopping rule a point has at the most: three times on an asynchronous device, and the phases.
-_BLOCKS_PER_POINT = {True: 4, False: 2}
+#: How many blocks of the stopping rule a point has: one time or three, and the phases.
+_SYNCHRONOUS_BLOCKS, _ASYNCHRONOUS_BLOCKS = 2, 4
+#: Results that stay when a command is repeated; what else there is, is measured again.
+_FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 
 
 @dataclass(kw_only=True)
@@ -61,30 +76,40 @@ def run(assignment: Assignment, console: Console) -> Record:
     """
     plan, paths = assignment.plan, RunPaths(assignment.folder)
     config.check(plan)
-    _prepare(paths, assignment)
-    job = launch.Job(
-        paths=paths,
-        plan_sha256=hashlib.sha256(paths.plan.read_bytes()).hexdigest(),
-        timed=plan.timed_keys(),
-        first_predictions=plan.first_prediction_keys(),
-        prefix=plan.profiler.command,
-    )
-    started = _now()
+    paths.create()
+    with paths.locked(), _logged(paths):
+        job = launch.Job(
+            paths=paths,
+            plan_sha256=_prepare(paths, assignment.plain),
+            timed=plan.timed_keys(),
+            first_predictions=plan.first_prediction_keys(),
+            prefix=plan.profiler.command,
+        )
+        _announce(job, assignment, console)
+        with console.progress() as progress:
+            progress.started(len(job.timed))
+            job.listener = _Relay(progress, job.timed, paths)
+            try:
+                launch.run(job)
+            except (KeyboardInterrupt, PerfexpError):
+                if read_points(paths.points):
+                    _finish(assignment, job, console)
+                raise
+        return _finish(assignment, job, console)
+
+
+def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None:
+    plan = assignment.plan
+    left = missing([*job.timed, *job.first_predictions], job.paths.points)
+    if not left:
+        console.note(f"Nothing is left to measure in {job.paths.root}: this is what was measured.")
+        return
     device = None if plan.gpu_name == "auto" else plan.gpu_name
     console.header(assignment.plain, points=len(job.timed), device=device, longest_seconds=longest_seconds(plan))
-    with _logged(paths), console.progress() as progress:
-        progress.started(len(job.timed))
-        job.listener = _Relay(progress, job.timed, paths)
-        try:
-            points = launch.run(job)
-        except KeyboardInterrupt:
-            _finish(assignment, paths, launch.results(job), started, console)
-            raise
-    return _finish(assignment, paths, points, started, console)
 
 
 def longest_seconds(plan: config.Plan) -> float | None:
-    """About how long measuring a plan takes at the most, or None where its stopping rule has no limit of time.
+    """About how long measuring a plan may take, or None where its stopping rule has no limit of time.
 
     Args:
         plan: to be measured.
@@ -92,29 +117,28 @@ def longest_seconds(plan: config.Plan) -> float | None:
     longest = config.build(plan.stopping).longest_seconds()
     if longest is None or plan.epochs:
         return None
-    blocks = _BLOCKS_PER_POINT[plan.gpu_name not in ("cpu", "auto")]
+    blocks = _SYNCHRONOUS_BLOCKS if plan.gpu_name == "cpu" else _ASYNCHRONOUS_BLOCKS
     return float(len(plan.timed_keys()) * blocks * longest)
 
 
-def assemble(assignment: Assignment, paths: RunPaths, points: list[Point], started: str) -> Record:
+def assemble(assignment: Assignment, job: launch.Job) -> Record:
     """A record of what was measured.
 
     Args:
         assignment: what was to be done.
-        paths: of the run.
-        points: all of them, with their results.
-        started: date and time, ISO 8601.
+        job: how it was.
     """
-    environment, doubts = _environment(paths)
+    points, ended = launch.results(job), _now()
+    environment, doubts = _environment(job.paths)
     return Record(
-        uid=_uid(paths),
+        uid=_uid(job.paths),
         name=assignment.name,
         perfexp_version=__version__,
         status=overall_status(points),
-        started=started,
-        ended=_now(),
-        command=list(assignment.command),
-        plan=assignment.plain,
+        started=min((point.started for point in points if point.started), default=ended),
+        ended=ended,
+        command=[without_password(override) for override in assignment.command],
+        plan=_without_passwords(assignment.plain),
         plan_hash=config.plan_hash(assignment.plain),
         environment=environment,
         points=points,
@@ -123,21 +147,21 @@ def assemble(assignment: Assignment, paths: RunPaths, points: list[Point], start
     )
 
 
-def _prepare(paths: RunPaths, assignment: Assignment) -> None:
-    """Make the run's folder and write the plan; a folder that holds another plan is not touched."""
+def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:
+    """Write the plan; in a folder that has this plan already, what failed is forgotten. Returns the file's SHA-256."""
     if paths.plan.exists():
-        _refuse_other_plan(paths, assignment.plain)
-        return
-    paths.create()
-    try:
-        write_atomically(paths.plan, config.to_yaml(assignment.plain))
-    except OSError as error:
-        raise PerfexpError(f"The plan can't be written to {paths.plan}: {error.strerror}.") from error
+        _refuse_other_plan(paths, plain)
+        points = read_points(paths.points)
+        kept = [point for point in points if point.status in _FINAL]
+        if len(kept) < len(points):
+            write_atomically(paths.points, b"".join(map(point_to_line, kept)))
+    content = config.to_yaml(_without_passwords(plain))
+    write_atomically(paths.plan, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
-    old = config.read(paths.plan)
-    changed = config.differences(old, plain)
+    changed = config.differences(config.read(paths.plan), plain)
     if changed:
         listed = "\n  ".join(changed[:20])
         raise UserError(
@@ -146,19 +170,24 @@ def _refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
         )
 
 
-def _finish(assignment: Assignment, paths: RunPaths, points: list[Point], started: str, console: Console) -> Record:
+def _without_passwords(node: Any) -> Any:
+    """A plan, or a part of it, in which no URL carries a password: it is written to files that are passed on."""
+    if isinstance(node, Mapping):
+        return {key: _without_passwords(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_without_passwords(value) for value in node]
+    return without_password(node) if isinstance(node, str) else node
+
+
+def _finish(assignment: Assignment, job: launch.Job, console: Console) -> Record:
     """Record first; then everything that can fail without loss."""
-    record = assemble(assignment, paths, points, started)
+    paths, record = job.paths, assemble(assignment, job)
     try:
         write_atomically(paths.record, record.to_json())
     except OSError as error:
-        raise PerfexpError(
-            f"The record can't be written to {paths.record}: {error.strerror}. "
-            f"The finished points are in {paths.points}."
-        ) from error
-    with _logged(paths):
-        _write_files(record, paths, console)
-        link = _send(record, assignment.plan, paths, console)
+        raise disk_error(error) from error
+    _write_files(record, paths, console)
+    link = _send(record, assignment.plan, paths, console)
     console.show(record, paths.root, tracking=link)
     return record
 
@@ -208,30 +237,20 @@ class _Relay:
         from perfexp import summary
         from perfexp.sinks.wording import median_text
 
-        point = next(point for point in reversed(read_points(self._paths.points)) if point.key == key)
+        [point] = points_from_lines(self._paths.points.read_bytes().rstrip().rpartition(b"\n")[2])
+        assert point.key == key, "the worker tells of a point as soon as it has written it"
         return median_text(summary.row(point, ())) if point.status is Status.OK else point.error or ""
 
 
-class _logged:
-    """Writes the traceback of whatever leaves this block to run.log.
-
-    Args:
-        paths: of the run.
-    """
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, KeyboardInterrupt):
-            try:
-                with self._paths.log.open("a") as log:
-                    traceback.print_exception(error, file=log)
-            except OSError:  # a full disk has no room for the story of the full disk
-                return
+@contextmanager
+def _logged(paths: RunPaths) -> Iterator[None]:
+    """The traceback of whatever leaves this block goes to run.log."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(OSError), paths.log.open("a") as log:  # a full disk has no room for the story of the full disk
+            traceback.print_exception(error, file=log)
+        raise
 
 
 def _environment(paths: RunPaths) -> tuple[dict[str, Any], list[Doubt]]:

@@ -53,8 +53,8 @@ class _Refused(PerfexpError):
         self.exit_code = exit_code
 
 
-def run(job: Job) -> list[Point]:
-    """Measure what has no result yet; returns every point's result, in the plan's order.
+def run(job: Job) -> None:
+    """Measure what has no result yet.
 
     Args:
         job: what and how.
@@ -70,7 +70,6 @@ def run(job: Job) -> list[Point]:
         first = [key for key in job.first_predictions if key.replicate == replicate]
         while left := missing(first, job.paths.points):
             _one_worker(job, "ttfp", replicate, left)
-    return results(job)
 
 
 def results(job: Job) -> list[Point]:

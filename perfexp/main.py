@@ -6,10 +6,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
-from itertools import count, pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,10 +20,10 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from perfexp import config, usage
+from perfexp import config, naming, usage
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
-from perfexp.paths import disk_error, safe_name
+from perfexp.paths import disk_error
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Hydra's flag for a folder of the user's own groups.
 _CONFIG_DIR = ("--config-dir", "-cd")
-#: Axes that the folder of a stage's run names already.
-_IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,7 +114,8 @@ class _Application:
             self.failed(error)
             self._enter(assignment, error)
         except KeyboardInterrupt:
-            self._enter(assignment, Record.load(assignment.folder))
+            with suppress(UserError):  # interrupted so early that there is no record
+                self._enter(assignment, Record.load(assignment.folder))
             raise
         else:
             self.exit_codes.append(0 if record.status is Status.OK else 1)
@@ -125,7 +123,6 @@ class _Application:
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
         """What this job has to do, and where its files go."""
-        from perfexp.campaign import child_folder, run_name
         from perfexp.job import Assignment
 
         settings = HydraConfig.get()
@@ -133,17 +130,17 @@ class _Application:
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
         command = [*self._search_path, *overrides]
         if settings.mode != RunMode.MULTIRUN:
-            name = run_name(parts, {})
-            return Assignment(plan=plan, plain=plain, folder=_folder(plan, name), name=name, command=command)
+            name = naming.run_name(parts, {})
+            return Assignment(plan=plan, plain=plain, folder=naming.run_folder(plan, name), name=name, command=command)
         campaign = self._joined(plan)
         number, values = int(settings.job.num), _values(overrides)
         axes = {axis: values.get(axis, "") for axis in campaign.axes}
-        folder = _stage_folder(plan, axes) if plan.stage else campaign.paths.root / child_folder(number, axes)
+        folder = naming.child_folder(plan, campaign.paths.root, number, axes)
         return Assignment(
             plan=plan,
             plain=plain,
             folder=folder,
-            name=run_name(parts, axes),
+            name=naming.run_name(parts, axes),
             command=command,
             sweep=campaign.membership(number, axes, folder),
         )
@@ -167,30 +164,6 @@ class _Application:
     def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if self.campaign is not None and assignment.sweep is not None:
             self.campaign.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
-
-
-def _folder(plan: config.Plan, name: str) -> Path:
-    """Where a single run's files go."""
-    if plan.output_dir:
-        return Path(plan.output_dir)
-    if plan.stage:
-        return _stage_folder(plan, {})
-    now = datetime.now()
-    wanted = Path("outputs") / now.strftime("%Y-%m-%d") / safe_name(f"{now:%H-%M-%S}-{name}")
-    return next(path for path in _numbered(wanted) if not path.exists())
-
-
-def _stage_folder(plan: config.Plan, axes: Mapping[str, str]) -> Path:
-    """`outputs/STAGE/MODEL_ALGORITHM_GPU`, and what else varies in a sweep."""
-    others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
-    parts = [plan.model_name, plan.algorithm_name, plan.gpu_name, *others]
-    return Path("outputs") / safe_name(plan.stage or "") / safe_name("_".join(parts))
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    yield path
-    for number in count(2):
-        yield path.with_name(f"{path.name}-{number}")
 
 
 def _overrides(arguments: Sequence[str]) -> list[Override]:
@@ -225,8 +198,10 @@ def _flag_values(arguments: Sequence[str], *names: str) -> list[str]:
 
 
 def _refuse_targets(arguments: Sequence[str]) -> None:
-    """Code is chosen by files of conf/ and of --config-dir, never on the command line."""
+    """Code is chosen by files of conf/ and of --config-dir, never on the command line, and never unpickled."""
     for argument in arguments:
+        if argument.startswith("--experimental-rerun"):
+            raise UserError("--experimental-rerun reads a pickle; the command in record.json repeats a run.")
         if "_target_" in argument:
             raise UserError(f"'{argument}': a _target_ is honoured in configuration files only; see --config-dir.")
 

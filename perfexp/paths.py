@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from perfexp.errors import PerfexpError, UserError
@@ -103,6 +106,22 @@ class RunPaths:
             raise UserError(
                 f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
             ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While entered, no other perfexp measures into this folder. The lock goes with the process.
+
+        Raises:
+            UserError: another one does.
+        """
+        with self.log.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"Another perfexp is measuring into {self.root}. Wait for it, or choose another output_dir."
+                ) from error
+            yield
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
         """`MODEL_ALGORITHM_overall.csv` and its like.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -67,6 +67,7 @@ class Procedure:
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
         start, others = time.perf_counter_ns(), environment.other_cpu_seconds()
         before = self.device.state()
+        self.session.reset()
         self.device.reset_peak_memory()
         with metrics.collecting() as custom:
             try:
@@ -89,23 +90,13 @@ class Procedure:
     def _measure(self, point: Point) -> None:
         key = point.key
         mode = self.modes[key.phase]
-        self.session.reset()
-        with ExitStack() as stack:
-            batches = stack.enter_context(
-                self.data.open(
-                    session=self.session,
-                    input_size=key.input_size,
-                    batch_size=key.batch_size,
-                    training=key.phase == "train",
-                    seed=self.seed,
-                )
-            )
+        with self._batches(key, training=key.phase == "train") as batches:
             self.progress("first call")
             step = mode.prepare(session=self.session, batches=batches, batch_size=key.batch_size)
             with step.active():
                 first_loss = self._first_call(step, batches)
                 if step.trains and self.epochs:
-                    self._epochs(point, step, batches)
+                    self._epochs(point, step)
                 else:
                     self._times(point, step)
                 if step.trains:
@@ -115,6 +106,15 @@ class Procedure:
                 if len(step.segments) > 1:
                     self._phases(point, step)
                 self._probe(point, step)
+
+    def _batches(self, key: Key, *, training: bool) -> AbstractContextManager[Batches]:
+        return self.data.open(
+            session=self.session,
+            input_size=key.input_size,
+            batch_size=key.batch_size,
+            training=training,
+            seed=self.seed,
+        )
 
     def _first_call(self, step: Step, batches: Batches) -> float | None:
         """The first call of a size, outside of every statistic; returns the first loss in training."""
@@ -132,16 +132,12 @@ class Procedure:
 
     def _synchronous_time(self, point: Point, step: Step) -> None:
         self.progress("latency")
-        k = stats.calls_per_sample(self._rough_seconds(step), self.device.event_tick_seconds)
-        monitor = self.stopping.begin(calls_per_sample=k, percentiles=self.percentiles)
-        block = timing.HostChain(step.call, self.device, k)
-        point.series.append(timing.series("latency", block, monitor, k))
+        monitor = self.stopping.begin(percentiles=self.percentiles)
+        point.series.append(timing.series("latency", timing.HostChain(step.call, self.device), monitor))
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
         device = self.device
-        k = stats.calls_per_sample(self._rough_seconds(step), device.event_tick_seconds, device.record_seconds)
-        while (chunk := timing.samples_in_queue(step.call, device, k)) == 0 and k > 1:
-            k //= 2
+        k, chunk = timing.calls_and_chunk(step.call, device)
         if chunk:
             self.progress("device time")
             held = timing.Chain(step.call, device, chunk, k, hold=True)
@@ -174,29 +170,28 @@ class Procedure:
         if verdict == "launch":
             point.doubts.append(doubts.launch_bound(host, wall, device_seconds))
 
-    def _rough_seconds(self, step: Step) -> float:
-        """About how long a call takes, from three that are waited for."""
-        return float(np.median(timing.Latency(step.call, self.device)(3)))
-
-    def _epochs(self, point: Point, step: Step, batches: Batches) -> None:
+    def _epochs(self, point: Point, step: Step) -> None:
         """Whole passes over the data: every step's time, and the runtime of each pass."""
         assert self.epochs is not None
-        if batches.per_epoch is None:
-            raise UserError("epochs=N needs data with an end: give data.num_samples, or data=images.")
         usual, steps, epoch_seconds = step.state.source, [], []
-        for epoch in range(self.epochs):
-            self.progress(f"epoch {epoch + 1} of {self.epochs}")
-            step.state.source = batches.epoch().__next__
-            with timing.undisturbed():
-                seconds, whole = timing.whole_pass(step.call, self.device)
-            steps.append(seconds)
-            epoch_seconds.append(whole)
+        # from data opened anew: what the first call left prefetched would be drained in the first pass
+        with self._batches(point.key, training=True) as batches:
+            if batches.per_epoch is None:
+                raise UserError("epochs=N needs data with an end: give data.num_samples, or data=images.")
+            for epoch in range(self.epochs):
+                self.progress(f"epoch {epoch + 1} of {self.epochs}")
+                step.state.source = batches.epoch().__next__
+                with timing.undisturbed():
+                    seconds, whole = timing.whole_pass(step.call, self.device)
+                steps.append(seconds)
+                epoch_seconds.append(whole)
         step.state.source = usual
         everything = np.concatenate(steps)
         # the stopping rule did not choose these steps, so the first ones are warm-up by the rule of MSER-5 alone
         warmup = stats.mser5_cut(everything)
         stop = Stop(reason="epochs", achieved=stats.median_interval(everything[warmup:]).relative_half_width)
-        point.series.append(Series(name="latency", samples=everything.tolist(), warmup=warmup, stop=stop))
+        kind = "throughput" if self.device.asynchronous else "latency"  # nothing waits for a step
+        point.series.append(Series(name=kind, samples=everything.tolist(), warmup=warmup, stop=stop))
         point.series.append(Series(name="epoch", samples=epoch_seconds, stop=Stop(reason="epochs")))
         point.metrics.append(Metric(name="total_runtime_seconds", value=sum(epoch_seconds), unit="seconds"))
 
@@ -237,20 +232,13 @@ class Procedure:
             return
         self.progress("accuracy")
         key, right, total = point.key, 0, 0
-        with (
-            self.data.open(
-                session=self.session,
-                input_size=key.input_size,
-                batch_size=key.batch_size,
-                training=False,
-                seed=self.seed,
-            ) as batches,
-            self.session.inferring(),
-        ):
+        with self._batches(key, training=False) as batches, self.session.inferring():
             for batch in batches.epoch():
                 good, count = self.session.correct(self.session.forward(batch.inputs), batch.targets)
                 right, total = right + good, total + count
         point.metrics.append(Metric(name="accuracy", value=right / total if total else None, unit="1"))
+        if key.phase == "train" and not self.data.held_out:
+            point.doubts.append(doubts.accuracy_of_training_data())
 
     def _probe(self, point: Point, step: Step) -> None:
         """A few calls under the eyes of the probes, after the timing."""

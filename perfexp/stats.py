@@ -112,15 +112,12 @@ def autocorrelation_time(samples: ArrayLike) -> float:
     variance = float(ranks @ ranks)
     if variance == 0.0:
         return 1.0
-    total, lag = 0.0, 1
-    while lag < n // 2:
-        rho = float(ranks[:-lag] @ ranks[lag:]) / variance
-        if rho < _RHO_FLOOR:
-            break
-        total += rho
-        lag += 1
-    tau = 1.0 + 2.0 * total
-    return tau * (1.0 + 2.0 * (lag - 1) / n)
+    spectrum = np.fft.rfft(ranks, 2 * n)  # padded: the sums must not wrap around
+    rho = np.fft.irfft(spectrum * spectrum.conj())[1 : n // 2] / variance
+    below = np.flatnonzero(rho < _RHO_FLOOR)
+    lags = int(below[0]) if below.size else rho.size
+    tau = 1.0 + 2.0 * float(rho[:lags].sum())
+    return tau * (1.0 + 2.0 * lags / n)
 
 
 def median_interval(samples: ArrayLike, tau: float | None = None) -> Interval:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfexp import stats
+from perfexp.errors import UserError
 from perfexp.record import Stop
 
 #: A block between two looks at the samples lasts at least this long, so that looking does not disturb the next one.
@@ -78,6 +79,12 @@ class Precision:
         warmup_seconds: float = 0.5,
         min_effective: float = 30.0,
     ) -> None:
+        if min(epsilon, max_seconds) <= 0 or min(max_calls, min_calls) < 1 or min(warmup_calls, warmup_seconds) < 0:
+            raise UserError(
+                f"stopping: epsilon={epsilon} and max_seconds={max_seconds} have to be positive, "
+                f"max_calls={max_calls} and min_calls={min_calls} at least 1, "
+                f"warmup_calls={warmup_calls} and warmup_seconds={warmup_seconds} at least 0."
+            )
         self.epsilon = epsilon
         self.max_seconds = max_seconds
         self.max_calls = max_calls
@@ -104,6 +111,8 @@ class Fixed:
     """
 
     def __init__(self, *, warmup: int = 10, measure: int = 20) -> None:
+        if warmup < 0 or measure < 1:
+            raise UserError(f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at least 1.")
         self.warmup_calls = warmup
         self.measure_calls = measure
 

@@ -11,14 +11,13 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths, append_line, disk_error, write_atomically
-from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line
+from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line, read_points
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,17 +89,10 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
 
     todo = [key for key in missing(plan.timed_keys(), paths.points) if key.replicate == replicate]
     tell("block", text="loading")
-    with ExitStack() as stack:
-        device = config.build(plan.gpu)
-        data = config.build(plan.data)
-        session = _model(plan).open(
-            device=device,
-            precision=plan.precision,
-            execution=plan.execution,
-            num_classes=data.num_classes if data.labelled else None,
-            seed=plan.seed,
-        )
-        stack.enter_context(config.build(plan.algorithm).applied(session))
+    device, data = config.build(plan.gpu), config.build(plan.data)
+    session = _open(plan, device, data)
+    _write_environment(paths, device, session)
+    with config.build(plan.algorithm).applied(session):
         procedure = Procedure(
             session=session,
             device=device,
@@ -113,7 +105,6 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
             seed=plan.seed,
             progress=lambda text: tell("block", text=text),
         )
-        _write_environment(paths, device, session)
         for key in todo:
             tell("point", key=_plain(key))
             point = procedure.measure(key)
@@ -140,19 +131,16 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, spawned
     watch.lap("imports")
     device = config.build(plan.gpu)
     watch.lap("context")
+    data = config.build(plan.data)
+    watch.lap("data")
     point = Point(key=key, status=Status.OK)
     try:
-        data = config.build(plan.data)
-        classes = data.num_classes if data.labelled else None
-        session = _model(plan).open(
-            device=device, precision=plan.precision, execution=plan.execution, num_classes=classes, seed=plan.seed
-        )
+        session = _open(plan, device, data)
         watch.lap("weights")
+        sizes = {"input_size": key.input_size, "batch_size": key.batch_size}
         with (
             config.build(plan.algorithm).applied(session),
-            data.open(
-                session=session, input_size=key.input_size, batch_size=key.batch_size, training=False, seed=plan.seed
-            ) as batches,
+            data.open(session=session, **sizes, training=False, seed=plan.seed) as batches,
             session.inferring(),
         ):
             batch = batches.next()
@@ -184,6 +172,17 @@ class _StopWatch:
         self.last_ns = now
 
 
+def _open(plan: config.Plan, device: Any, data: Any) -> Any:
+    """The plan's model, loaded on the device, with the classes of the data where its labels are real."""
+    return _model(plan).open(
+        device=device,
+        precision=plan.precision,
+        execution=plan.execution,
+        num_classes=data.num_classes if data.labelled else None,
+        seed=plan.seed,
+    )
+
+
 def _model(plan: config.Plan) -> Any:
     """The plan's model; a bare torch module of the user's is wrapped."""
     built = config.build(plan.model)
@@ -195,10 +194,22 @@ def _model(plan: config.Plan) -> Any:
 
 
 def _write_environment(paths: RunPaths, device: Any, session: Any) -> None:
-    """What was true when this process measured, and what was doubtful from its start."""
+    """What is true when this process measures, and what is doubtful from its start.
+
+    Raises:
+        UserError: the folder has points that were measured in another environment.
+    """
     from perfexp import environment
 
     facts = {**environment.collect(), "device": device.facts(), "session": session.facts()}
+    if paths.environment.exists() and read_points(paths.points):
+        before = json.loads(paths.environment.read_bytes())["environment"]
+        changed = [f"{name}: {old} → {new}" for name, old, new in environment.differences(before, facts)]
+        if changed:
+            raise UserError(
+                f"The points in {paths.root} were measured in another environment ({'; '.join(changed)}). "
+                "Choose another output_dir: one record tells of one environment."
+            )
     doubts = [_doubt(doubt) for doubt in (*device.doubts(), *session.doubts())]
     content = json.dumps({"environment": facts, "doubts": doubts}, indent=1, default=str)
     write_atomically(paths.environment, content.encode() + b"\n")

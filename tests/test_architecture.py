@@ -9,12 +9,12 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 
 #: Modules and rooms by floor; a module may import from its own floor or from below.
 FLOORS = {
-    5: ("__main__", "main", "campaign", "job", "worker", "commands"),
+    5: ("__main__", "main", "naming", "campaign", "job", "worker", "commands"),
     4: ("config", "explain", "usage"),
     3: ("run", "launch", "sinks"),
     2: ("models", "data", "algorithms", "modes", "probes"),
     1: ("devices", "stopping", "environment", "sweep"),
-    0: ("record", "stats", "roofline", "units", "paths", "errors", "gpus", "summary", "metrics", "doubts"),
+    0: ("record", "stats", "units", "paths", "errors", "gpus", "summary", "metrics", "doubts"),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 

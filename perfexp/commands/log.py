@@ -22,7 +22,7 @@ _RECORD, _SWEEP = "record.json", "sweep.json"
 
 def log(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")],
-    uri: Annotated[str | None, typer.Option(help="Tracking store; by default that of each record's plan.")] = None,
+    uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
 ) -> None:
     """Send records to MLflow; sending one twice does no harm."""
@@ -39,8 +39,8 @@ class _Sending:
     """Records on their way, and how it went.
 
     Attributes:
-        uri: the store for all, or None for that of each plan.
-        experiment: likewise.
+        uri: the store, or None for that of the working directory: a record is data, it does not say where to write.
+        experiment: one for all, or None for that of each plan.
         links: how to look at what was sent last, by store.
         exit_code: 0 where all went well; that of the worst error otherwise.
     """
@@ -82,10 +82,10 @@ class _Sending:
         self._sent(sweep.name, folder, sink.uri, sink.publish_sweep(sweep, folder))
 
     def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
-        """The sink of a plan, as far as the command line does not say otherwise."""
+        """The sink for a plan."""
         from perfexp.sinks.mlflow import MlflowSink  # late: `perfexp --help` imports all commands
 
-        return MlflowSink(uri=self.uri or settings.get("uri"), experiment=self.experiment or settings.get("experiment"))
+        return MlflowSink(uri=self.uri, experiment=self.experiment or settings.get("experiment"))
 
     def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:
         typer.echo(f"sent    {name}  {folder}")

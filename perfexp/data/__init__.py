@@ -34,11 +34,13 @@ class Data(Protocol):
         labelled: whether the targets are real, so that an accuracy means something.
         num_classes: classes of the labels, or None where the model decides.
         num_samples: samples of one epoch, or None.
+        held_out: whether evaluation uses other samples than training.
     """
 
     labelled: bool
     num_classes: int | None
     num_samples: int | None
+    held_out: bool
 
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
@@ -53,5 +55,6 @@ class Data(Protocol):
             seed: of shuffling and of random inputs.
 
         Raises:
-            UserError: the data can't be read, or there are fewer samples than one batch takes.
+            UserError: the data can't be read.
+            Unsupported: there are fewer samples than one batch takes.
         """

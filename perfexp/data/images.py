@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from perfexp.data.pictures import Split, centre_crop, find_split, random_crop, read_picture, to_tensor
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.models import Batch, Session
 
 
@@ -26,7 +26,6 @@ class Images:
         workers: processes that load pictures; 0 loads them between the model's calls.
         pin_memory: whether batches are put where a CUDA device can fetch them by itself.
         prefetch_factor: batches that each worker loads ahead.
-        drop_last: whether an epoch of training leaves out the pictures that do not fill a batch.
 
     Raises:
         UserError: the folder can't be read, or holds no pictures.
@@ -39,17 +38,18 @@ class Images:
         workers: int = 2,
         pin_memory: bool = False,
         prefetch_factor: int = 2,
-        drop_last: bool = True,
     ) -> None:
+        if workers < 0 or prefetch_factor < 1:
+            raise UserError(f"data.workers={workers} data.prefetch_factor={prefetch_factor}: at least 0 and 1.")
         self._root = Path(root).expanduser()
         self._workers = workers
         self._pin_memory = pin_memory
         self._prefetch_factor = prefetch_factor
-        self._drop_last = drop_last
         self._train, self._val = _find_splits(self._root)
         self.labelled = self._train.labels is not None
         self.num_classes = len(self._train.classes) if self.labelled else None
         self.num_samples: int | None = len(self._train.files)
+        self.held_out = self._val is not self._train
 
     @contextmanager
     def open(
@@ -77,7 +77,7 @@ class Images:
             _Pictures(split, input_size, random_crop if training else centre_crop),
             batch_size=batch_size,
             shuffle=training,
-            drop_last=training and self._drop_last,
+            drop_last=training,  # a smaller call would be another measurement
             num_workers=self._workers,
             persistent_workers=self._workers > 0,  # starting over must not start processes
             prefetch_factor=self._prefetch_factor if self._workers else None,
@@ -111,7 +111,8 @@ class ImageBatches:
         """See `Batches`. Always a full one: a smaller call would be another measurement.
 
         Raises:
-            UserError: a picture can't be read, or there are too few of them.
+            UserError: a picture can't be read.
+            Unsupported: there are fewer pictures than a batch has.
             PerfexpError: a worker process died.
         """
         _check_batch(self._split, self._batch_size)
@@ -214,7 +215,7 @@ def _find_splits(root: Path) -> tuple[Split, Split]:
 
 def _check_batch(split: Split, batch_size: int) -> None:
     if len(split.files) < batch_size:
-        raise UserError(
+        raise Unsupported(
             f"There are {len(split.files)} pictures, fewer than the {batch_size} of one batch. Use a smaller "
             "batch_size, or more pictures."
         )

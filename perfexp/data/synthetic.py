@@ -17,6 +17,7 @@ class Synthetic:
 
     labelled = False
     num_classes: int | None = None
+    held_out = False
 
     def __init__(self, *, num_samples: int | None = None) -> None:
         self.num_samples = num_samples

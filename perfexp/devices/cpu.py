@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import platform
 import re
 import time
@@ -38,7 +40,7 @@ class CpuDevice:
 
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name or processor_name()
-        self.event_tick_seconds = _clock_tick_seconds()
+        self.event_tick_seconds = time.get_clock_info("perf_counter").resolution
 
     def now_ns(self) -> int:
         """See `Device`."""
@@ -74,7 +76,10 @@ class CpuDevice:
         return False
 
     def reset_peak_memory(self) -> None:
-        """Set the peak of the resident memory back to what is resident now (Linux: /proc/self/clear_refs)."""
+        """Give back what is not needed, and set the peak of the resident memory back to what then is (Linux)."""
+        gc.collect()
+        with suppress(OSError, AttributeError):  # glibc keeps what was freed; other libraries have no such function
+            ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -126,18 +131,6 @@ def processor_name() -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def _clock_tick_seconds() -> float:
-    """The smallest step that the host's clock was seen to take."""
-    steps = []
-    for _ in range(200):
-        start = time.perf_counter_ns()
-        end = start
-        while end == start:
-            end = time.perf_counter_ns()
-        steps.append(end - start)
-    return min(steps) * 1e-9
 
 
 def _peak_resident_bytes() -> int | None:

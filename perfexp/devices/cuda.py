@@ -45,6 +45,7 @@ class CudaDevice:
         self.name = self._properties.name
         self._board, self._no_board = find_board(str(self._properties.uuid))
         self._used_before_bytes = self._board.used_bytes() if self._board else None
+        self._state_before = self._board.state() if self._board else {}  # before this process gives it any work
         self._cycles_per_second = self._spin_rate()
         self.record_seconds = self._measure_record()
         self.event_tick_seconds = self._measure_tick()
@@ -143,9 +144,8 @@ class CudaDevice:
 
     def doubts(self) -> list[Doubt]:
         """See `Device`."""
-        state = self._board.state() if self._board else {}
-        busy = state.get("utilization_percent") or 0
-        others = (state.get("processes") or 1) - 1
+        busy = self._state_before.get("utilization_percent") or 0
+        others = (self._state_before.get("processes") or 1) - 1
         if others <= 0 and busy <= 5:
             return []
         return [

@@ -18,6 +18,8 @@ from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.weights import find_weights, load_weights, read_weights
 from perfexp.record import Doubt
 
+torchvision = import_torchvision()
+
 #: Why the builders of a package can't be measured.
 _REFUSED = {
     "detection": "learns from boxes and takes a list of pictures",
@@ -66,7 +68,7 @@ class Torchvision:
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> TorchSession:
         """See `Model`."""
-        models = import_torchvision().models
+        models = torchvision.models
         package = self._package(models)
         published = self._published_weights(models)
         file = self._weights_file() if published is None else None

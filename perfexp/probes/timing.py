@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from perfexp import stats
 from perfexp.devices import Device, Event
 from perfexp.record import Series, Stop
 from perfexp.stopping import Monitor
@@ -53,10 +54,10 @@ def collect(block: Callable[[int], Samples], monitor: Monitor) -> tuple[Samples,
         All samples, how many of the first are warm-up, and why it ended.
     """
     samples = np.empty(0)
-    while count := monitor.more(samples):
-        with undisturbed():
-            taken = block(count)
-        samples = np.concatenate([samples, taken])
+    # collecting garbage between blocks would let queues and data loaders catch up: the garbage stays until the end
+    with undisturbed():
+        while count := monitor.more(samples):
+            samples = np.concatenate([samples, block(count)])
     return samples, monitor.warmup(samples), monitor.stop(samples)
 
 
@@ -75,34 +76,26 @@ def series(name: str, block: Callable[[int], Samples], monitor: Monitor, calls_p
 
 @dataclass
 class HostChain:
-    """The host's clock before the first call and after every k calls: for synchronous devices.
+    """The host's clock before the first call and after every call: for synchronous devices.
 
     Attributes:
         call: what is timed.
         device: whose host clock is read.
-        calls_per_sample: k.
     """
 
     call: Call
     device: Device
-    calls_per_sample: int = 1
 
     def __call__(self, samples: int) -> Samples:
         """Take so many samples, seconds per call."""
-        call, now, k = self.call, self.device.now_ns, self.calls_per_sample
+        call, now = self.call, self.device.now_ns
         stamps = [0] * (samples + 1)
         stamps[0] = now()
-        if k == 1:
-            for index in range(1, samples + 1):
-                call()
-                stamps[index] = now()
-        else:
-            for index in range(1, samples + 1):
-                for _ in range(k):
-                    call()
-                stamps[index] = now()
+        for index in range(1, samples + 1):
+            call()
+            stamps[index] = now()
         nanoseconds = np.asarray(stamps, dtype=np.int64)
-        return (nanoseconds[1:] - nanoseconds[:-1]) * 1e-9 / k
+        return (nanoseconds[1:] - nanoseconds[:-1]).astype(np.float64) * 1e-9
 
 
 @dataclass
@@ -233,6 +226,27 @@ def samples_in_queue(call: Call, device: Device, calls_per_sample: int = 1, most
         fit += 1
     device.synchronize()
     return max(1, int(_QUEUE_SHARE * fit)) if fit else 0
+
+
+def calls_and_chunk(call: Call, device: Device) -> tuple[int, int]:
+    """How many calls a sample needs on an asynchronous device, and how many such samples its queue takes.
+
+    Args:
+        call: to be timed.
+        device: asynchronous.
+
+    Returns:
+        k and the chunk of a `Chain`; the chunk is 0 where not even one call fits into the queue.
+    """
+    chunk = samples_in_queue(call, device)
+    if chunk == 0:
+        return 1, 0
+    # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
+    rough = float(np.median(Chain(call, device, min(chunk, 10), hold=True)(10)))
+    k = stats.calls_per_sample(max(rough, 1e-9), device.event_tick_seconds, device.record_seconds)
+    while k > 1 and (chunk := samples_in_queue(call, device, k)) == 0:
+        k //= 2
+    return k, chunk
 
 
 @dataclass

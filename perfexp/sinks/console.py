@@ -85,6 +85,14 @@ class Console:
         runs = _counted(sweep.jobs, "run") if sweep.jobs else "runs"
         self._line(f"{runs} of {_counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
 
+    def note(self, message: str) -> None:
+        """Something worth knowing before the rest.
+
+        Args:
+            message: one line.
+        """
+        self._line(message)
+
     def progress(self, clock: Callable[[], float] = time.monotonic) -> Progress:
         """A bar or lines for the events of one run; to be entered.
 

@@ -76,8 +76,13 @@ class MlflowSink:
             raise TrackingFailed(
                 f"{one_line(content.name)} could not be sent to MLflow at {without_password(self.uri)}: "
                 f"{clean(one_line(str(error)), 400)}{remedy}. Nothing is lost: its record is in {folder}; "
-                f"send it again with: perfexp log {shlex.quote(str(folder))}"
+                f"send it again with: perfexp log {shlex.quote(str(folder))}{self._option}"
             ) from error
+
+    @property
+    def _option(self) -> str:
+        """What `perfexp log` has to be told to use this store."""
+        return "" if self.uri == store_uri(None) else f" --uri {shlex.quote(without_password(self.uri))}"
 
     def _replay(self, content: Replay) -> str:
         from mlflow import MlflowClient

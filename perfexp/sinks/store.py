@@ -86,7 +86,7 @@ def _lock_file(uri: str) -> Path:
 
 def without_password(text: str) -> str:
     """A text in which no URL carries a name and a password any more."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "***@", text)
+    return re.sub(r"(?<=://)\S*@", "***@", text)  # as far as the last @: a password may hold what it should not
 
 
 def page(base: str, experiment_id: str, run_id: str | None = None) -> str:

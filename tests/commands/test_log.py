@@ -29,14 +29,22 @@ def read(store):
     return read
 
 
-def test_a_runs_folder_is_sent_to_the_store_of_its_plan(store, read, make_record, leave_run, tmp_path, capsys):
-    record = make_record(plan={"tracking": {"uri": store, "experiment": "of_the_plan"}})
-    assert commands.run(["log", str(leave_run(record, tmp_path))]) == 0
+def test_a_runs_folder_is_sent_to_the_store_that_is_named(store, read, make_record, leave_run, tmp_path, capsys):
+    record = make_record(plan={"tracking": {"uri": "sqlite:///elsewhere.db", "experiment": "of_the_plan"}})
+    assert commands.run(["log", "--uri", store, str(leave_run(record, tmp_path))]) == 0
     assert [run.data.tags["perfexp.uid"] for run in read("of_the_plan")] == [record.uid]
     out = capsys.readouterr().out
     assert record.name in out
     assert f"perfexp ui --uri {store}" in out
     assert "?workflowType=machine_learning" in out
+
+
+def test_a_record_does_not_say_where_perfexp_writes(make_record, leave_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record = make_record(plan={"tracking": {"uri": f"sqlite:///{tmp_path}/chosen_by_the_record.db"}})
+    assert commands.run(["log", str(leave_run(record, tmp_path / "run"))]) == 0
+    assert (tmp_path / "outputs" / "mlflow.db").exists()
+    assert not (tmp_path / "chosen_by_the_record.db").exists()
 
 
 def test_a_folder_above_sends_everything_below_it_and_twice_does_no_harm(

@@ -13,7 +13,7 @@ from PIL import Image
 from perfexp.data.images import Images
 from perfexp.data.pictures import centre_crop, to_tensor
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.models import Execution, Precision, Session
 from perfexp.models.module import adapt
 
@@ -199,7 +199,7 @@ def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
 def test_fewer_pictures_than_a_batch_are_refused(photographs: Path, session: Session, training: bool) -> None:
     images = Images(root=str(photographs), workers=0)
     with (
-        pytest.raises(UserError, match="12 pictures, fewer than the 13"),
+        pytest.raises(Unsupported, match="12 pictures, fewer than the 13"),
         open_images(images, session, batch_size=13, training=training) as batches,
     ):
         batches.next()

@@ -8,7 +8,7 @@ import pytest
 from perfexp import stats
 from perfexp.devices.fake import FakeDevice
 from perfexp.probes import timing
-from perfexp.stopping import Fixed
+from perfexp.stopping import Fixed, Precision
 
 
 def repeat(device, work_seconds, launches=1):
@@ -122,12 +122,6 @@ def test_the_host_chain_on_a_synchronous_device():
     assert seconds == pytest.approx(np.full(10, 100e-6), rel=1e-3)
 
 
-def test_the_host_chain_divides_by_its_calls():
-    device = FakeDevice(asynchronous=False, enqueue_seconds=0.0)
-    seconds = timing.HostChain(repeat(device, 50e-9), device, calls_per_sample=100)(5)
-    assert seconds == pytest.approx(np.full(5, 50e-9), rel=1e-3)
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_segments_split_a_call_into_its_parts(asynchronous):
     device = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6)
@@ -161,3 +155,28 @@ def test_a_series_keeps_every_sample_and_says_which_are_warm_up():
     )
     assert (len(series.samples), series.warmup, len(series.measured)) == (30, 10, 20)
     assert series.stop.reason == "fixed"
+
+
+def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
+    """A loader that prefetches in every gap would make each block's first calls look free."""
+    device, gaps = FakeDevice(asynchronous=False), []
+    monkeypatch.setattr(gc, "collect", lambda: gaps.append(len(taken)))
+    taken = []
+
+    def block(count):
+        taken.append(count)
+        return timing.HostChain(repeat(device, 1e-3), device)(count)
+
+    timing.collect(block, Precision(epsilon=1e-4, max_seconds=0.3, warmup_seconds=0.01).begin())
+    assert len(taken) > 3
+    assert gaps == [0]  # garbage was collected once, before the first block
+
+
+@pytest.mark.parametrize(("enqueue_seconds", "k"), [(40e-6, 200), (1e-6, 200)])
+def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_seconds, k):
+    device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
+    call = repeat(device, 5e-6)
+    found, chunk = timing.calls_and_chunk(call, device)
+    assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
+    seconds = timing.Chain(call, device, chunk, found, hold=True)(20)
+    assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)

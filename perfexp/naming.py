@@ -1,0 +1,73 @@
+"""Naming: what runs are called and in which folder each lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from perfexp.config import Plan
+from perfexp.paths import safe_name
+
+#: Where runs go that have no folder of their own.
+_OUTPUTS = Path("outputs")
+#: Axes whose value speaks for itself in a run's name.
+_PLAIN_AXES = ("model", "model.name", "algorithm", "mode", "precision", "gpu", "experiment")
+#: Axes that the folder of a stage's run names already.
+_IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
+
+
+def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
+    """A run's name: what varies first, because lists cut names off.
+
+    Args:
+        parts: model, algorithm and mode.
+        axes: the overrides that vary in the sweep; empty for a single run.
+    """
+    varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
+    fixed = [part for part in parts if part not in axes.values()]
+    return "-".join([*varying, *fixed])
+
+
+def run_folder(plan: Plan, name: str) -> Path:
+    """Where a single run's files go.
+
+    Args:
+        plan: of the run.
+        name: of the run.
+    """
+    if plan.output_dir:
+        return Path(plan.output_dir)
+    if plan.stage:
+        return _stage_folder(plan, {})
+    now = datetime.now()
+    wanted = _OUTPUTS / now.strftime("%Y-%m-%d") / safe_name(f"{now:%H-%M-%S}-{name}")
+    return next(path for path in _numbered(wanted) if not path.exists())
+
+
+def child_folder(plan: Plan, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
+    """Where the files of a sweep's run go.
+
+    Args:
+        plan: of the run.
+        sweep: the sweep's folder.
+        job: number of the run.
+        axes: the overrides that vary, with the run's values.
+    """
+    if plan.stage:
+        return _stage_folder(plan, axes)
+    return sweep / safe_name("_".join([str(job), *axes.values()]))[:100]
+
+
+def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
+    """`outputs/STAGE/MODEL_ALGORITHM_GPU`, and what else varies in a sweep."""
+    others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
+    parts = [plan.model_name, plan.algorithm_name, plan.gpu_name, *others]
+    return _OUTPUTS / safe_name(plan.stage or "") / safe_name("_".join(parts))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")

@@ -1,0 +1,38 @@
+"""Facts of the machine, and who else works on it."""
+
+import json
+import multiprocessing
+import time
+
+from perfexp import environment
+
+
+def spin(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_facts_are_json_and_say_what_matters():
+    facts = json.loads(json.dumps(environment.collect()))
+    assert facts["packages"]["torch"]
+    assert facts["cpu"]["name"]
+    assert facts["python"]
+
+
+def test_ones_own_children_are_not_others_even_when_they_have_ended(monkeypatch):
+    """The machine's total is held still, so that what a child used can only be taken off."""
+    total = environment.psutil.cpu_times()
+    monkeypatch.setattr(environment.psutil, "cpu_times", lambda: total)
+    before = environment.other_cpu_seconds()
+    child = multiprocessing.get_context("spawn").Process(target=spin, args=(0.5,))
+    child.start()
+    child.join()
+    assert environment.other_cpu_seconds() - before <= -0.5
+
+
+def test_differences_name_what_makes_times_incomparable():
+    old = {"perfexp": "1", "packages": {"torch": "2.11", "rich": "1"}, "device": {"name": "A"}, "host": "x"}
+    new = {"perfexp": "1", "packages": {"torch": "2.12", "rich": "2"}, "device": {"name": "A"}, "host": "y"}
+    assert environment.differences(old, new) == [("packages.torch", "2.11", "2.12")]
+    assert environment.differences(old, old) == []
