@@ -16,12 +16,14 @@ from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.gpus import GpuFacts
 from perfexp.models import Execution, Precision
 from perfexp.record import Key
 from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 
+#: What torch.compile calls its modes.
+_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: Keys of a plan that say where output goes and how it looks, not what is measured.
 _NOT_MEASURED = ("output_dir", "stage", "tracking", "quiet", "choices")
 
@@ -430,6 +432,9 @@ def check(plan: Plan) -> None:
             raise UserError("epochs=N is for training: add mode=train.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
         raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
+    if plan.execution.compile not in (None, *_COMPILE_MODES):
+        hint = did_you_mean(plan.execution.compile, _COMPILE_MODES)
+        raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
     for key in ("threads", "interop_threads"):
         if (threads := getattr(plan.execution, key)) is not None and threads < 1:
             raise UserError(f"execution.{key}={threads}: at least one, or leave it out.")

@@ -117,18 +117,19 @@ def drift(relative: float) -> Doubt:
     )
 
 
-def too_few_samples(n: int, effective: float, achieved: float | None, target: float) -> Doubt:
-    """The interval is wider than was asked for.
+def too_few_samples(n: int, effective: float, achieved: float | None, target: float | None) -> Doubt:
+    """The interval is wider than was asked for, or there is none.
 
     Args:
         n: samples.
         effective: as how many independent ones they count.
         achieved: relative half-width of the median's interval, or None where there is none.
-        target: the one that was asked for.
+        target: the one that was asked for, if any was.
     """
-    reached = "no interval exists" if achieved is None else f"±{achieved:.1%} instead of ±{target:.1%}"
+    asked = "" if target is None else f" instead of ±{target:.1%}"
+    reached = "no interval exists" if achieved is None else f"±{achieved:.1%}{asked}"
     return Doubt(
         code="too_few_samples",
         detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
-        remedy="give it more time (stopping.max_seconds=30) or a wider target (stopping=coarse)",
+        remedy="give it more time or calls (stopping.max_seconds, stopping.measure) or a wider target (stopping=coarse)",
     )

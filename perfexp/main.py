@@ -105,9 +105,12 @@ class _Application:
         from perfexp.record import Record, Status
         from perfexp.sinks.console import Console
 
-        plain = config.plan_of(composed, HydraConfig.get().runtime.choices)
-        self._console = Console(quiet=plain["quiet"])
-        assignment = self._assignment(plain)
+        try:
+            plain = config.plan_of(composed, HydraConfig.get().runtime.choices)
+            self._console = Console(quiet=plain["quiet"])
+            assignment = self._assignment(plain)
+        except PerfexpError as error:
+            return self.failed(error)
         try:
             record = job.run(assignment, self.console)
         except PerfexpError as error:

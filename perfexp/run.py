@@ -77,13 +77,14 @@ class Procedure:
             except Exception as error:
                 traceback.print_exc()
                 point.status, point.error = verdict(error, self.device)
-        point.metrics += [*self.device.memory(), *custom.values()]
+        if point.status is not Status.UNSUPPORTED:
+            point.metrics += [*self.device.memory(), *custom.values()]
         point.facts["device_before"] = before
         point.facts["device_after"] = self.device.state()
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
         other_cores = (environment.other_cpu_seconds() - others) / point.wall_seconds
         point.facts["other_cpu_cores"] = round(other_cores, 3)
-        if other_cores > doubts.BUSY_SHARE * environment.cores():
+        if point.status is Status.OK and other_cores > doubts.BUSY_SHARE * environment.cores():
             point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
         return point
 

@@ -160,7 +160,7 @@ def _statistical_doubts(time: stats.Summary | None, series: Series | None) -> li
     found = []
     if time.drift is not None:
         found.append(doubts.drift(time.drift.relative))
-    target, achieved = (series.stop.target, time.median.relative_half_width) if series.stop else (None, None)
-    if target is not None and (achieved is None or achieved > target):
+    target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
+    if achieved is None or (target is not None and achieved > target):
         found.append(doubts.too_few_samples(time.n, time.n / time.tau, achieved, target))
     return found

@@ -174,6 +174,17 @@ def test_summary_of_known_samples():
     assert summary.median.low is None  # five samples have no 95 % interval
 
 
+@pytest.mark.parametrize(("n", "student"), [(10, 2.262), (21, 2.086), (1000, 1.962)])
+def test_the_interval_of_a_mean_uses_students_distribution(n, student):
+    x = np.random.default_rng(0).permutation(np.linspace(1, 2, n))
+    interval = stats.mean_interval(x, tau=1.0)
+    assert interval.high - interval.value == pytest.approx(student * x.std(ddof=1) / np.sqrt(n), rel=2e-3)
+
+
+def test_few_samples_give_no_interval_of_the_mean():
+    assert stats.mean_interval([1.0, 1.1, 1.2], tau=1.0).low is None
+
+
 def test_a_single_sample_has_no_spread():
     summary = stats.summarise([0.5])
     assert summary.std is None

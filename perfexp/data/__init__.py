@@ -13,7 +13,7 @@ class Batches(Protocol):
     """Batches of one size, ready for the model.
 
     Attributes:
-        constant: whether every batch is the same one, already on the device: then there is no data phase.
+        constant: whether all batches have the same inputs, on the device already: then inference has no data phase.
         per_epoch: batches in one pass over the data, or None where the data has no end.
     """
 

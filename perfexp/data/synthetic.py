@@ -1,15 +1,20 @@
-"""Synthetic data: one random batch that stays on the device, so that nothing but the model is timed."""
+"""Synthetic data: random batches that stay on the device, so that nothing but the model is timed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 
 from perfexp.models import Batch, Session
 
+#: So many sets of labels for the same inputs. With one, a training soon knows it by heart; its loss and its gradients
+#: become zeros and denormal numbers, which some devices compute faster and some slower than real ones.
+_LABELS = 8
+
 
 class Synthetic:
-    """Random inputs and labels, drawn once for each point.
+    """Random inputs, and labels that contradict one another from call to call, drawn once for each point.
 
     Args:
         num_samples: how many samples one epoch is taken to have; nothing of that size is stored.
@@ -28,28 +33,32 @@ class Synthetic:
     ) -> Iterator[SyntheticBatches]:
         """See `Data`."""
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
-        yield SyntheticBatches(session.random_batch(input_size, batch_size, seed), per_epoch)
+        first = session.random_batch(input_size, batch_size, seed)
+        others = [
+            session.random_targets(input_size, batch_size, seed + n) for n in range(1, _LABELS if training else 1)
+        ]
+        yield SyntheticBatches([first, *(Batch(inputs=first.inputs, targets=t) for t in others)], per_epoch)
 
 
 class SyntheticBatches:
-    """The same batch again and again.
+    """The same inputs again and again, with one set of labels after the other.
 
     Args:
-        batch: on the device.
+        batches: on the device.
         per_epoch: how many make an epoch.
     """
 
     constant = True
 
-    def __init__(self, batch: Batch, per_epoch: int | None) -> None:
-        self._batch = batch
+    def __init__(self, batches: Sequence[Batch], per_epoch: int | None) -> None:
+        self._cycle = cycle(batches)
         self.per_epoch = per_epoch
 
     def next(self) -> Batch:
         """See `Batches`."""
-        return self._batch
+        return next(self._cycle)
 
     def epoch(self) -> Iterator[Batch]:
         """See `Batches`."""
         for _ in range(self.per_epoch or 0):
-            yield self._batch
+            yield next(self._cycle)

@@ -200,13 +200,16 @@ class CudaDevice:
         return min(steps, default=1e-6)
 
 
-def open_device(*, name: str = "cuda", match: str | None = None, index: int = 0, **_: Any) -> CudaDevice:
+def open_device(
+    *, name: str = "cuda", match: str | None = None, index: int = 0, facts: dict[str, Any] | None = None, **_: Any
+) -> CudaDevice:
     """The device that a file of the gpu group names.
 
     Args:
         name: name of the group's file (`h200`).
         match: regular expression for the name that the driver reports.
         index: number of the device.
+        facts: of the data sheet; its product is named where it is not found.
 
     Raises:
         DeviceMismatch: the machine has no such device; both are named.
@@ -214,7 +217,7 @@ def open_device(*, name: str = "cuda", match: str | None = None, index: int = 0,
     found = torch.cuda.get_device_name(index) if is_available(index) else None
     if found is None or (match is not None and not re.search(match, found, re.IGNORECASE)):
         here = found or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
-        wanted = f"a device whose name fits '{match}'" if match else "a CUDA device"
+        wanted = (facts or {}).get("product") or "a CUDA device"
         raise DeviceMismatch(
             f"gpu={name} gpu.index={index} asks for {wanted}; this job runs on: {here}. "
             "Choose gpu=auto, another gpu.index, or the machine that has it."

@@ -83,6 +83,15 @@ class Session(Protocol):
             seed: of the random numbers.
         """
 
+    def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
+        """Random targets of the model's kind, on the device.
+
+        Args:
+            input_size: height and width in pixels.
+            batch_size: samples.
+            seed: of the random numbers.
+        """
+
     def place(self, batch: Batch) -> Batch:
         """Copy a batch of a data loader to the device, in the session's data type and memory format."""
 

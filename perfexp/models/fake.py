@@ -81,6 +81,10 @@ class FakeSession:
             raise MemoryError(f"scripted: {pixels} pixels are more than {self._model.oom_above_pixels}")
         return Batch(inputs=pixels, targets=None)
 
+    def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
+        """It has none."""
+        return None
+
     def place(self, batch: Batch) -> Batch:
         """Nothing to copy."""
         return batch

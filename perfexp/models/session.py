@@ -85,6 +85,12 @@ class TorchSession:
         inputs = torch.randn(batch_size, *self._kind.sample_shape(input_size), generator=generator)
         return self.place(Batch(inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)))
 
+    def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> torch.Tensor | None:
+        """See `Session`."""
+        generator = torch.Generator().manual_seed(seed)
+        targets = self._kind.random_targets(input_size, batch_size, generator)
+        return None if targets is None else targets.to(self._device.identifier)
+
     def place(self, batch: Batch) -> Batch:
         """See `Session`.
 

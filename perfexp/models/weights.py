@@ -65,9 +65,10 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what torch.load raises at a file that is no checkpoint is not documented
-        reason = str(error).strip().splitlines()
+        words = str(error).strip().partition(". ")[0].split()  # the rest is torch's advice to trust the file
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(words)) or type(error).__name__
         raise UserError(
-            f"{file} can't be read as weights: {reason[0] if reason else type(error).__name__}. "
+            f"{file} can't be read as weights: {reason}. Nothing in a file of weights is run. "
             "Save a state dict: torch.save(model.state_dict(), FILE)."
         ) from error
     for key in _NESTED:

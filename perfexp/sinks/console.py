@@ -221,7 +221,7 @@ def _counted(number: int, noun: str) -> str:
 def _at_most(longest_seconds: float | None) -> str:
     if longest_seconds is None:
         return "how long is not known beforehand"
-    return f"measuring takes at most {units.format_seconds(longest_seconds, 2)}"
+    return f"measuring takes up to about {units.format_seconds(longest_seconds, 2)}"
 
 
 def _table(grid: Grid, *, fits: bool) -> Table:

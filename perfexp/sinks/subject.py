@@ -60,8 +60,9 @@ def varying(keys: Iterable[Key]) -> tuple[str, ...]:
 
 
 def label(key: Key, fields: Sequence[str] = _KEY_FIELDS) -> str:
-    """The fields of a key as words: `train · 256 · batch 4`; the first replicate goes without saying."""
-    told = [field for field in _KEY_FIELDS if field in fields and (field != "replicate" or key.replicate)]
+    """The fields of a key as words: `train · 256 · batch 4`; the first replicate goes without saying, unless asked."""
+    silent = fields is _KEY_FIELDS and not key.replicate
+    told = [field for field in _KEY_FIELDS if field in fields and not (field == "replicate" and silent)]
     return " · ".join(field_text(key, field, named=True) for field in told)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from perfexp import stats
-from perfexp.record import Record, Status, Sweep
+from perfexp.record import Doubt, Record, Status, Sweep
 from perfexp.sinks.subject import Subject, one_line, subject
 from perfexp.sinks.sweeps import paired
 from perfexp.sinks.wording import ENERGY, PEAK_MEMORY, POWER, find_metric, percentile, service_time
@@ -59,7 +59,7 @@ def overall(record: Record) -> list[Line]:
             **_rate_columns(row),
             **_phase_columns(row, phases),
             **_metric_columns(row, metrics),
-            **_outcome_columns(row, about),
+            **_outcome_columns(row, about, record.doubts),
         }
         for row in known
     ]
@@ -166,11 +166,12 @@ def _metric_columns(row: Row, names: Sequence[str]) -> Line:
     return line
 
 
-def _outcome_columns(row: Row, about: Subject) -> Line:
+def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Doubt]) -> Line:
+    """How it ended, and every doubt that concerns it: the whole run's too, because a line is read alone."""
     return {
         "device": about.device,
         "status": row.status.value,
-        "doubts": ";".join(dict.fromkeys(doubt.code for doubt in row.doubts)),
+        "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
         "error": row.error if row.status is not Status.OK else None,
     }
 
