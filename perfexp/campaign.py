@@ -41,14 +41,8 @@ class Campaign:
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         name = " × ".join(self.axes) or "sweep"
         self.sweep = Sweep(uid=uuid.uuid4().hex, name=name, started=started, command=list(command), jobs=jobs)
-        try:
-            self.paths.root.mkdir(parents=True, exist_ok=True)
-            self._write()
-        except OSError as error:
-            raise UserError(
-                f"The output folder {self.paths.root} can't be written: {error.strerror}. "
-                "Choose another with output_dir=DIR."
-            ) from error
+        self.paths.create()
+        self._write()
 
     def announce(self, plan: config.Plan) -> None:
         """Say how much there is to do, before the first run.

@@ -131,5 +131,5 @@ def too_few_samples(n: int, effective: float, achieved: float | None, target: fl
     return Doubt(
         code="too_few_samples",
         detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
-        remedy="give it more time or calls (stopping.max_seconds, stopping.measure) or a wider target (stopping=coarse)",
+        remedy="more time or calls (stopping.max_seconds, stopping.measure), or a wider target (stopping=coarse)",
     )

@@ -76,36 +76,74 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-class RunPaths:
-    """The files of one run's folder, and the manifest of all names that perfexp wrote there.
+class _Folder:
+    """A folder and the manifest of all names that perfexp wrote there.
+
+    Args:
+        root: the folder; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.manifest = self.root / "manifest.json"
+
+    def create(self, *paths: Path) -> None:
+        """Make the folder and see that it can be written to.
+
+        Args:
+            paths: files that are going to be there.
+
+        Raises:
+            UserError: it can't be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.claim(self.manifest, *paths)
+        except OSError as error:
+            raise UserError(
+                f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
+            ) from error
+
+    def claim(self, *paths: Path) -> None:
+        """Enter files in the manifest before they are written: what is not in it, perfexp did not write.
+
+        Args:
+            paths: files in the run's folder.
+        """
+        known = self.claimed()
+        names = [path.relative_to(self.root).as_posix() for path in paths]
+        new = [name for name in names if name not in known]
+        if new:
+            write_atomically(self.manifest, json.dumps({"files": [*known, *new]}, indent=1).encode() + b"\n")
+
+    def claimed(self) -> list[str]:
+        """The names in the manifest, relative to the run's folder."""
+        try:
+            files = json.loads(self.manifest.read_bytes())["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        return [str(name) for name in files]
+
+
+class RunPaths(_Folder):
+    """The files of one run's folder.
 
     Args:
         root: the run's folder; it need not exist yet.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+        super().__init__(root)
         self.plan = self.root / "plan.yaml"
         self.points = self.root / "points.jsonl"
         self.record = self.root / "record.json"
         self.environment = self.root / "environment.json"
         self.log = self.root / "run.log"
         self.report = self.root / "report.md"
-        self.manifest = self.root / "manifest.json"
 
-    def create(self) -> None:
-        """Make the folder and see that it can be written to.
-
-        Raises:
-            UserError: it can't.
-        """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self.claim(self.manifest, self.plan, self.points, self.record, self.environment, self.log)
-        except OSError as error:
-            raise UserError(
-                f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
-            ) from error
+    def create(self, *paths: Path) -> None:
+        """See `_Folder`; the files that every run has are claimed."""
+        super().create(self.plan, self.points, self.record, self.environment, self.log, *paths)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -141,36 +179,20 @@ class RunPaths:
         """
         return self.root / f"{safe_name(what)}.png"
 
-    def claim(self, *paths: Path) -> None:
-        """Enter files in the manifest before they are written: what is not in it, perfexp did not write.
 
-        Args:
-            paths: files in the run's folder.
-        """
-        known = self.claimed()
-        names = [path.relative_to(self.root).as_posix() for path in paths]
-        new = [name for name in names if name not in known]
-        if new:
-            write_atomically(self.manifest, json.dumps({"files": [*known, *new]}, indent=1).encode() + b"\n")
-
-    def claimed(self) -> list[str]:
-        """The names in the manifest, relative to the run's folder."""
-        try:
-            files = json.loads(self.manifest.read_bytes())["files"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-        return [str(name) for name in files]
-
-
-class SweepPaths:
+class SweepPaths(_Folder):
     """The files of a sweep's folder.
 
     Args:
-        root: the sweep's folder.
+        root: the sweep's folder; it need not exist yet.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+        super().__init__(root)
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
         self.picture = self.root / "sweep.png"
+
+    def create(self, *paths: Path) -> None:
+        """See `_Folder`; the files that every sweep has are claimed, Hydra's own among them."""
+        super().create(self.summary, self.table, self.picture, self.root / "multirun.yaml", *paths)

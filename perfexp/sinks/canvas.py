@@ -152,12 +152,22 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
         at = [warmup + index for index in row.time.outliers]
         ring = {"color": _ORANGE, "fillstyle": "none", "markersize": 9, "label": "outlier, counted"}
         axes.plot(at, [y[index] for index in at], "o", **ring)
-    distribution.hist(y[warmup:], bins=min(40, max(5, len(y) // 5)), orientation="horizontal", color=_BLUE, alpha=0.75)
+    bins = _bins(y[warmup:])
+    distribution.hist(y[warmup:], bins=bins, orientation="horizontal", color=_BLUE, alpha=0.75)
     _vertical_scale(axes, y, from_zero=False)
     axes.set_xlim(-0.5, len(y) - 0.5)
     axes.set_ylabel(f"{row.time_kind} per call ({unit})")
     _style(axes)
     _style(distribution)
+
+
+def _bins(y: Sequence[float]) -> list[float] | int:
+    """Edges that are evenly spaced on the axis, which is logarithmic where the samples span more than a decade."""
+    count = min(40, max(5, len(y) // 5))
+    low, high = min(y), max(y)
+    if high <= 10 * low:
+        return count
+    return [low * (high / low) ** (number / count) for number in range(count + 1)]
 
 
 def _median(axes: Any, distribution: Any, row: Row) -> None:

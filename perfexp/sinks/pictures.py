@@ -162,7 +162,8 @@ def _axis_text(name: str, value: str) -> str:
 
 def _subtitle(known: Sequence[Row], device: str | None) -> str:
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
-    return f"{kinds} per call, median with 95 % interval, on {device or 'a device that is not known'}"
+    where = device or "a device that is not known"
+    return f"{kinds} per call, median with its 95 % interval where there is one, on {where}"
 
 
 def _footer(known: Sequence[Row], records: Sequence[Record]) -> str:
