@@ -113,7 +113,9 @@ def main() -> None:
         first = ask("device", name, 0)
         calls = min(max(3, min(200, int(0.02 / first["seconds"]))), 600 // launches(name))
         pairs = [(ask("device", name, 0), ask("span", name, calls)) for _ in range(PROCESSES)]
-        ours, theirs = (sorted(side, key=lambda answer: answer["seconds"])[PROCESSES // 2] for side in zip(*pairs))
+        ours, theirs = (
+            sorted(side, key=lambda answer: answer["seconds"])[PROCESSES // 2] for side in zip(*pairs, strict=True)
+        )
         gap = (theirs["seconds"] - theirs["busy"]) / theirs["launches"]
         print(
             f"{name:<20} {ours['seconds'] * 1e6:9.2f} µs {ours['half_width']:7.2%} {ours['k']:5.0f} "
