@@ -22,10 +22,11 @@ def queue_starved(blocks: int) -> Doubt:
 
 
 def queue_exceeded() -> Doubt:
-    """A call has more launches than the device's queue takes."""
+    """A call does not fit into the device's queue."""
     return Doubt(
         code="queue_exceeded",
-        detail="a call has more launches than the device's queue takes: there is no `device` time",
+        detail="a call does not fit into the device's queue (too many launches, or one that makes the host wait): "
+        "there is no `device` time",
         remedy="read `throughput` and `latency`; for `device`, a model with fewer launches (execution=compile)",
     )
 

@@ -24,6 +24,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
+#: Those whose fused form leaves its state alone when the scaler finds an overflow. That of SGD in torch 2.11 fills its
+#: momentum with what overflowed, and the loss is NaN ever after: seen on an H200, as in LibreYOLO pull request 771.
+_FUSED = ("adam", "adamw")
 
 
 class TorchSession:
@@ -235,7 +238,7 @@ class TorchSession:
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
-        if self._scaler.is_enabled() and self._device.kind == "cuda" and "foreach" not in settings:
+        if self._scaler.is_enabled() and self._device.kind == "cuda" and name in _FUSED and "foreach" not in settings:
             settings = {"fused": True, **settings}  # otherwise each step of the scaler waits for the device
         try:
             return _OPTIMIZERS[name](parameters, **settings)

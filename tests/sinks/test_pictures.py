@@ -75,7 +75,10 @@ def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build:
     picture = pictures.picture(build.sizes())
     assert picture is not None
     assert picture.caption.title == "resnet50 · default · inference · fp32 · eager, threads=2"
-    assert picture.caption.subtitle == "latency per call, median with 95 % interval, on Example CPU @ 2.00GHz"
+    assert (
+        picture.caption.subtitle
+        == "latency per call, median with its 95 % interval where there is one, on Example CPU @ 2.00GHz"
+    )
     assert picture.caption.footer == "doubts: busy_host"
 
 
