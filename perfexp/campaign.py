@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfexp import config
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError
 from perfexp.job import longest_seconds
 from perfexp.paths import SweepPaths, write_atomically
 from perfexp.record import Record, Status, Sweep, SweepChild, SweepMembership
@@ -99,7 +99,7 @@ class Campaign:
         from perfexp.sinks import files
 
         self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
-        records = self._records()
+        records = self.sweep.records(self.paths.root)
         link = None
         try:
             self._write()
@@ -109,15 +109,6 @@ class Campaign:
         except (PerfexpError, OSError) as error:
             self._console.error(f"The sweep's sum is not complete: {error}")
         self._console.show_sweep(self.sweep, self.paths.root, records, tracking=link)
-
-    def _records(self) -> list[Record]:
-        found = []
-        for child in self.sweep.children:
-            try:
-                found.append(Record.load(self.paths.root / child.directory))
-            except UserError:  # a run that was refused has none
-                continue
-        return found
 
     def _write(self) -> None:
         write_atomically(self.paths.summary, self.sweep.to_json())

@@ -322,6 +322,18 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The summary as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
+    def records(self, folder: Path) -> list[Record]:
+        """The records of its runs, as far as they are there: a run that was refused has none.
+
+        Args:
+            folder: the sweep's.
+        """
+        found = []
+        for child in self.children:
+            with suppress(UserError):
+                found.append(Record.load(folder / child.directory))
+        return found
+
     @classmethod
     def load(cls, path: Path) -> Sweep:
         """Read sweep.json, given it or the folder that holds it.

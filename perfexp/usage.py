@@ -13,6 +13,8 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp model=resnet18 mode=train batch_size=[8,32]            two points of one run
   perfexp -m model=resnet18,alexnet batch_size=1,8               a run for each combination
   perfexp experiment=quick model=vgg16                           10 sizes
+  perfexp list models                                            what a group offers
+  perfexp show DIR                                               the report of a run again
   perfexp log DIR                                                send records to MLflow again
   perfexp ui                                                     open MLflow
 
@@ -22,7 +24,7 @@ Groups (group=option):
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
 composed configuration, --config-dir DIR adds options of your own, --hydra-help explains Hydra's other flags.
-`perfexp log --help` and `perfexp ui --help` explain the commands; README.md has the rest."""
+`perfexp COMMAND --help` explains a command (list, show, log, ui, env); README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from perfexp.commands import log, ui
+from perfexp.commands import env, log, options, show, ui
 from perfexp.errors import PerfexpError
 
 app = typer.Typer(
@@ -17,8 +17,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("list")(options.list_options)
+app.command("show")(show.show)
 app.command("log")(log.log)
 app.command("ui")(ui.ui)
+app.command("env")(env.env)
 
 #: The names of the commands: a first argument that is one of them is not an override of the configuration.
 NAMES = tuple(str(command.name) for command in app.registered_commands)

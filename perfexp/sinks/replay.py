@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfexp.errors import UserError
 from perfexp.record import Record, Sweep
 from perfexp.sinks import labels, notes, uploads
 from perfexp.sinks.figures import Figure, figures
@@ -89,7 +88,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Replay:
         sweep: finished or not.
         folder: where its table and picture lie, and below which the records of its runs.
     """
-    records = _children(sweep, folder)
+    records = sweep.records(folder)
     return Replay(
         name=labels.clean(sweep.name, labels.NAME_LENGTH),
         experiment=_experiment(records[0]) if records else DEFAULT_EXPERIMENT,
@@ -125,14 +124,3 @@ def _placeholder(uid: str) -> str:
 def _experiment(record: Record) -> str:
     stage = record.plan.get("stage")
     return stage if isinstance(stage, str) and stage else DEFAULT_EXPERIMENT
-
-
-def _children(sweep: Sweep, folder: Path) -> list[Record]:
-    """The records of a sweep's runs, as far as they can be read."""
-    found = []
-    for child in sweep.children:
-        try:
-            found.append(Record.load(folder / child.directory / "record.json"))
-        except UserError:
-            continue
-    return found
