@@ -26,6 +26,8 @@ _QUEUE_SHARE = 0.8
 _PROBE_HOLD_SECONDS = 0.06
 #: The queue is held for so many times the host's time to fill it, and a little more.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 200e-6
+#: Attempts to fill a held queue with one call before it counts as too large.
+_QUEUE_ATTEMPTS = 4
 #: Attempts to hold a queue long enough before the block is taken as it is.
 _HOLD_ATTEMPTS = 4
 
@@ -238,7 +240,8 @@ def calls_and_chunk(call: Call, device: Device) -> tuple[int, int]:
     Returns:
         k and the chunk of a `Chain`; the chunk is 0 where not even one call fits into the queue.
     """
-    chunk = samples_in_queue(call, device)
+    # the first calls may still make the allocator ask the driver for memory, which waits for the device
+    chunk = next(filter(None, (samples_in_queue(call, device) for _ in range(_QUEUE_ATTEMPTS))), 0)
     if chunk == 0:
         return 1, 0
     # of the device's own time: a call that waits for its host seems longer than the clock has to resolve

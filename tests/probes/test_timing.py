@@ -180,3 +180,16 @@ def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_secon
     assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
     seconds = timing.Chain(call, device, chunk, found, hold=True)(20)
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
+
+
+def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance():
+    device, waits = FakeDevice(), iter([True, True])
+
+    def call():
+        device.launch(1e-4)
+        if next(waits, False):
+            device.synchronize()
+
+    k, chunk = timing.calls_and_chunk(call, device)
+    assert k == 1
+    assert chunk > 1
