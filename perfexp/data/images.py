@@ -150,10 +150,13 @@ class ImageBatches:
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
+            # until the iterator is gone, torch raises this error again at whatever happens to run when a child ends;
+            # the error's traceback would hold it
+            self.close()
             raise PerfexpError(
                 f"A process that loads pictures failed: {str(error).splitlines()[0]} It may lack memory, or shared "
                 "memory (in a container: --shm-size=8g); data.workers=0 needs none."
-            ) from error
+            ) from error.with_traceback(None)
         if isinstance(loaded, UserError):
             raise loaded
         return None if loaded is None else Batch(inputs=loaded[0], targets=loaded[1])
