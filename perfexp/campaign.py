@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfexp import config
-from perfexp.errors import PerfexpError
+from perfexp.errors import PerfexpError, UserError
 from perfexp.job import longest_seconds
 from perfexp.paths import SweepPaths, write_atomically
 from perfexp.record import Record, Status, Sweep, SweepChild, SweepMembership
+from perfexp.resume import measures_the_same
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker
@@ -38,11 +40,32 @@ class Campaign:
         self.axes = tuple(axes)
         self._console = console
         self._tracker: Tracker | None = None
-        started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        name = " × ".join(self.axes) or "sweep"
-        self.sweep = Sweep(uid=uuid.uuid4().hex, name=name, started=started, command=list(command), jobs=jobs)
+        self.sweep = self._before(command) or Sweep(
+            uid=uuid.uuid4().hex,
+            name=" × ".join(self.axes) or "sweep",
+            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            command=list(command),
+            jobs=jobs,
+        )
+        self.sweep.ended = None
         self.paths.create()
         self._write()
+
+    def _before(self, command: Sequence[str]) -> Sweep | None:
+        """The sweep that was begun in this folder and is now gone on with.
+
+        Raises:
+            UserError: it is another one.
+        """
+        if not self.paths.summary.is_file():
+            return None
+        sweep = Sweep.load(self.paths.root)
+        if not measures_the_same(sweep.command, command):
+            raise UserError(
+                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. "
+                "Choose another output_dir, or repeat that command to go on with it."
+            )
+        return sweep
 
     def announce(self, plan: config.Plan) -> None:
         """Say how much there is to do, before the first run.
@@ -82,6 +105,7 @@ class Campaign:
             outcome: its record, or why there is none.
         """
         failed = isinstance(outcome, PerfexpError)
+        self.sweep.children = [child for child in self.sweep.children if child.job != membership.job]
         self.sweep.children.append(
             SweepChild(
                 job=membership.job,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.gpus import GpuFacts
 from perfexp.models import Execution, Precision
@@ -25,7 +27,16 @@ from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 #: What torch.compile calls its modes.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: Keys of a plan that say where output goes and how it looks, not what is measured.
-_NOT_MEASURED = ("output_dir", "stage", "tracking", "quiet", "choices")
+NOT_MEASURED = (
+    "output_dir",
+    "stage",
+    "tracking",
+    "quiet",
+    "choices",
+    "command",
+    "timeout_seconds",
+    "device_lock",
+)
 
 
 def conf_dir() -> Path:
@@ -79,6 +90,18 @@ class TorchvisionModel:
 
 
 @dataclass(kw_only=True)
+class FakeFaults:
+    """What goes wrong with `perfexp.models.fake.FakeModel`, each for batches of more than so many pixels."""
+
+    oom: int | None = None
+    fail: int | None = None
+    lost: int | None = None
+    hang: int | None = None
+    kill: int | None = None
+    crash: int | None = None
+
+
+@dataclass(kw_only=True)
 class FakeModelSettings:
     """Settings of `perfexp.models.fake.FakeModel`."""
 
@@ -89,7 +112,9 @@ class FakeModelSettings:
     noise: float = 0.01
     launches: int = 1
     smallest: int = 1
-    oom_above_pixels: int | None = None
+    waits: bool = False
+    cold_seconds: float = 0.0
+    faults: FakeFaults = field(default_factory=FakeFaults)
 
 
 @dataclass(kw_only=True)
@@ -135,10 +160,19 @@ class FixedRule:
 
 
 @dataclass(kw_only=True)
+class PointSweep:
+    """Settings of `perfexp.sweep.Point`."""
+
+    _target_: str = MISSING
+    skip_larger: bool = False
+
+
+@dataclass(kw_only=True)
 class SizesSweep:
     """Settings of `perfexp.sweep.Sizes`."""
 
     _target_: str = MISSING
+    skip_larger: bool = False
     num_sizes: int = 10
     min_size: int = 224
     max_size: int = 512
@@ -149,6 +183,7 @@ class BatchSweep:
     """Settings of `perfexp.sweep.BatchSizes`."""
 
     _target_: str = MISSING
+    skip_larger: bool = False
     batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
 
 
@@ -162,11 +197,18 @@ class MlflowTracking:
     request_timeout_seconds: int = 10
 
 
+class DeviceLock(StrEnum):
+    """What happens where another process measures on the device: this one waits for it, or is refused."""
+
+    wait = "wait"
+    fail = "fail"
+
+
 @dataclass(kw_only=True)
 class Plan:
     """The fully resolved configuration of one run. Nodes that select code are mappings with a `_target_`.
 
-    `choices` are the names of the options that were taken from the groups.
+    `choices` are the names of the options that were taken from the groups, `command` the overrides that were typed.
     """
 
     model: Any = MISSING
@@ -187,11 +229,15 @@ class Plan:
     replicate: int = 1
     ttfp: bool = True
     epochs: int | None = None
+    cache: Cache = Cache.warm
     seed: int = 0
+    timeout_seconds: float | None = 3600.0
+    device_lock: DeviceLock = DeviceLock.wait
     output_dir: str | None = None
     stage: str | None = None
     quiet: bool = False
     choices: dict[str, str] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
 
     @property
     def model_name(self) -> str:
@@ -254,6 +300,7 @@ def register() -> None:
         ("schema/data", "images", ImagesData),
         ("schema/stopping", "precision", PrecisionRule),
         ("schema/stopping", "fixed", FixedRule),
+        ("schema/sweep", "point", PointSweep),
         ("schema/sweep", "sizes", SizesSweep),
         ("schema/sweep", "batch", BatchSweep),
         ("schema/tracking", "mlflow", MlflowTracking),
@@ -262,18 +309,21 @@ def register() -> None:
     OmegaConf.register_new_resolver("perfexp_sweep_dir", _sweep_dir, replace=True)
 
 
-def plan_of(composed: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
     """The plan as plain data.
 
     Args:
         composed: what Hydra composed.
         choices: option taken from each group, as Hydra's runtime tells.
+        command: the overrides that were typed.
 
     Raises:
         UserError: a value that has no default is missing.
     """
     try:
-        plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+        plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
+            composed, resolve=True, throw_on_missing=True, enum_to_str=True
+        )
     except MissingMandatoryValue as error:
         key = str(error.full_key)
         raise UserError(f"{key} has no default: say {key}=VALUE.") from error
@@ -284,6 +334,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
         )
     groups = [field.name for field in fields(Plan)]
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
+    plain["command"] = list(command)
     return plain
 
 
@@ -353,7 +404,7 @@ def plan_hash(plain: Mapping[str, Any]) -> str:
     Args:
         plain: what `plan_of` gives.
     """
-    measured = {key: value for key, value in plain.items() if key not in _NOT_MEASURED}
+    measured = {key: value for key, value in plain.items() if key not in NOT_MEASURED}
     return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -368,7 +419,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}: {before.get(key, '–')} → {after.get(key, '–')}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key.split(".")[0] not in _NOT_MEASURED
+        if before.get(key) != after.get(key) and key.split(".")[0] not in NOT_MEASURED
     ]
 
 
@@ -430,6 +481,10 @@ def check(plan: Plan) -> None:
             raise UserError(f"epochs={plan.epochs}: at least one pass, or leave it out.")
         if "train" not in plan.phases:
             raise UserError("epochs=N is for training: add mode=train.")
+    if plan.timeout_seconds is not None and plan.timeout_seconds <= 0:
+        raise UserError(f"timeout_seconds={plan.timeout_seconds:g}: a positive time, or null for none.")
+    if plan.execution.cuda_graph and plan.cache is not Cache.warm:
+        raise UserError(f"cache={plan.cache} needs calls of their own, which execution.cuda_graph=true fuses.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
         raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
     if plan.execution.compile not in (None, *_COMPILE_MODES):

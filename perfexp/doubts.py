@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from perfexp.record import Doubt
 
 #: Other processes may use this share of the machine's cores before a point says so.
 BUSY_SHARE = 0.1
+#: A clock may move by this fraction from before a point to after it before the point says so.
+_CLOCK_TOLERANCE = 0.02
+#: A spin of known cycles may show this fraction of the clock that the driver names before others are suspected.
+_CANARY_SHARE = 0.85
+#: Tick and record may be this fraction of a call that is timed alone before the point says so.
+_RESOLUTION_TOLERANCE = 0.01
 
 
 def queue_starved(blocks: int) -> Doubt:
@@ -21,22 +30,100 @@ def queue_starved(blocks: int) -> Doubt:
     )
 
 
-def queue_exceeded() -> Doubt:
-    """A call does not fit into the device's queue."""
+def queue_exceeded(no_graph: str) -> Doubt:
+    """A call does not fit into the device's queue, and is no graph either.
+
+    Args:
+        no_graph: why it could not be measured as a captured graph.
+    """
     return Doubt(
         code="queue_exceeded",
-        detail="a call does not fit into the device's queue (too many launches, or one that makes the host wait): "
-        "there is no `device` time",
+        detail=f"a call has more launches than the device's queue takes, and {no_graph}: there is no `device` time",
         remedy="read `throughput` and `latency`; for `device`, a model with fewer launches (execution=compile)",
     )
 
 
-def synchronising() -> Doubt:
-    """A call waits for the device inside, so that its queue can't be filled."""
+def synchronising(no_graph: str) -> Doubt:
+    """A call waits for the device inside, so that its queue can't be filled, and is no graph either.
+
+    Args:
+        no_graph: why it could not be measured as a captured graph.
+    """
     return Doubt(
         code="synchronising",
-        detail="the call waits for the device inside (it reads a value back): there is no `device` time",
+        detail=f"the call waits for the device inside (it reads a value back), and {no_graph}: "
+        "there is no `device` time",
         remedy="take the `.item()`, `.cpu()` or print out of the call, or read `throughput` and `latency`",
+    )
+
+
+def below_resolution(call_seconds: float, uncertain_seconds: float) -> Doubt | None:
+    """A call is timed alone and is too short for that.
+
+    Args:
+        call_seconds: its time.
+        uncertain_seconds: of the clock and of recording events.
+    """
+    if uncertain_seconds <= _RESOLUTION_TOLERANCE * call_seconds:
+        return None
+    return Doubt(
+        code="below_resolution",
+        detail=f"calls of {call_seconds * 1e6:.3g} µs are timed one by one (cache=flush), and tick and events cost "
+        f"{uncertain_seconds * 1e6:.2g} µs of that",
+        remedy="a larger batch, or cache=rotate, which needs no events of its own",
+    )
+
+
+def of_device(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Doubt]:
+    """What the states of a device before and after a point say against it.
+
+    Args:
+        before: as `Device.state` gives it.
+        after: likewise.
+    """
+    found = [_clock_moved(before.get("canary_hertz"), after.get("canary_hertz")), _throttled(before, after)]
+    return [doubt for doubt in (*found, _shared(before, after)) if doubt is not None]
+
+
+def _clock_moved(before: float | None, after: float | None) -> Doubt | None:
+    if not before or not after or abs(after / before - 1) <= _CLOCK_TOLERANCE:
+        return None
+    return Doubt(
+        code="clock_moved",
+        detail=f"the device's clock went from {before / 1e6:.0f} to {after / 1e6:.0f} MHz while this was measured "
+        f"({after / before - 1:+.1%})",
+        remedy="a longer warm-up (stopping.warmup_seconds); compare cycles_per_call, which the clock does not change",
+    )
+
+
+def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None:
+    reasons = list(dict.fromkeys([*(before.get("throttling") or []), *(after.get("throttling") or [])]))
+    if not reasons:
+        return None
+    return Doubt(
+        code="throttled",
+        detail=f"the driver slowed the device down: {', '.join(reasons)}",
+        remedy="let it cool, or read the figure as one under this limit; perfexp changes no limits",
+    )
+
+
+def _shared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None:
+    others = max(state.get("processes") or 1 for state in (before, after)) - 1
+    shares = [
+        state["canary_hertz"] / state["sm_clock_hertz"]
+        for state in (before, after)
+        if state.get("canary_hertz") and state.get("sm_clock_hertz")
+    ]
+    slowest = min(shares, default=1.0)
+    if others <= 0 and slowest >= _CANARY_SHARE:
+        return None
+    seen = [f"{others} other processes use the device"] if others > 0 else []
+    if slowest < _CANARY_SHARE:
+        seen.append(f"a spin of known cycles ran at {slowest:.0%} of the clock that the driver names")
+    return Doubt(
+        code="shared_device",
+        detail="; ".join(seen),
+        remedy="measure when nobody else uses the device",
     )
 
 

@@ -7,11 +7,12 @@ import json
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -51,7 +52,6 @@ class Assignment:
         plain: the same as plain data.
         folder: the run's folder.
         name: of the run.
-        command: the overrides as the user typed them.
         sweep: the sweep that it belongs to, if any.
     """
 
@@ -59,8 +59,79 @@ class Assignment:
     plain: dict[str, Any]
     folder: Path
     name: str
-    command: Sequence[str] = ()
     sweep: SweepMembership | None = None
+
+
+class Run:
+    """One assignment under way; to be entered, measured replicate by replicate, and finished.
+
+    Args:
+        assignment: what to do.
+        console: where it is reported.
+    """
+
+    def __init__(self, assignment: Assignment, console: Console) -> None:
+        self.assignment = assignment
+        self._console = console
+        self._paths = RunPaths(assignment.folder)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Prepare the folder and say what is going to be measured.
+
+        Raises:
+            PerfexpError: it can't be measured, or not there.
+        """
+        plan, paths = self.assignment.plan, self._paths
+        config.check(plan)
+        paths.create()
+        with ExitStack() as stack:
+            stack.enter_context(paths.locked())
+            stack.enter_context(_logged(paths))
+            self._job = launch.Job(
+                paths=paths,
+                plan_sha256=_prepare(paths, self.assignment.plain),
+                timed=plan.timed_keys(),
+                first_predictions=plan.first_prediction_keys(),
+                prefix=plan.profiler.command,
+                timeout_seconds=plan.timeout_seconds,
+            )
+            _announce(self._job, self.assignment, self._console)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def measure(self, replicates: Sequence[int] | None = None) -> None:
+        """Measure what has no result yet.
+
+        Args:
+            replicates: numbers of those that are measured; all of them if not given.
+
+        Raises:
+            PerfexpError: a worker refused to begin. What is finished is on disk.
+            KeyboardInterrupt: likewise.
+        """
+        job = self._job
+        numbers = job.replicates if replicates is None else list(replicates)
+        keys = [key for key in job.timed if key.replicate in numbers]
+        with self._console.progress() as progress:
+            progress.started(len(keys))
+            job.listener = _Relay(progress, keys, job.paths)
+            for number in numbers:
+                launch.measure(job, number)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether anything has been measured."""
+        return bool(read_points(self._paths.points))
+
+    def finish(self) -> Record:
+        """Put the record on disk, show it and send it; what has no result yet is `interrupted`."""
+        return _finish(self.assignment, self._job, self._console)
 
 
 def run(assignment: Assignment, console: Console) -> Record:
@@ -74,28 +145,14 @@ def run(assignment: Assignment, console: Console) -> Record:
         PerfexpError: nothing could be measured.
         KeyboardInterrupt: interrupted; what was finished has been recorded.
     """
-    plan, paths = assignment.plan, RunPaths(assignment.folder)
-    config.check(plan)
-    paths.create()
-    with paths.locked(), _logged(paths):
-        job = launch.Job(
-            paths=paths,
-            plan_sha256=_prepare(paths, assignment.plain),
-            timed=plan.timed_keys(),
-            first_predictions=plan.first_prediction_keys(),
-            prefix=plan.profiler.command,
-        )
-        _announce(job, assignment, console)
-        with console.progress() as progress:
-            progress.started(len(job.timed))
-            job.listener = _Relay(progress, job.timed, paths)
-            try:
-                launch.run(job)
-            except (KeyboardInterrupt, PerfexpError):
-                if read_points(paths.points):
-                    _finish(assignment, job, console)
-                raise
-        return _finish(assignment, job, console)
+    with Run(assignment, console) as under_way:
+        try:
+            under_way.measure()
+        except (KeyboardInterrupt, PerfexpError):
+            if under_way.has_results:
+                under_way.finish()
+            raise
+        return under_way.finish()
 
 
 def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None:
@@ -128,22 +185,22 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
         assignment: what was to be done.
         job: how it was.
     """
-    points, ended = launch.results(job), _now()
+    points, ended, before = launch.results(job), _now(), _record_before(job.paths)
     environment, doubts = _environment(job.paths)
     return Record(
-        uid=_uid(job.paths),
+        uid=before.uid if before else uuid.uuid4().hex,
         name=assignment.name,
         perfexp_version=__version__,
         status=overall_status(points),
         started=min((point.started for point in points if point.started), default=ended),
         ended=ended,
-        command=[without_password(override) for override in assignment.command],
+        command=_without_passwords(assignment.plain["command"]),
         plan=_without_passwords(assignment.plain),
         plan_hash=config.plan_hash(assignment.plain),
         environment=environment,
         points=points,
         doubts=doubts,
-        sweep=assignment.sweep,
+        sweep=assignment.sweep or (before.sweep if before else None),
     )
 
 
@@ -226,11 +283,15 @@ class _Relay:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "block":
             self._progress.block(event["text"])
+        if "key" not in event:
+            return
+        key = msgspec.convert(event["key"], Key)
+        if key not in self._keys:
+            self._progress.block(str(key))
         elif event["event"] == "point":
-            key = msgspec.convert(event["key"], Key)
             self._progress.point(self._keys.index(key), str(key))
         elif event["event"] == "done":
-            self._progress.done(event["status"], self._result(msgspec.convert(event["key"], Key)))
+            self._progress.done(event["status"], self._result(key))
 
     def _result(self, key: Key) -> str:
         """What came out of a point, in a few words."""
@@ -244,12 +305,14 @@ class _Relay:
 
 @contextmanager
 def _logged(paths: RunPaths) -> Iterator[None]:
-    """The traceback of whatever leaves this block goes to run.log."""
+    """The traceback of whatever leaves this block goes to run.log; a disk that can't be written is told as such."""
     try:
         yield
     except Exception as error:
         with suppress(OSError), paths.log.open("a") as log:  # a full disk has no room for the story of the full disk
             traceback.print_exception(error, file=log)
+        if isinstance(error, OSError):
+            raise disk_error(error) from error
         raise
 
 
@@ -261,12 +324,12 @@ def _environment(paths: RunPaths) -> tuple[dict[str, Any], list[Doubt]]:
     return content["environment"], msgspec.convert(content["doubts"], list[Doubt])
 
 
-def _uid(paths: RunPaths) -> str:
-    """The run's identity: that of the record which is already there, or a new one."""
+def _record_before(paths: RunPaths) -> Record | None:
+    """The record that is there already: its run keeps its identity and its sweep."""
     try:
-        return Record.load(paths.root).uid
+        return Record.load(paths.root)
     except UserError:
-        return uuid.uuid4().hex
+        return None
 
 
 def _now() -> str:

@@ -1,27 +1,23 @@
-"""Launch: starts workers on a plan, waits for them, and gives every point a result, whatever becomes of a worker."""
+"""Launch: has the points of a plan measured by workers, and gives every point a result, whatever becomes of one."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import RunPaths, append_line
+from perfexp.errors import PerfexpError
+from perfexp.paths import RunPaths, append_line, disk_error
+from perfexp.process import Event, SilenceError, WorkerProcess
 from perfexp.record import Key, Point, Status, missing, point_to_line, read_points
 
-#: So long a worker may take to end after it was asked to, before it is killed.
-_GRACE_SECONDS = 5.0
+#: Workers that a signal may end one after the other before any point, until the points are given up.
+_STARTS = 2
 
-Listener = Callable[[dict[str, Any]], None]
+Listener = Callable[[Event], None]
 
 
 @dataclass(kw_only=True)
@@ -34,6 +30,7 @@ class Job:
         timed: points that are timed.
         first_predictions: points whose time to first prediction is taken, each in a process of its own.
         prefix: arguments before the worker's own (`nsys profile …`, `numactl …`).
+        timeout_seconds: a worker that tells nothing for so long is ended; None for never.
         listener: gets the worker's events.
     """
 
@@ -42,7 +39,13 @@ class Job:
     timed: Sequence[Key]
     first_predictions: Sequence[Key] = ()
     prefix: Sequence[str] = ()
+    timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
+
+    @property
+    def replicates(self) -> list[int]:
+        """Numbers of the processes that measure the plan."""
+        return sorted({key.replicate for key in self.timed})
 
 
 class _Refused(PerfexpError):
@@ -53,23 +56,36 @@ class _Refused(PerfexpError):
         self.exit_code = exit_code
 
 
-def run(job: Job) -> None:
-    """Measure what has no result yet.
+@dataclass(kw_only=True)
+class _Ending:
+    """How a worker ended.
+
+    Attributes:
+        status: for what it leaves without a result.
+        text: why, likewise.
+        current: the point under way, if one was.
+        hopeless: whether another worker would end in the same way.
+    """
+
+    status: Status
+    text: str
+    current: Key | None
+    hopeless: bool
+
+
+def measure(job: Job, replicate: int) -> None:
+    """Measure what has no result yet of one replicate.
 
     Args:
         job: what and how.
+        replicate: its number.
 
     Raises:
-        PerfexpError: the worker refused to begin; nothing was measured.
-        KeyboardInterrupt: the run was interrupted. What is finished is in points.jsonl.
+        PerfexpError: the worker refused to begin, or a result can't be written. What is finished is on disk.
+        KeyboardInterrupt: the run was interrupted. Likewise.
     """
-    for replicate in sorted({key.replicate for key in job.timed}):
-        timed = [key for key in job.timed if key.replicate == replicate]
-        while left := missing(timed, job.paths.points):
-            _one_worker(job, "timed", replicate, left)
-        first = [key for key in job.first_predictions if key.replicate == replicate]
-        while left := missing(first, job.paths.points):
-            _one_worker(job, "ttfp", replicate, left)
+    for what, keys in (("timed", job.timed), ("ttfp", job.first_predictions)):
+        _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
 
 
 def results(job: Job) -> list[Point]:
@@ -85,96 +101,63 @@ def results(job: Job) -> list[Point]:
     ]
 
 
-def _one_worker(job: Job, what: str, replicate: int, left: Sequence[Key]) -> None:
-    """Start one worker and see it to its end; if it died, the point under way gets its status."""
+def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
+    """One worker after the other until every point has a result."""
+    fruitless = 0
+    while left := missing(keys, job.paths.points):
+        ending = _one_worker(job, what, replicate)
+        still = missing(keys, job.paths.points)
+        fruitless = fruitless + 1 if len(still) == len(left) else 0
+        if ending.current in still:
+            _give_up(job.paths, [ending.current], ending)
+        elif fruitless and (ending.hopeless or fruitless >= _STARTS):
+            _give_up(job.paths, still, ending)
+
+
+def _one_worker(job: Job, what: str, replicate: int) -> _Ending:
+    """Start one worker and see it to its end."""
+    command = [*job.prefix, sys.executable, "-m", "perfexp.worker", str(job.paths.root)]
+    command += [f"--plan-sha256={job.plan_sha256}", f"--what={what}", f"--replicate={replicate}"]
+    process = WorkerProcess(command, job.paths.log)
     current: Key | None = None
-    refusal: _Refused | None = None
-    process, events = _start(job, what, replicate)
+    refusal, failure, silent = None, None, False
     try:
-        with os.fdopen(events, "rb") as lines:
-            for line in lines:
-                event = json.loads(line)
-                if event["event"] == "point":
-                    current = msgspec.convert(event["key"], Key)
-                elif event["event"] == "done":
-                    current = None
-                elif event["event"] == "refused":
-                    refusal = _Refused(event["message"], event["exit_code"])
-                job.listener(event)
-        code = process.wait()
-    except BaseException:
-        _end(process)
-        raise
+        for event in process.events(job.timeout_seconds):
+            if event["event"] == "point":
+                current = msgspec.convert(event["key"], Key)
+            elif event["event"] == "done":
+                current = None
+            elif event["event"] == "refused":
+                refusal = _Refused(event["message"], event["exit_code"])
+            elif event["event"] == "failed":
+                failure = str(event["message"])
+            job.listener(event)
+    except SilenceError:
+        silent = True
+    finally:
+        code = process.end()
     if refusal is not None:
         raise refusal
-    if code == 0:
-        still = missing(left, job.paths.points)
-        if len(still) == len(left):
-            _give_up(job.paths, still, Status.FAILED, "the worker ended without a result; see run.log")
-    else:
-        status, text = _death(code)
-        # a worker that dies before its first point would die again: nothing of this replicate can be measured
-        _give_up(job.paths, [current] if current else left, status, text)
+    if silent:
+        text = f"the worker told nothing for {job.timeout_seconds:g} s (timeout_seconds) and was ended"
+        return _Ending(status=Status.TIMEOUT, text=text, current=current, hopeless=True)
+    return _death(code, current, failure)
 
 
-def _start(job: Job, what: str, replicate: int) -> tuple[subprocess.Popen[bytes], int]:
-    """A worker, and the descriptor on which its events arrive."""
-    receive, send = os.pipe()
-    command = [
-        *job.prefix,
-        sys.executable,
-        "-m",
-        "perfexp.worker",
-        str(job.paths.root),
-        f"--plan-sha256={job.plan_sha256}",
-        f"--what={what}",
-        f"--replicate={replicate}",
-        f"--events-fd={send}",
-        f"--parent={os.getpid()}",
-    ]
-    try:
-        with job.paths.log.open("ab") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
-            log.flush()
-            process = subprocess.Popen(
-                [*command, f"--spawned-ns={time.perf_counter_ns()}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[send],
-                start_new_session=True,
-            )
-    except OSError as error:
-        os.close(receive)
-        raise UserError(f"The worker can't be started ({command[0]}): {error.strerror}.") from error
-    finally:
-        os.close(send)
-    return process, receive
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a worker and all that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
-def _death(code: int) -> tuple[Status, str]:
-    """What a worker's return code says of the point under way."""
+def _death(code: int, current: Key | None, failure: str | None) -> _Ending:
+    """What a worker's end says of the points that it leaves without a result."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-        return Status.KILLED, f"the worker was ended by {name}{hint}; see run.log"
-    return Status.FAILED, f"the worker ended with code {code}; see run.log"
+        text = f"the worker was ended by {name}{hint}; see run.log"
+        return _Ending(status=Status.KILLED, text=text, current=current, hopeless=False)
+    ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
+    return _Ending(status=Status.FAILED, text=failure or f"{ended}; see run.log", current=current, hopeless=True)
 
 
-def _give_up(paths: RunPaths, keys: Iterable[Key], status: Status, text: str) -> None:
-    for key in keys:
-        append_line(paths.points, point_to_line(Point(key=key, status=status, error=text)))
+def _give_up(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
+    try:
+        for key in keys:
+            append_line(paths.points, point_to_line(Point(key=key, status=ending.status, error=ending.text)))
+    except OSError as error:
+        raise disk_error(error) from error

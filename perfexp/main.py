@@ -24,6 +24,7 @@ from perfexp import config, naming, usage
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error
+from perfexp.resume import CONFIG_DIR, with_resumed
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from perfexp.job import Assignment
     from perfexp.record import Record
     from perfexp.sinks.console import Console
-
-#: Hydra's flag for a folder of the user's own groups.
-_CONFIG_DIR = ("--config-dir", "-cd")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,14 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if usage.is_asked_for(arguments):
-        print(usage.text([config.conf_dir(), *map(Path, _flag_values(arguments, *_CONFIG_DIR))]))
+        print(usage.text([config.conf_dir(), *map(Path, _flag_values(arguments, *CONFIG_DIR))]))
         return 0
-    application = _Application(arguments)
+    application = _Application()
     try:
+        application.arguments = arguments = with_resumed(arguments)
         _refuse_targets(arguments)
-        with _terminable(), _hydra_arguments(arguments):
-            config.register()
-            hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(application)()
+        with _terminable():
+            with _hydra_arguments(arguments):
+                config.register()
+                hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(application)()
+            application.measure_rounds()
     except PerfexpError as error:
         application.failed(error)
     except FOREIGN_ERRORS as error:
@@ -74,9 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Application:
     """The function that Hydra calls for each job; a job that fails never ends the sweep."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._arguments = list(arguments)
-        self._search_path = [f"--config-dir={folder}" for folder in _flag_values(arguments, *_CONFIG_DIR)]
+    def __init__(self) -> None:
+        self.arguments: list[str] = []
+        self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
         self.campaign: Campaign | None = None
         self._console: Console | None = None
@@ -102,27 +103,47 @@ class _Application:
             composed: by Hydra, without its own node.
         """
         from perfexp import job
-        from perfexp.record import Record, Status
+        from perfexp.record import Record
         from perfexp.sinks.console import Console
 
+        settings = HydraConfig.get()
+        command = [f"--config-dir={folder}" for folder in _flag_values(self.arguments, *CONFIG_DIR)]
+        command += list(settings.overrides.task)
         try:
-            plain = config.plan_of(composed, HydraConfig.get().runtime.choices)
+            plain = config.plan_of(composed, settings.runtime.choices, command)
             self._console = Console(quiet=plain["quiet"])
             assignment = self._assignment(plain)
         except PerfexpError as error:
             return self.failed(error)
+        local = str(settings.launcher["_target_"]).endswith("BasicLauncher")
+        if settings.mode == RunMode.MULTIRUN and local and assignment.plan.replicate > 1:
+            self._waiting.append(assignment)
+            return
         try:
             record = job.run(assignment, self.console)
         except PerfexpError as error:
-            self.failed(error)
-            self._enter(assignment, error)
+            self._ended(assignment, error)
         except KeyboardInterrupt:
             with suppress(UserError):  # interrupted so early that there is no record
                 self._enter(assignment, Record.load(assignment.folder))
             raise
         else:
-            self.exit_codes.append(0 if record.status is Status.OK else 1)
-            self._enter(assignment, record)
+            self._ended(assignment, record)
+
+    def measure_rounds(self) -> None:
+        """Measure the runs of a sweep that have several replicates, which are interleaved."""
+        if self._waiting:
+            from perfexp import rounds
+
+            rounds.measure(self._waiting, self.console, self._ended)
+
+    def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        """Remember how a run ended, and enter it in the sweep's summary."""
+        if isinstance(outcome, PerfexpError):
+            self.failed(outcome)
+        else:
+            self.exit_codes.append(0 if outcome.status == "ok" else 1)
+        self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
         """What this job has to do, and where its files go."""
@@ -131,10 +152,9 @@ class _Application:
         settings = HydraConfig.get()
         plan, overrides = config.typed(plain), list(settings.overrides.task)
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
-        command = [*self._search_path, *overrides]
         if settings.mode != RunMode.MULTIRUN:
             name = naming.run_name(parts, {})
-            return Assignment(plan=plan, plain=plain, folder=naming.run_folder(plan, name), name=name, command=command)
+            return Assignment(plan=plan, plain=plain, folder=naming.run_folder(plan, name), name=name)
         campaign = self._joined(plan)
         number, values = int(settings.job.num), _values(overrides)
         axes = {axis: values.get(axis, "") for axis in campaign.axes}
@@ -144,7 +164,6 @@ class _Application:
             plain=plain,
             folder=folder,
             name=naming.run_name(parts, axes),
-            command=command,
             sweep=campaign.membership(number, axes, folder),
         )
 
@@ -154,12 +173,12 @@ class _Application:
             from perfexp.campaign import Campaign
 
             settings = HydraConfig.get()
-            axes = _axes([*self._arguments, *(f"{key}={value}" for key, value in _sweeper_params(settings).items())])
+            axes = _axes([*self.arguments, *(f"{key}={value}" for key, value in _sweeper_params(settings).items())])
             basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
             jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
             folder = Path(settings.sweep.dir)
             self.campaign = Campaign(
-                folder=folder, command=self._arguments, axes=list(axes), jobs=jobs, console=self.console
+                folder=folder, command=self.arguments, axes=list(axes), jobs=jobs, console=self.console
             )
             self.campaign.announce(plan)
         return self.campaign

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from perfexp import doubts, environment, metrics, stats
 from perfexp.data import Batches, Data
-from perfexp.devices import Device
+from perfexp.data.rotating import Rotating
+from perfexp.devices import Cache, Device
 from perfexp.errors import OutOfMemory, Unsupported, UserError
 from perfexp.models import Session
-from perfexp.modes import Mode, Step
+from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing
 from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
@@ -40,6 +43,8 @@ class Procedure:
         percentiles: that the latency is asked for.
         probes: by name.
         epochs: whole passes over the data in training, or None for as many steps as the stopping rule wants.
+        cache: what a call finds in the device's caches.
+        graph: whether calls are captured and launched as one (execution.cuda_graph).
         seed: of data and shuffling.
         progress: told what comes next, between timed blocks.
     """
@@ -52,6 +57,8 @@ class Procedure:
     percentiles: Sequence[float] = (50.0, 95.0, 99.0)
     probes: dict[str, Probe] = field(default_factory=dict)
     epochs: int | None = None
+    cache: Cache = Cache.warm
+    graph: bool = False
     seed: int = 0
     progress: Callable[[str], None] = lambda _: None
 
@@ -67,8 +74,6 @@ class Procedure:
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
         start, others = time.perf_counter_ns(), environment.other_cpu_seconds()
         before = self.device.state()
-        self.session.reset()
-        self.device.reset_peak_memory()
         with metrics.collecting() as custom:
             try:
                 self._measure(point)
@@ -77,10 +82,9 @@ class Procedure:
             except Exception as error:
                 traceback.print_exc()
                 point.status, point.error = verdict(error, self.device)
-        if point.status is not Status.UNSUPPORTED:
-            point.metrics += [*self.device.memory(), *custom.values()]
-        point.facts["device_before"] = before
-        point.facts["device_after"] = self.device.state()
+        point.metrics += custom.values()
+        if not self.device.is_lost():
+            self._close(point, before)
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
         other_cores = (environment.other_cpu_seconds() - others) / point.wall_seconds
         point.facts["other_cpu_cores"] = round(other_cores, 3)
@@ -88,34 +92,81 @@ class Procedure:
             point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
         return point
 
-    def _measure(self, point: Point) -> None:
-        key = point.key
+    def _close(self, point: Point, before: dict[str, Any]) -> None:
+        """What the device says after a point; where its memory ran out, what it would be enough for."""
+        if point.status is not Status.UNSUPPORTED and point.metric("memory/peak_bytes") is None:
+            point.metrics += self.device.memory()
+        after = self.device.state()
+        point.facts |= {"device_before": before, "device_after": after}
+        if point.status is Status.OK:
+            point.doubts += doubts.of_device(before, after)
+            _add_cycles(point, before, after)
+        if point.status is Status.OOM:
+            fits = self._batch_that_fits(point.key)
+            point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
+            reason = None if fits else "not even one sample fits"
+            point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=reason))
+
+    def _batch_that_fits(self, key: Key) -> int | None:
+        """The largest half, quarter, … of a batch of which two calls do not run out of memory; None if none does."""
+        batch_size = key.batch_size // 2
+        while batch_size:
+            self.progress(f"does a batch of {batch_size} fit?")
+            try:
+                with self._step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
+                    for _ in range(2):  # the optimizer keeps its own tensors from the first step on
+                        self._first_call(step, batches)
+                return batch_size
+            except Exception as error:
+                if verdict(error, self.device)[0] is not Status.OOM:
+                    return None
+            batch_size //= 2
+        return None
+
+    @contextmanager
+    def _step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
+        """The call of a point, on weights as they were loaded and with its memory counted from here."""
+        self.session.reset()
+        self.device.reset_peak_memory()
         mode = self.modes[key.phase]
         with self._batches(key, training=key.phase == "train") as batches:
             self.progress("first call")
             step = mode.prepare(session=self.session, batches=batches, batch_size=key.batch_size)
             with step.active():
-                first_loss = self._first_call(step, batches)
-                if step.trains and self.epochs:
-                    self._epochs(point, step)
-                else:
-                    self._times(point, step)
-                if step.trains:
-                    self._training_figures(point, step, batches, first_loss)
-                if self.data.labelled and (self.epochs or not step.trains):
-                    self._accuracy(point)  # before the passes below, which train on
-                if len(step.segments) > 1:
-                    self._phases(point, step)
-                self._probe(point, step)
+                yield step, batches
 
-    def _batches(self, key: Key, *, training: bool) -> AbstractContextManager[Batches]:
-        return self.data.open(
+    def _measure(self, point: Point) -> None:
+        with self._step(point.key) as (step, batches):
+            first_loss = self._first_call(step, batches)
+            if self.graph:
+                step = graphed(step, self.session, constant=batches.constant)
+            if step.trains and self.epochs:
+                self._epochs(point, step)
+            else:
+                self._times(point, step)
+            if step.trains:
+                self._training_figures(point, step, batches, first_loss)
+            if self.data.labelled and (self.epochs or not step.trains):
+                self._accuracy(point)  # before the passes below, which train on
+            if len(step.segments) > 1:
+                self._phases(point, step)
+            self._probe(point, step)
+            point.metrics += self.device.memory()  # before the graph, which has memory of its own
+            if point.facts.get("device_method") == "none":
+                self._device_time_by_graph(point, step, batches)
+
+    @contextmanager
+    def _batches(self, key: Key, *, training: bool) -> Iterator[Batches]:
+        opened = self.data.open(
             session=self.session,
             input_size=key.input_size,
             batch_size=key.batch_size,
             training=training,
             seed=self.seed,
         )
+        with opened as batches:
+            rotate = self.cache is Cache.rotate and batches.constant
+            yield Rotating(batches, self.session, self.device.cache_bytes) if rotate else batches
 
     def _first_call(self, step: Step, batches: Batches) -> float | None:
         """The first call of a size, outside of every statistic; returns the first loss in training."""
@@ -134,42 +185,62 @@ class Procedure:
     def _synchronous_time(self, point: Point, step: Step) -> None:
         self.progress("latency")
         monitor = self.stopping.begin(percentiles=self.percentiles)
-        point.series.append(timing.series("latency", timing.HostChain(step.call, self.device), monitor))
+        point.series.append(timing.series("latency", timing.HostChain(step.call, self.device, self._flush()), monitor))
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
-        device = self.device
-        k, chunk = timing.calls_and_chunk(step.call, device)
+        k, chunk = timing.calls_and_chunk(step.call, self.device, self._flush())
         if chunk:
-            self.progress("device time")
-            held = timing.Chain(step.call, device, chunk, k, hold=True)
-            point.series.append(timing.series("device", held, self.stopping.begin(calls_per_sample=k), k))
-            if held.starved:
-                point.doubts.append(doubts.queue_starved(held.starved))
-        else:
-            waits = device.waits_inside(step.call)
-            point.doubts.append(doubts.synchronising() if waits else doubts.queue_exceeded())
+            self._device_time(point, step.call, k, chunk)
         point.facts["device_method"] = "queue" if chunk else "none"
-        self.progress("throughput")
-        free = timing.Chain(step.call, device, chunk or 1, k)
-        point.series.append(timing.series("throughput", free, self.stopping.begin(calls_per_sample=k), k))
-        self._bound_by(point, free)
+        if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
+            self.progress("throughput")
+            free = timing.Chain(step.call, self.device, chunk or 1, k)
+            point.series.append(timing.series("throughput", free, self.stopping.begin(calls_per_sample=k), k))
+            point.metrics += [
+                Metric(name="loop/host_seconds", value=free.host_seconds / free.calls, unit="seconds"),
+                Metric(name="loop/wall_seconds", value=free.wall_seconds / free.calls, unit="seconds"),
+            ]
+            _judge_bound(point)
         self.progress("latency")
         monitor = self.stopping.begin(percentiles=self.percentiles)
-        point.series.append(timing.series("latency", timing.Latency(step.call, device), monitor))
+        point.series.append(timing.series("latency", timing.Latency(step.call, self.device, self._flush()), monitor))
 
-    def _bound_by(self, point: Point, free: timing.Chain) -> None:
-        series = point.find_series("device")
-        if series is None or not series.measured:
+    def _device_time(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
+        """The device's own time, as the point's first series."""
+        self.progress("device time")
+        device, flush = self.device, self._flush()
+        held = timing.Chain(call, device, chunk, k, hold=True, flush=flush)
+        series = timing.series("device", held, self.stopping.begin(calls_per_sample=k), k)
+        point.series.insert(0, series)
+        if held.starved:
+            point.doubts.append(doubts.queue_starved(held.starved))
+        if flush is not None and series.measured:
+            uncertain_seconds = device.event_tick_seconds + device.record_seconds
+            doubt = doubts.below_resolution(float(np.median(series.measured)), uncertain_seconds)
+            point.doubts += [doubt] if doubt else []
+
+    def _device_time_by_graph(self, point: Point, step: Step, batches: Batches) -> None:
+        """The device's time of a call that its queue does not take: as one launch, if it can be captured."""
+        waits = self.device.waits_inside(step.call)
+        self.progress("capturing a graph")
+        try:
+            call = graphed(step, self.session, constant=batches.constant).call
+            k, chunk = timing.calls_and_chunk(call, self.device, self._flush())
+            if not chunk:
+                raise Unsupported("neither does the queue take the call as a graph")
+        except Exception as error:
+            status, text = verdict(error, self.device)
+            if status is Status.FAILED:
+                raise
+            reason = text if status is Status.UNSUPPORTED else "the memory is not enough for its graph"
+            point.doubts.append(doubts.synchronising(reason) if waits else doubts.queue_exceeded(reason))
             return
-        device_seconds = stats.median_interval(series.measured).value
-        host, wall = free.host_seconds / free.calls, free.wall_seconds / free.calls
-        point.facts["bound_by"] = verdict = stats.bound_by(host, wall, device_seconds)
-        point.metrics += [
-            Metric(name="loop/host_seconds", value=host, unit="seconds"),
-            Metric(name="loop/wall_seconds", value=wall, unit="seconds"),
-        ]
-        if verdict == "launch":
-            point.doubts.append(doubts.launch_bound(host, wall, device_seconds))
+        self._device_time(point, call, k, chunk)
+        point.facts["device_method"] = "graph"
+        _judge_bound(point)
+
+    def _flush(self) -> timing.Call | None:
+        return self.device.flush_cache if self.cache is Cache.flush else None
 
     def _epochs(self, point: Point, step: Step) -> None:
         """Whole passes over the data: every step's time, and the runtime of each pass."""
@@ -266,6 +337,28 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
     return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
+
+
+def _judge_bound(point: Point) -> None:
+    """What limits the pipelined loop, where the device's time is known."""
+    series = point.find_series("device")
+    loop = [point.metric(name) for name in ("loop/host_seconds", "loop/wall_seconds")]
+    host, wall = (metric.value if metric else None for metric in loop)
+    if series is None or not series.measured or host is None or wall is None:
+        return
+    device_seconds = stats.median_interval(series.measured).value
+    point.facts["bound_by"] = bound = stats.bound_by(host, wall, device_seconds)
+    if bound == "launch":
+        point.doubts.append(doubts.launch_bound(host, wall, device_seconds))
+
+
+def _add_cycles(point: Point, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """A call in cycles of the device's clock, which a change of that clock does not change."""
+    series = point.find_series("device")
+    clocks = [hertz for state in (before, after) if (hertz := state.get("canary_hertz"))]
+    if series is not None and series.measured and clocks:
+        cycles = float(np.median(series.measured)) * float(np.mean(clocks))
+        point.metrics.append(Metric(name="cycles_per_call", value=cycles, unit="1", estimated=True))
 
 
 def _epoch_metric(point: Point, batches: Batches) -> Metric:

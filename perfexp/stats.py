@@ -25,6 +25,22 @@ _OUTLIER_FLOOR = 0.005
 _LEAST_FOR_MEAN = 10
 #: Autocorrelation below which the sum of τ ends.
 _RHO_FLOOR = 0.05
+#: Exponents that a fit over sizes may have, and the steps in which they are tried: at first, then at the end.
+_EXPONENT_MOST, _EXPONENT_STEP, _EXPONENT_FINE = 3.0, 0.05, 0.005
+#: Sizes that a fit over them needs, and those that it needs to tell the two laws apart and to doubt a point.
+LEAST_SIZES, SIZES_TO_JUDGE = 4, 6
+#: The powers in which a constant and a growing part are added: 1 for one after the other, 4 for side by side.
+_ADDED, _OVERLAPPED = 1, 4
+#: The second law is believed where it leaves less than this share of the first one's residuals.
+_CLEARLY_BETTER = 0.8
+#: No time counts as more exact than this in a fit over sizes: the law itself is not.
+_SIZE_ERROR_FLOOR = 0.01
+#: A residual beyond so many robust standard deviations has no weight (Tukey's biweight, 95 % efficient).
+_BIWEIGHT = 4.685
+#: A point is far from a fit over sizes beyond so many robust standard deviations, but never below this fraction.
+_FAR_SIGMAS, _FAR_FLOOR = 4.0, 0.15
+#: A fitted curve that rises by less than this from the smallest size to the largest, or by 2σ, does not rise.
+_FLAT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +105,38 @@ class Summary:
     percentiles: dict[float, Interval]
     outliers: tuple[int, ...]
     drift: Drift | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingFit:
+    """How a time depends on the size of the input: a + b·xᶜ, or the larger of the two where they overlap.
+
+    Attributes:
+        a: the part that does not depend on the size, in the unit of the times.
+        b: the part at x = 1, likewise.
+        exponent: c with its 95 % interval; None where the time does not rise with the size.
+        overlapped: whether the law is (a⁴ + (b·xᶜ)⁴)^¼, the larger of the two with a rounded corner, not the sum.
+        deviations: of each point from the law, as a fraction of the law's value.
+        tolerance: deviations beyond it are far; infinite where there are too few sizes to say.
+        scatter: robust standard deviation of the deviations.
+    """
+
+    a: float
+    b: float
+    exponent: Interval | None
+    overlapped: bool
+    deviations: tuple[float, ...]
+    tolerance: float
+    scatter: float
+
+    def at(self, x: float) -> float:
+        """The law's value.
+
+        Args:
+            x: a size, in the unit of the fit, > 0.
+        """
+        power, c = _OVERLAPPED if self.overlapped else _ADDED, self.exponent.value if self.exponent else 0.0
+        return float((self.a**power + (self.b * x**c) ** power) ** (1 / power))
 
 
 def autocorrelation_time(samples: ArrayLike) -> float:
@@ -163,8 +211,28 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
         tau = autocorrelation_time(x)
     if x.size / tau < _LEAST_FOR_MEAN:
         return Interval(value=value, low=None, high=None)
-    half = _student95(x.size / tau - 1) * float(x.std(ddof=1)) * math.sqrt(tau / x.size)
+    half = student95(x.size / tau - 1) * float(x.std(ddof=1)) * math.sqrt(tau / x.size)
     return Interval(value=value, low=value - half, high=value + half)
+
+
+def across_interval(medians: ArrayLike) -> tuple[Interval, float]:
+    """The geometric mean of several processes' medians with its 95 % interval, and how much processes differ.
+
+    exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees: the process
+    is the replicate, because processes differ by more than their calls do (Kalibera and Jones, "Rigorous benchmarking
+    in reasonable time", 2013).
+
+    Args:
+        medians: shape (P,), P ≥ 2, all > 0.
+
+    Returns:
+        The interval, and exp(s) - 1: the standard deviation between processes as a fraction.
+    """
+    logs = np.log(np.asarray(medians, dtype=np.float64))
+    centre, spread = float(logs.mean()), float(logs.std(ddof=1))
+    half = student95(logs.size - 1) * spread / math.sqrt(logs.size)
+    interval = Interval(value=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
+    return interval, math.expm1(spread)
 
 
 def samples_needed(percentile: float) -> int:
@@ -310,6 +378,53 @@ def summarise(samples: Sequence[float], percentiles: Sequence[float] = (50.0, 95
     )
 
 
+def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> ScalingFit:
+    """Fit time ≈ a + b·xᶜ with a, b ≥ 0 and 0 ≤ c ≤ 3, or the larger of a and b·xᶜ where that is clearly better.
+
+    Curves have steps (another kernel, another tile) and outliers, so residuals are relative and the fit is robust: for
+    each c of a grid, (a, b) in closed form with weights that make the sum of absolute residuals least; then one pass of
+    weighted least squares with Tukey's biweight. The scale is Hill and Holland's ("Two robust alternatives to
+    least-squares regression", 1977): the median of the absolute residuals without the three smallest, which three
+    parameters make zero. The interval of c is the profile's: where the weighted squares exceed their least value by no
+    more than t²/(degrees of freedom) of it.
+
+    Args:
+        sizes: shape (n,), > 0, at least 4 different ones; b is the time at x = 1 of their unit.
+        times: shape (n,), > 0.
+        errors: shape (n,), relative half-widths of the times' intervals; at least 1 % is taken.
+
+    Raises:
+        ValueError: there are fewer than 4 different sizes.
+    """
+    x, y = np.asarray(sizes, dtype=np.float64), np.asarray(times, dtype=np.float64)
+    error = np.maximum(np.asarray(errors, dtype=np.float64), _SIZE_ERROR_FLOOR)
+    different = np.unique(x).size
+    if different < LEAST_SIZES:
+        raise ValueError(f"{different} sizes are too few for a fit")
+    power, weights = _choose_law(x, y, error, judge=different >= SIZES_TO_JUDGE)
+    grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_FINE / 2, _EXPONENT_FINE)
+    fitted, a, b = _laws(x, y, np.broadcast_to(weights, (grid.size, x.size)), grid, power)
+    squares = (weights * (fitted / y - 1) ** 2).sum(axis=1)
+    best = int(np.argmin(squares))
+    deviations = y / fitted[best] - 1
+    scatter = _residual_scale(deviations)
+    if np.ptp(fitted[best]) <= max(_FLAT, 2 * scatter) * float(fitted[best].min()):
+        a, b = np.full(grid.size, np.median(y)), np.zeros(grid.size)
+        exponent, deviations = None, y / np.median(y) - 1
+        scatter = _residual_scale(deviations)
+    else:
+        exponent = _exponent_interval(grid, squares, float(weights.sum() / weights.max()))
+    return ScalingFit(
+        a=float(a[best]),
+        b=float(b[best]),
+        exponent=exponent,
+        overlapped=power == _OVERLAPPED and exponent is not None,
+        deviations=tuple(map(float, deviations)),
+        tolerance=max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if different >= SIZES_TO_JUDGE else math.inf,
+        scatter=scatter,
+    )
+
+
 def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
     """How many calls k one pair of events has to span so that neither tick nor record falsifies the time.
 
@@ -345,15 +460,119 @@ def bound_by(host_seconds: float, wall_seconds: float, device_seconds: float) ->
     return "mixed"
 
 
-def _student95(degrees: float) -> float:
-    """The two-sided 95 % point of Student's distribution, from the normal one's by the expansion of Fisher and Cornish.
+def student95(degrees: float) -> float:
+    """The two-sided 95 % point of Student's distribution, to about ten digits.
 
-    Source: Abramowitz and Stegun, 26.7.5; with three terms, right to 0.1 % from 9 degrees of freedom on.
+    Newton's method on P(|T| > t) = I_x(ν/2, 1/2) with x = ν / (ν + t²): in the tail this falls and bends upwards, so
+    that the iteration from below, which the normal distribution's point is, never leaps past the solution.
+    Source: Abramowitz and Stegun, 26.5.27 and 26.7.1.
+
+    Args:
+        degrees: of freedom ν > 0, a whole number or not.
     """
-    z = 2 * _HALF_Z95
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees + second / degrees**2 + third / degrees**3
+    t = 2 * _HALF_Z95
+    log_factor = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
+    for _ in range(100):
+        beyond = _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t), t * t / (degrees + t * t))
+        density = math.exp(log_factor - (degrees + 1) / 2 * math.log1p(t * t / degrees))
+        step = (beyond - _ALPHA) / (2 * density)
+        t += step
+        if abs(step) <= 1e-10 * t:
+            break
+    return t
+
+
+def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
+    """The regularised incomplete beta function I_x(a, b); `rest` is 1 - x, which would lose its digits if subtracted.
+
+    By the continued fraction of Abramowitz and Stegun, 26.5.8, evaluated as Lentz does (Numerical Recipes, section 6.4).
+    """
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, rest, x)
+    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1))
+    fraction = d
+    for m in range(1, 300):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for coefficient in (even, odd):
+            d = 1.0 / (1.0 + coefficient * d)
+            c = 1.0 + coefficient / c
+            fraction *= c * d
+        if abs(c * d - 1.0) < 1e-14:
+            break
+    return math.exp(front) * fraction / a
+
+
+def _choose_law(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tuple[int, Samples]:
+    """The power in which the parts are added, and robust weights of the relative residuals, shape (n,)."""
+    found = {power: _least_absolute(x, y, error, power) for power in (_ADDED, _OVERLAPPED)}
+    costs = {power: float((np.abs(residuals) / error).sum()) for power, residuals in found.items()}
+    power = _OVERLAPPED if judge and costs[_OVERLAPPED] < _CLEARLY_BETTER * costs[_ADDED] else _ADDED
+    residuals = found[power]
+    cut = _BIWEIGHT * max(_residual_scale(residuals), _SIZE_ERROR_FLOOR)
+    return power, np.clip(1 - (residuals / cut) ** 2, 0, 1) ** 2 / error**2
+
+
+def _least_absolute(x: Samples, y: Samples, error: Samples, power: int) -> Samples:
+    """Relative residuals, shape (n,), of the law whose sum of absolute ones, each over its error, is least."""
+    grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_STEP / 2, _EXPONENT_STEP)
+    weights = np.broadcast_to(1 / error**2, (grid.size, x.size))
+    for _ in range(20):
+        fitted, _, _ = _laws(x, y, weights, grid, power)
+        weights = 1 / (error * np.maximum(np.abs(fitted / y - 1), 1e-4 * error))
+    residuals = fitted / y - 1
+    best: Samples = residuals[np.argmin((np.abs(residuals) / error).sum(axis=1))]
+    return best
+
+
+def _laws(x: Samples, y: Samples, weights: Samples, exponents: Samples, power: int) -> tuple[Samples, Samples, Samples]:
+    """The best a, b ≥ 0 for each exponent, by weighted least squares of the relative residuals.
+
+    yᵖ = aᵖ + (b·xᶜ)ᵖ is linear in aᵖ and bᵖ for any power p; near the law its relative residuals are p times those of y.
+
+    Args:
+        x: shape (n,).
+        y: shape (n,).
+        weights: shape (m, n).
+        exponents: shape (m,).
+        power: p.
+
+    Returns:
+        The laws' values at x, shape (m, n), and a and b, shape (m,).
+    """
+    largest, level = x.max(), np.median(y)
+    target = (y / level) ** power
+    z = (x / largest) ** (power * exponents[:, None])
+    w = weights / target**2
+    ones, zs, zzs = w.sum(axis=1), (w * z).sum(axis=1), (w * z * z).sum(axis=1)
+    targets, products = (w * target).sum(axis=1), (w * z * target).sum(axis=1)
+    determinant = ones * zzs - zs * zs
+    steep = determinant > 1e-12 * ones * zzs
+    b = np.maximum(np.divide(ones * products - zs * targets, determinant, out=np.zeros_like(ones), where=steep), 0)
+    a = (targets - b * zs) / ones
+    b, a = np.where(a < 0, products / zzs, b), np.maximum(a, 0)
+    fitted = level * (a[:, None] + b[:, None] * z) ** (1 / power)
+    return fitted, level * a ** (1 / power), level * b ** (1 / power) / largest**exponents
+
+
+def _exponent_interval(grid: Samples, squares: Samples, effective: float) -> Interval:
+    """The exponent of the least squares, and the outermost ones that the profile allows; one step wider on each side.
+
+    Args:
+        grid: shape (m,), exponents.
+        squares: shape (m,), weighted, of the best law with each exponent.
+        effective: number of points that have a weight.
+    """
+    degrees = max(effective - 3, 1.0)
+    allowed = np.flatnonzero(squares <= squares.min() * (1 + student95(degrees) ** 2 / degrees))
+    low, high = max(int(allowed[0]) - 1, 0), min(int(allowed[-1]) + 1, grid.size - 1)
+    return Interval(value=float(grid[np.argmin(squares)]), low=float(grid[low]), high=float(grid[high]))
+
+
+def _residual_scale(residuals: Samples) -> float:
+    """Robust standard deviation of residuals that three parameters were fitted to."""
+    return _MAD_TO_SIGMA * float(np.median(np.sort(np.abs(residuals))[2:]))
 
 
 def _ranks(x: Samples) -> Samples:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import ge
 from typing import Any, Protocol, TypeVar
 
 from perfexp.errors import UserError
+from perfexp.record import Key, Status
+from perfexp.record import Point as Measured
 
 Size = tuple[int, int]
 _T = TypeVar("_T")
 
 
 class Sweep(Protocol):
-    """What a `sweep` node of the configuration builds."""
+    """What a `sweep` node of the configuration builds.
+
+    Attributes:
+        skip_larger: whether points that are larger than one which ran out of memory are left out.
+    """
+
+    skip_larger: bool
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         """Sizes and batch sizes in the order in which they are measured.
@@ -28,7 +38,14 @@ class Sweep(Protocol):
 
 
 class Point:
-    """Every input size with every batch size, as they are given."""
+    """Every input size with every batch size, as they are given.
+
+    Args:
+        skip_larger: see `Sweep`.
+    """
+
+    def __init__(self, *, skip_larger: bool = False) -> None:
+        self.skip_larger = skip_larger
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         """See `Sweep`."""
@@ -42,9 +59,10 @@ class Sizes:
         num_sizes: how many.
         min_size: the smallest, pixels a side.
         max_size: the largest.
+        skip_larger: see `Sweep`.
     """
 
-    def __init__(self, *, num_sizes: int, min_size: int, max_size: int) -> None:
+    def __init__(self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False) -> None:
         if num_sizes < 1 or min_size < 1 or max_size < min_size:
             raise UserError(
                 f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; "
@@ -55,6 +73,7 @@ class Sizes:
                 f"sweep=sizes: there are only {max_size - min_size + 1} sizes from {min_size} to {max_size}, "
                 f"not {num_sizes}. Lower sweep.num_sizes or widen the range."
             )
+        self.skip_larger = skip_larger
         self.num_sizes, self.min_size, self.max_size = num_sizes, min_size, max_size
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -71,9 +90,11 @@ class BatchSizes:
 
     Args:
         batch_sizes: samples per call.
+        skip_larger: see `Sweep`.
     """
 
-    def __init__(self, *, batch_sizes: Sequence[int]) -> None:
+    def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False) -> None:
+        self.skip_larger = skip_larger
         self.batch_sizes = parse_batch_sizes(list(batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
@@ -81,6 +102,40 @@ class BatchSizes:
         if batch_sizes:
             raise UserError("sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of batch_size.")
         return [(size, batch) for size in sizes for batch in self.batch_sizes]
+
+
+def predicted_out_of_memory(key: Key, known: Iterable[Measured]) -> Measured | None:
+    """The result of a point, if a smaller one of the same phase and precision ran out of memory; None otherwise.
+
+    Args:
+        key: which point; not measured yet.
+        known: results so far.
+    """
+    for point in known:
+        small = point.key
+        same = (small.phase, small.precision) == (key.phase, key.precision)
+        larger = key.batch_size >= small.batch_size and all(map(ge, key.input_size, small.input_size))
+        if point.status is Status.OOM and same and larger:
+            text = f"not tried: {small} ran out of memory (sweep.skip_larger)"
+            return Measured(key=key, status=Status.OOM_PREDICTED, error=text)
+    return None
+
+
+def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
+    """The order in which a process measures its points, so that replicates do not all meet the same neighbours.
+
+    Args:
+        keys: of one process.
+        replicate: its number.
+        seed: of the plan.
+
+    Returns:
+        The keys as they are for the first process, shuffled for the others.
+    """
+    shuffled = list(keys)
+    if replicate:
+        random.Random(f"{seed} {replicate}").shuffle(shuffled)
+    return shuffled
 
 
 def parse_sizes(given: Any) -> list[Size]:

@@ -10,14 +10,22 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfexp import config
+from perfexp import config, sweep
+from perfexp.devices import lock
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths, append_line, disk_error, write_atomically
 from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line, read_points
+
+if TYPE_CHECKING:
+    from perfexp.data import Data
+    from perfexp.devices import Device
+    from perfexp.models import Session
+    from perfexp.run import Procedure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan = config.load(paths.plan, arguments.plan_sha256)
         if arguments.what == "ttfp":
-            first_prediction(plan, paths, arguments.replicate, arguments.spawned_ns)
+            first_prediction(plan, paths, arguments.replicate, tell, arguments.spawned_ns)
         else:
             measure(plan, paths, arguments.replicate, tell)
     except PerfexpError as error:
@@ -48,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = disk_error(error)
         tell("refused", message=str(failure), exit_code=failure.exit_code)
         return failure.exit_code
+    except Exception as error:  # outside of any point: loading the model, opening the device
+        traceback.print_exc()
+        tell("failed", message=f"{type(error).__name__}: {error}".strip())
+        return 1
+    tell("finished")
     return 0
 
 
@@ -85,40 +98,66 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
         replicate: number of this process.
         tell: where progress goes.
     """
-    from perfexp.run import Procedure
-
-    todo = [key for key in missing(plan.timed_keys(), paths.points) if key.replicate == replicate]
+    keys = [key for key in missing(plan.timed_keys(), paths.points) if key.replicate == replicate]
+    skip_larger = config.build(plan.sweep).skip_larger
     tell("block", text="loading")
     device, data = config.build(plan.gpu), config.build(plan.data)
-    session = _open(plan, device, data)
-    _write_environment(paths, device, session)
-    with config.build(plan.algorithm).applied(session):
-        procedure = Procedure(
-            session=session,
-            device=device,
-            data=data,
-            modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
-            stopping=config.build(plan.stopping),
-            percentiles=plan.percentiles,
-            probes={name: config.build(node) for name, node in plan.probe.items()},
-            epochs=plan.epochs,
-            seed=plan.seed,
-            progress=lambda text: tell("block", text=text),
-        )
-        for key in todo:
-            tell("point", key=_plain(key))
-            point = procedure.measure(key)
-            append_line(paths.points, point_to_line(point))
-            tell("done", key=_plain(key), status=point.status.value)
+    with _alone(plan, paths, device, tell):
+        device.start()
+        session = _open(plan, device, data)
+        _write_environment(paths, device, session)
+        with config.build(plan.algorithm).applied(session):
+            procedure = _procedure(plan, session, device, data, tell)
+            for key in sweep.order(keys, replicate, plan.seed):
+                tell("point", key=_plain(key))
+                known = read_points(paths.points) if skip_larger else []
+                point = sweep.predicted_out_of_memory(key, known) or procedure.measure(key)
+                append_line(paths.points, point_to_line(point))
+                tell("done", key=_plain(key), status=point.status.value)
+                if device.is_lost():  # another process may still be able to use it
+                    break
 
 
-def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, spawned_ns: int | None) -> None:
+@contextmanager
+def _alone(plan: config.Plan, paths: RunPaths, device: Device, tell: Events) -> Iterator[None]:
+    """While entered, no other perfexp of this user measures on the device."""
+    wait = plan.device_lock is config.DeviceLock.wait
+
+    def waiting(owner: str) -> None:
+        tell("block", text=f"waiting: {owner}", patient=True)
+
+    with lock.held(device.lock_name, wait=wait, purpose=str(paths.root), waiting=waiting):
+        tell("block", text="loading")
+        yield
+
+
+def _procedure(plan: config.Plan, session: Session, device: Device, data: Data, tell: Events) -> Procedure:
+    from perfexp.run import Procedure
+
+    return Procedure(
+        session=session,
+        device=device,
+        data=data,
+        modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+        stopping=config.build(plan.stopping),
+        percentiles=plan.percentiles,
+        probes={name: config.build(node) for name, node in plan.probe.items()},
+        epochs=plan.epochs,
+        cache=plan.cache,
+        graph=plan.execution.cuda_graph,
+        seed=plan.seed,
+        progress=lambda text: tell("block", text=text),
+    )
+
+
+def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events, spawned_ns: int | None) -> None:
     """Time to first prediction of this process, in its parts; written as a point of its own.
 
     Args:
         plan: what to measure.
         paths: of the run.
         replicate: number of this process.
+        tell: where it is told which point this is.
         spawned_ns: the parent's monotonic clock when it started this process.
     """
     from perfexp.run import verdict
@@ -127,36 +166,48 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, spawned
     watch = _StopWatch()
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
+    tell("point", key=_plain(key))
+    watch.restart()
     config.locate(plan.model)
     watch.lap("imports")
     device = config.build(plan.gpu)
     watch.lap("context")
-    data = config.build(plan.data)
-    watch.lap("data")
     point = Point(key=key, status=Status.OK)
-    try:
-        session = _open(plan, device, data)
-        watch.lap("weights")
-        sizes = {"input_size": key.input_size, "batch_size": key.batch_size}
-        with (
-            config.build(plan.algorithm).applied(session),
-            data.open(session=session, **sizes, training=False, seed=plan.seed) as batches,
-            session.inferring(),
-        ):
-            batch = batches.next()
-            device.synchronize()
-            watch.lap("inputs")
-            for call in ("first_call", "second_call"):
-                session.forward(batch.inputs)
-                device.synchronize()
-                watch.lap(call)
-    except UserError:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        point.status, point.error = verdict(error, device)
+    with _alone(plan, paths, device, tell):
+        watch.restart()  # waiting for the device's lock is no part of a prediction
+        device.start()
+        watch.lap("context")
+        try:
+            _first_calls(plan, key, device, watch)
+        except UserError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            point.status, point.error = verdict(error, device)
     point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
     append_line(paths.points, point_to_line(point))
+    tell("done", key=_plain(key), status=point.status.value)
+
+
+def _first_calls(plan: config.Plan, key: Key, device: Device, watch: _StopWatch) -> None:
+    """From the data to the second call, each part a lap."""
+    data = config.build(plan.data)
+    watch.lap("data")
+    session = _open(plan, device, data)
+    watch.lap("weights")
+    sizes = {"input_size": key.input_size, "batch_size": key.batch_size}
+    with (
+        config.build(plan.algorithm).applied(session),
+        data.open(session=session, **sizes, training=False, seed=plan.seed) as batches,
+        session.inferring(),
+    ):
+        batch = batches.next()
+        device.synchronize()
+        watch.lap("inputs")
+        for call in ("first_call", "second_call"):
+            session.forward(batch.inputs)
+            device.synchronize()
+            watch.lap(call)
 
 
 class _StopWatch:
@@ -167,20 +218,26 @@ class _StopWatch:
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
+        """What has passed since the last lap; laps of one name add up."""
         now = time.perf_counter_ns()
-        self.seconds[name] = (now - self.last_ns) * 1e-9
+        self.seconds[name] = self.seconds.get(name, 0.0) + (now - self.last_ns) * 1e-9
         self.last_ns = now
 
+    def restart(self) -> None:
+        """What has passed since the last lap belongs to none."""
+        self.last_ns = time.perf_counter_ns()
 
-def _open(plan: config.Plan, device: Any, data: Any) -> Any:
+
+def _open(plan: config.Plan, device: Device, data: Data) -> Session:
     """The plan's model, loaded on the device, with the classes of the data where its labels are real."""
-    return _model(plan).open(
+    session: Session = _model(plan).open(
         device=device,
         precision=plan.precision,
         execution=plan.execution,
         num_classes=data.num_classes if data.labelled else None,
         seed=plan.seed,
     )
+    return session
 
 
 def _model(plan: config.Plan) -> Any:

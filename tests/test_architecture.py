@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 
 #: Modules and rooms by floor; a module may import from its own floor or from below.
 FLOORS = {
-    5: ("__main__", "main", "naming", "campaign", "job", "worker", "commands"),
+    5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
-    3: ("run", "launch", "sinks"),
+    3: ("run", "launch", "process", "sinks"),
     2: ("models", "data", "algorithms", "modes", "probes"),
     1: ("devices", "stopping", "environment", "sweep"),
     0: ("record", "stats", "units", "paths", "errors", "gpus", "summary", "metrics", "doubts"),
@@ -38,6 +38,8 @@ TORCH_FREE = (
     "devices/cpu",
     "devices/fake",
     "devices/auto",
+    "devices/lock",
+    "data/rotating",
     "probes/__init__",
     "probes/timing",
     "algorithms/__init__",

@@ -124,7 +124,7 @@ def test_replicates_are_fresh_processes(run):
 
 
 def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
-    code, printed, [record] = run(*FAKE, "batch_size=[1,100,2]", "model.oom_above_pixels=1000000", "output_dir=x")
+    code, printed, [record] = run(*FAKE, "batch_size=[1,100,2]", "model.faults.oom=1000000", "output_dir=x")
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.OOM, Status.OK]
     assert "scripted" in printed
@@ -250,7 +250,7 @@ def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
 
 
 def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
-    code, _, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.oom_above_pixels=1000000", "output_dir=s")
+    code, _, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.faults.oom=1000000", "output_dir=s")
     assert code == 1
     assert [r.status for r in sorted(records, key=lambda r: r.sweep.job)] == [Status.OK, Status.OOM, Status.OK]
     assert Sweep.load(tmp_path / "s").children[1].status is Status.OOM
@@ -448,12 +448,12 @@ def test_training_on_photographs_learns_and_reports_its_accuracy(run, photograph
 def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
     from perfexp.record import point_to_line, read_points
 
-    run(*FAKE, "batch_size=[1,2,100]", "model.oom_above_pixels=1000000", "output_dir=x")
+    run(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
     file = tmp_path / "x" / "points.jsonl"
     one, two, oom = read_points(file)
     one.status = Status.FAILED
     file.write_bytes(b"".join(map(point_to_line, (one, two, oom))))
-    _, _, [record] = run(*FAKE, "batch_size=[1,2,100]", "model.oom_above_pixels=1000000", "output_dir=x")
+    _, _, [record] = run(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
     assert [point.status for point in record.points] == [Status.OK, Status.OK, Status.OOM]
     assert record.points[0].started != one.started
     assert record.points[1].started == two.started

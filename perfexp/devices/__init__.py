@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Protocol
 
 from perfexp.record import Doubt, Metric
+
+
+class Cache(StrEnum):
+    """What a call finds in the device's caches: what the one before it left, nothing, or other inputs than its own."""
+
+    warm = "warm"
+    flush = "flush"
+    rotate = "rotate"
 
 
 class Event(Protocol):
@@ -23,6 +32,7 @@ class Device(Protocol):
         name: what the driver or the operating system calls it.
         identifier: what torch calls it (`cpu`, `cuda:0`), or None where torch does not know it.
         asynchronous: whether calls return before their work is done.
+        lock_name: identifies it on this machine, for the lock that keeps others off; None where it needs none.
         event_tick_seconds: resolution of the event clock; of the host's clock on a synchronous device.
         record_seconds: device time that recording an event costs.
     """
@@ -31,8 +41,20 @@ class Device(Protocol):
     name: str
     identifier: str | None
     asynchronous: bool
-    event_tick_seconds: float
-    record_seconds: float
+    lock_name: str | None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of its largest cache."""
+
+    @property
+    def event_tick_seconds(self) -> float: ...  # noqa: D102
+
+    @property
+    def record_seconds(self) -> float: ...  # noqa: D102
+
+    def start(self) -> None:
+        """Make it ready to work (a GPU's context); before that, nothing has been done on it."""
 
     def now_ns(self) -> int:
         """The host's monotonic clock, nanoseconds."""
@@ -57,6 +79,12 @@ class Device(Protocol):
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
         """Run a call and tell whether it waits for the device before it returns; False on a synchronous device."""
+
+    def flush_cache(self) -> None:
+        """Put work into the queue that drives everything else out of the device's caches."""
+
+    def is_lost(self) -> bool:
+        """Whether nothing can be done on it any more by this process (after an error that outlives its call)."""
 
     def reset_peak_memory(self) -> None:
         """Forget the peak of memory so far, where that can be done."""

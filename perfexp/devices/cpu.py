@@ -12,10 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from perfexp.devices import Event
 from perfexp.record import Doubt, Metric
+
+#: So many times the size of the largest cache is written to drive everything else out of it.
+_FLUSH_FACTOR = 2
+#: Size of the largest cache where the system does not tell it.
+_UNKNOWN_CACHE_BYTES = 64 * 2**20
 
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc", re.I)
 
@@ -36,11 +43,17 @@ class CpuDevice:
     kind = "cpu"
     identifier: str | None = "cpu"
     asynchronous = False
+    lock_name: str | None = "cpu"
     record_seconds = 0.0
 
     def __init__(self, *, name: str | None = None) -> None:
         self.name = name or processor_name()
         self.event_tick_seconds = time.get_clock_info("perf_counter").resolution
+        self.cache_bytes = _last_level_bytes()
+        self._flushed: NDArray[np.float64] | None = None
+
+    def start(self) -> None:
+        """It is always ready."""
 
     def now_ns(self) -> int:
         """See `Device`."""
@@ -73,6 +86,16 @@ class CpuDevice:
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
         """Nothing is ever pending."""
+        return False
+
+    def flush_cache(self) -> None:
+        """See `Device`: twice the last level's size is written."""
+        if self._flushed is None:
+            self._flushed = np.ones(_FLUSH_FACTOR * self.cache_bytes // 8)
+        self._flushed += 1.0
+
+    def is_lost(self) -> bool:
+        """Never: without it nothing could ask."""
         return False
 
     def reset_peak_memory(self) -> None:
@@ -131,6 +154,20 @@ def processor_name() -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _last_level_bytes() -> int:
+    """Size of the largest cache of the first core (Linux), or a large guess."""
+    sizes = [_kibibytes(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max(sizes, default=0) * 1024 or _UNKNOWN_CACHE_BYTES
+
+
+def _kibibytes(path: Path) -> int:
+    try:
+        found = re.fullmatch(r"(\d+)K", path.read_text().strip())
+    except OSError:
+        found = None
+    return int(found[1]) if found else 0
 
 
 def _peak_resident_bytes() -> int | None:

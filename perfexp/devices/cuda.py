@@ -6,6 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,8 @@ from perfexp.devices.nvml import find_board
 from perfexp.errors import DeviceMismatch
 from perfexp.record import Doubt, Metric
 
+#: So many times the size of the second-level cache is written to drive everything else out of it.
+_FLUSH_FACTOR = 2
 #: Cycles of the spin by which its rate is found; from here on its time is proportional to them.
 _CANARY_CYCLES = 20_000_000
 
@@ -27,8 +30,8 @@ _spin: Callable[[int], None] = torch.cuda._sleep
 class CudaDevice:
     """A GPU that torch calls `cuda:INDEX`.
 
-    Opening it makes the context, and measures the tick of its event clock, what recording an event costs, and how fast
-    it spins.
+    The tick of its event clock, what recording an event costs, and how fast it spins are measured when they are asked
+    for: not while the time to first prediction is taken.
 
     Args:
         index: number of the device.
@@ -39,16 +42,37 @@ class CudaDevice:
 
     def __init__(self, *, index: int = 0) -> None:
         self.identifier: str | None = f"cuda:{index}"
-        torch.cuda.set_device(index)
-        torch.cuda.synchronize()
+        self._index = index
         self._properties = torch.cuda.get_device_properties(index)
         self.name = self._properties.name
-        self._board, self._no_board = find_board(str(self._properties.uuid))
-        self._used_before_bytes = self._board.used_bytes() if self._board else None
-        self._state_before = self._board.state() if self._board else {}  # before this process gives it any work
-        self._cycles_per_second = self._spin_rate()
-        self.record_seconds = self._measure_record()
-        self.event_tick_seconds = self._measure_tick()
+        self.lock_name: str | None = str(self._properties.uuid)
+        self._board, self._no_board = find_board(self.lock_name)
+        self._used_before_bytes: int | None = None
+        self._state_before: dict[str, Any] = {}
+        self.cache_bytes = int(self._properties.L2_cache_size)
+        self._flushed: torch.Tensor | None = None
+
+    def start(self) -> None:
+        """See `Device`."""
+        if self._board:  # before this process gives it any work
+            self._used_before_bytes = self._board.used_bytes()
+            self._state_before = self._board.state()
+        torch.cuda.set_device(self._index)
+        torch.cuda.synchronize()
+
+    @cached_property
+    def event_tick_seconds(self) -> float:
+        """See `Device`."""
+        return self._measure_tick()
+
+    @cached_property
+    def record_seconds(self) -> float:
+        """See `Device`."""
+        return self._measure_record()
+
+    @cached_property
+    def _cycles_per_second(self) -> float:
+        return self._spin_rate()
 
     def now_ns(self) -> int:
         """See `Device`."""
@@ -92,6 +116,24 @@ class CudaDevice:
         finally:
             torch.cuda.set_sync_debug_mode("default")
             torch.cuda.synchronize()
+        return False
+
+    def flush_cache(self) -> None:
+        """See `Device`: twice the size of the second-level cache is written."""
+        if self._flushed is None:
+            size = _FLUSH_FACTOR * self.cache_bytes
+            self._flushed = torch.empty(size, dtype=torch.uint8, device=self.identifier)
+        self._flushed.zero_()
+
+    def is_lost(self) -> bool:
+        """See `Device`; after an illegal access every call of CUDA fails."""
+        try:
+            torch.cuda.synchronize()
+            torch.ones(1, device=self.identifier).add_(1).item()
+        except torch.OutOfMemoryError:
+            return False
+        except RuntimeError:
+            return True
         return False
 
     def reset_peak_memory(self) -> None:
@@ -157,8 +199,12 @@ class CudaDevice:
         ]
 
     def _spin_rate(self) -> float:
-        """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load."""
+        """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load.
+
+        The first of two spins wakes a device that has been idle and counts for nothing.
+        """
         start, end = self.new_event(), self.new_event()
+        _spin(_CANARY_CYCLES)
         self.record(start)
         _spin(_CANARY_CYCLES)
         self.record(end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfexp.devices import Event
@@ -33,10 +33,19 @@ class FakeDevice:
         record_host_seconds: host time of recording an event.
         synchronize_seconds: host time of a synchronise beyond the waiting itself.
         queue_depth: launches that may be pending.
+        graph_gap_seconds: device time between two kernels that are launched one by one; a captured graph saves it.
+        flush_seconds: device time of driving everything out of the cache.
+        lock_name: see `Device`.
+        clock_hertz: what the canary reads, one value after the other; the last one stays.
+
+    Attributes:
+        cold: whether the cache was flushed since the last call that used it.
+        lost: whether it was lost; whoever scripts a fault sets it.
     """
 
     kind = "fake"
     identifier: str | None = None
+    cache_bytes = 0
 
     def __init__(
         self,
@@ -49,6 +58,10 @@ class FakeDevice:
         record_host_seconds: float = 0.0,
         synchronize_seconds: float = 0.0,
         queue_depth: int = 1000,
+        graph_gap_seconds: float = 0.0,
+        flush_seconds: float = 50e-6,
+        lock_name: str | None = None,
+        clock_hertz: Sequence[float] = (),
     ) -> None:
         self.name = name
         self.asynchronous = asynchronous
@@ -58,6 +71,13 @@ class FakeDevice:
         self.record_host_seconds = record_host_seconds
         self.synchronize_seconds = synchronize_seconds
         self.queue_depth = queue_depth if asynchronous else 0
+        self.graph_gap_seconds = graph_gap_seconds
+        self.flush_seconds = flush_seconds
+        self.lock_name = lock_name
+        self.cold = False
+        self.lost = False
+        self._clock_hertz = list(clock_hertz)
+        self._captured: list[float] | None = None
         self._host_seconds = 0.0
         self._free_seconds = 0.0
         self._synchronized = 0
@@ -73,6 +93,12 @@ class FakeDevice:
         Returns:
             When the device will have finished it, in simulated seconds.
         """
+        if self.lost:
+            raise RuntimeError("scripted: the device is lost")
+        if self._captured is not None:
+            self._captured.append(work_seconds)
+            return math.inf
+        work_seconds += self.graph_gap_seconds
         self._host_seconds += self.enqueue_seconds if host_seconds is None else host_seconds
         while self._pending and self._pending[0] <= self._host_seconds:
             self._pending.popleft()
@@ -85,12 +111,34 @@ class FakeDevice:
             self._host_seconds = self._free_seconds
         return self._free_seconds
 
+    def start(self) -> None:
+        """It is always ready."""
+
+    def capture(self, call: Callable[[], object]) -> Callable[[], object]:
+        """A call's launches as one, as a CUDA graph makes them.
+
+        Args:
+            call: launches only; it may not wait.
+
+        Returns:
+            A function that launches all of them at once.
+        """
+        self._captured = []
+        try:
+            call()
+            work_seconds = sum(self._captured)
+        finally:
+            self._captured = None
+        return lambda: self.launch(work_seconds)
+
     def now_ns(self) -> int:
         """The simulated host's clock."""
         return round(self._host_seconds * 1e9)
 
     def synchronize(self) -> None:
         """See `Device`."""
+        if self.lost or self._captured is not None:
+            raise RuntimeError(f"scripted: {'the device is lost' if self.lost else 'a capture can not wait'}")
         self._synchronized += 1
         self._host_seconds = max(self._host_seconds, self._free_seconds) + self.synchronize_seconds
         self._pending.clear()
@@ -127,6 +175,15 @@ class FakeDevice:
         call()
         return self._synchronized > before
 
+    def flush_cache(self) -> None:
+        """See `Device`."""
+        self.launch(self.flush_seconds)
+        self.cold = True
+
+    def is_lost(self) -> bool:
+        """See `Device`."""
+        return self.lost
+
     def reset_peak_memory(self) -> None:
         """It has no memory."""
 
@@ -141,7 +198,9 @@ class FakeDevice:
 
     def state(self) -> dict[str, Any]:
         """See `Device`."""
-        return {"simulated_seconds": self._host_seconds}
+        clocks = self._clock_hertz
+        canary = clocks.pop(0) if len(clocks) > 1 else clocks[0] if clocks else None
+        return {"simulated_seconds": self._host_seconds, **({} if canary is None else {"canary_hertz": canary})}
 
     def facts(self) -> dict[str, Any]:
         """See `Device`."""

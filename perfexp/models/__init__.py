@@ -127,6 +127,28 @@ class Session(Protocol):
             settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser.
         """
 
+    def capture(self, call: Callable[[], object]) -> Callable[[], object]:
+        """A call as one launch (a CUDA graph), after it has run a few times.
+
+        Args:
+            call: always with the same tensors.
+
+        Returns:
+            A function that launches it.
+
+        Raises:
+            Unsupported: the call can't be captured, or the device has no such thing.
+        """
+
+    def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
+        """A copy of a batch on the device.
+
+        Args:
+            batch: on the device.
+            into: a batch of the same shapes whose tensors take it, or None for new ones; a tensor that both have
+                is left alone.
+        """
+
     def number(self, value: Any) -> float:
         """A scalar of the device as a number; waits for it."""
 

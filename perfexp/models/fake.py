@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from perfexp.devices import Device
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Batch, Execution, Precision
 from perfexp.record import Doubt
+
+
+def _out_of_memory(device: FakeDevice, text: str) -> NoReturn:
+    raise MemoryError(text)
+
+
+def _fail(device: FakeDevice, text: str) -> NoReturn:
+    raise RuntimeError(text)
+
+
+def _lose(device: FakeDevice, text: str) -> NoReturn:
+    device.lost = True
+    raise RuntimeError(text)
+
+
+def _hang(device: FakeDevice, text: str) -> None:
+    while True:
+        time.sleep(3600)
+
+
+#: What can go wrong, by its name in the script.
+_FAULTS: dict[str, Callable[[FakeDevice, str], object]] = {
+    "oom": _out_of_memory,
+    "fail": _fail,
+    "lost": _lose,
+    "hang": _hang,
+    "kill": lambda device, text: os.kill(os.getpid(), signal.SIGKILL),
+    "crash": lambda device, text: os.kill(os.getpid(), signal.SIGSEGV),
+}
 
 
 class FakeModel:
@@ -24,7 +56,11 @@ class FakeModel:
         noise: relative standard deviation of a call's time.
         launches: launches per forward pass.
         smallest: inputs with a shorter side are not supported.
-        oom_above_pixels: batches of more pixels run out of memory.
+        waits: whether a forward pass waits for the device inside.
+        cold_seconds: more device time of a pass whose inputs and weights are not in the cache.
+        faults: what goes wrong, and with batches of more than how many pixels: `oom` (out of memory), `fail` (an
+            exception), `lost` (an error after which the device is of no use), `hang`, `kill` and `crash` (the process
+            is ended by SIGKILL or SIGSEGV).
     """
 
     def __init__(
@@ -36,7 +72,9 @@ class FakeModel:
         noise: float = 0.01,
         launches: int = 1,
         smallest: int = 1,
-        oom_above_pixels: int | None = None,
+        waits: bool = False,
+        cold_seconds: float = 0.0,
+        faults: Mapping[str, int | None] | None = None,
     ) -> None:
         self.name = name
         self.base_seconds = base_seconds
@@ -44,7 +82,11 @@ class FakeModel:
         self.noise = noise
         self.launches = launches
         self.smallest = smallest
-        self.oom_above_pixels = oom_above_pixels
+        self.waits = waits
+        self.cold_seconds = cold_seconds
+        self.faults = {fault: pixels for fault, pixels in (faults or {}).items() if pixels is not None}
+        if unknown := self.faults.keys() - _FAULTS.keys():
+            raise UserError(f"model.faults: there is no {sorted(unknown)}; possible: {', '.join(_FAULTS)}.")
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
@@ -77,8 +119,9 @@ class FakeSession:
         if min(input_size) < self._model.smallest:
             raise Unsupported(f"{self._model.name} can't take {height} × {width}: at least {self._model.smallest}.")
         pixels = batch_size * height * width
-        if self._model.oom_above_pixels is not None and pixels > self._model.oom_above_pixels:
-            raise MemoryError(f"scripted: {pixels} pixels are more than {self._model.oom_above_pixels}")
+        for fault, most in self._model.faults.items():
+            if pixels > most:
+                _FAULTS[fault](self._device, f"scripted: {pixels} pixels are more than {most}")
         return Batch(inputs=pixels, targets=None)
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
@@ -104,7 +147,11 @@ class FakeSession:
 
     def forward(self, inputs: Any) -> Any:
         """The scripted work."""
-        self._work(inputs, 1.0)
+        cold = self._model.cold_seconds if self._device.cold else 0.0
+        self._device.cold = False
+        self._work(inputs, 1.0, cold)
+        if self._model.waits:
+            self._device.synchronize()
         return inputs
 
     def first_forward(self, batch: Batch) -> Any:
@@ -133,6 +180,17 @@ class FakeSession:
         """It predicts nothing."""
         return 0, 0
 
+    def capture(self, call: Callable[[], object]) -> Callable[[], object]:
+        """See `Session`."""
+        try:
+            return self._device.capture(call)
+        except RuntimeError as error:
+            raise Unsupported(str(error)) from error
+
+    def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
+        """Nothing to copy."""
+        return batch
+
     def facts(self) -> dict[str, Any]:
         """See `Session`."""
         return {"model_class": type(self._model).__name__}
@@ -141,9 +199,9 @@ class FakeSession:
         """The device has said it."""
         return []
 
-    def _work(self, pixels: int, share: float) -> None:
+    def _work(self, pixels: int, share: float, more_seconds: float = 0.0) -> None:
         model = self._model
-        seconds = share * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6)
+        seconds = share * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6) + more_seconds
         for _ in range(model.launches):
             noise = max(0.0, 1 + model.noise * self._random.gauss(0, 1))
             self._device.launch(seconds / model.launches * noise)

@@ -24,9 +24,10 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-#: Those whose fused form leaves its state alone when the scaler finds an overflow. That of SGD in torch 2.11 fills its
-#: momentum with what overflowed, and the loss is NaN ever after: seen on an H200, as in LibreYOLO pull request 771.
-_FUSED = ("adam", "adamw")
+#: Optimisers that are captured only if they are told before.
+_CAPTURABLE = ("adam", "adamw")
+#: Calls on the stream of a CUDA graph before it is captured. Source: torch's notes on CUDA graphs.
+_CALLS_BEFORE_CAPTURE = 3
 
 
 class TorchSession:
@@ -64,7 +65,8 @@ class TorchSession:
     ) -> None:
         if device.identifier is None:
             raise UserError(f"{name} is a torch model, and torch does not know the device {device.name}.")
-        _check_cuda_graph(execution, device)
+        if execution.cuda_graph and device.kind != "cuda":
+            raise UserError(f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false.")
         self.num_classes = kind.num_classes
         self._kind, self._name, self._device, self._facts = kind, name, device, facts
         self._input_dims = 1 + len(kind.sample_shape((224, 224)))
@@ -177,6 +179,37 @@ class TorchSession:
 
         return update
 
+    def capture(self, call: Callable[[], object]) -> Callable[[], object]:
+        """See `Session`. A few calls on the stream that is captured come first, as torch demands."""
+        if self._device.kind != "cuda":
+            raise Unsupported(f"{self._device.name} has no CUDA graphs")
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_CALLS_BEFORE_CAPTURE):
+                    call()
+            torch.cuda.current_stream().wait_stream(stream)
+            self.module.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, stream=stream):
+                call()
+            graph.replay()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            if self._device.is_out_of_memory(error):
+                raise
+            raise Unsupported(f"the call can't be captured as a CUDA graph: {str(error).splitlines()[0]}") from error
+        return graph.replay
+
+    def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
+        """See `Session`."""
+        if into is None:
+            return Batch(inputs=batch.inputs.clone(), targets=None if batch.targets is None else batch.targets.clone())
+        for old, new in ((into.inputs, batch.inputs), (into.targets, batch.targets)):
+            if old is not new:
+                old.copy_(new, non_blocking=True)
+        return into
+
     def number(self, value: Any) -> float:
         """See `Session`."""
         return float(value.detach())
@@ -238,20 +271,28 @@ class TorchSession:
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
-        if self._scaler.is_enabled() and self._device.kind == "cuda" and name in _FUSED and "foreach" not in settings:
+        scaled = self._scaler.is_enabled() and self._device.kind == "cuda"
+        if scaled and "foreach" not in settings and not settings.get("dampening"):
             settings = {"fused": True, **settings}  # otherwise each step of the scaler waits for the device
+        if self._execution.cuda_graph and name in _CAPTURABLE:
+            settings = {"capturable": True, **settings}
         try:
-            return _OPTIMIZERS[name](parameters, **settings)
+            optimizer = _OPTIMIZERS[name](parameters, **settings)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"The optimizer {name} does not take these settings: {error}.") from error
+        if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
+            _begin_momentum(optimizer, parameters)
+        return optimizer
 
 
-def _check_cuda_graph(execution: Execution, device: Device) -> None:
-    if not execution.cuda_graph:
-        return
-    if device.kind != "cuda":
-        raise UserError(f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false.")
-    raise UserError("execution.cuda_graph: this version of perfexp does not capture CUDA graphs yet; set it to false.")
+def _begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    """Begin the momentum of SGD at zero, which is what it is before the first gradient.
+
+    The fused form of torch 2.11 otherwise makes it in the first step, and where that step is skipped because of an
+    overflow leaves it as the memory was: the loss is NaN ever after (seen on an H200; LibreYOLO pull request 771).
+    """
+    for parameter in parameters:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _make_channels_last(module: torch.nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from perfexp.data import Batches
@@ -47,6 +47,44 @@ class Step:
     batch_size: int
     state: State
     trains: bool = False
+
+
+def graphed(step: Step, session: Session, *, constant: bool) -> Step:
+    """The same call with everything after its data as one launch (a CUDA graph).
+
+    Args:
+        step: has been called before.
+        session: that it calls.
+        constant: whether all batches have the same inputs: then only their targets are copied for each call.
+
+    Raises:
+        Unsupported: it can't be captured.
+    """
+    parts = dict(step.segments)
+    data = parts.pop("data", None)
+
+    def work() -> None:
+        for part in parts.values():
+            part()
+
+    if data is None:
+        replay = session.capture(work)
+        return replace(step, call=replay, segments=(("graph", replay),))
+    state = step.state
+    first = state.source()
+    state.batch = kept = session.copy(first)
+    if constant:
+        kept.inputs = first.inputs
+    replay = session.capture(work)
+
+    def fetch() -> None:
+        session.copy(state.source(), into=kept)
+
+    def call() -> None:
+        fetch()
+        replay()
+
+    return replace(step, call=call, segments=(("data", fetch), ("graph", replay)))
 
 
 class Mode(Protocol):

@@ -83,14 +83,18 @@ class HostChain:
     Attributes:
         call: what is timed.
         device: whose host clock is read.
+        flush: run before each call, outside of its time; None for calls that follow one another directly.
     """
 
     call: Call
     device: Device
+    flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
         """Take so many samples, seconds per call."""
         call, now = self.call, self.device.now_ns
+        if self.flush is not None:
+            return self._apart(samples, self.flush)
         stamps = [0] * (samples + 1)
         stamps[0] = now()
         for index in range(1, samples + 1):
@@ -98,6 +102,16 @@ class HostChain:
             stamps[index] = now()
         nanoseconds = np.asarray(stamps, dtype=np.int64)
         return (nanoseconds[1:] - nanoseconds[:-1]).astype(np.float64) * 1e-9
+
+    def _apart(self, samples: int, flush: Call) -> Samples:
+        call, now = self.call, self.device.now_ns
+        seconds = np.empty(samples)
+        for index in range(samples):
+            flush()
+            start = now()
+            call()
+            seconds[index] = (now() - start) * 1e-9
+        return seconds
 
 
 @dataclass
@@ -107,10 +121,12 @@ class Latency:
     Attributes:
         call: what is timed.
         device: that works.
+        flush: run and waited for before each call, outside of its time; None for nothing.
     """
 
     call: Call
     device: Device
+    flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
         """Take so many samples, seconds."""
@@ -118,6 +134,9 @@ class Latency:
         seconds = np.empty(samples)
         synchronize()
         for index in range(samples):
+            if self.flush is not None:
+                self.flush()
+                synchronize()
             start = now()
             call()
             synchronize()
@@ -138,6 +157,7 @@ class Chain:
         chunk: samples that fit into the queue at once.
         calls_per_sample: k.
         hold: whether the queue is held while it is filled.
+        flush: enqueued before each sample, outside of its time: then each sample has two events of its own.
         host_seconds: host time of issuing all calls so far.
         wall_seconds: wall time of them, the final synchronise of each chunk included.
         calls: how many those were.
@@ -149,6 +169,7 @@ class Chain:
     chunk: int
     calls_per_sample: int = 1
     hold: bool = False
+    flush: Call | None = None
     host_seconds: float = 0.0
     wall_seconds: float = 0.0
     calls: int = 0
@@ -178,37 +199,57 @@ class Chain:
 
     def _chunk(self, samples: int, hold_seconds: float) -> tuple[Samples, float, bool]:
         """One fill of the queue: seconds per call, host time of filling it, and whether the device starved."""
-        device, call, k = self.device, self.call, self.calls_per_sample
-        while len(self._events) <= samples:
+        device = self.device
+        while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
             self._events.append(device.new_event())
-        events, record = self._events, device.record
+        events = self._events
         device.synchronize()
         if hold_seconds:
             device.hold(hold_seconds)
         start = device.now_ns()
-        record(events[0])
-        for index in range(1, samples + 1):
-            for _ in range(k):
-                call()
-            record(events[index])
+        device.record(events[0])
+        pairs = self._joined(samples) if self.flush is None else self._apart(samples, self.flush)
         issued = device.now_ns()
         starved = device.passed(events[0])
         device.synchronize()
         end = device.now_ns()
         self.host_seconds += (issued - start) * 1e-9
         self.wall_seconds += (end - start) * 1e-9
-        self.calls += samples * k
-        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(samples)]
-        return np.asarray(between) / k, (issued - start) * 1e-9, starved
+        self.calls += samples * self.calls_per_sample
+        between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
+        return np.asarray(between) / self.calls_per_sample, (issued - start) * 1e-9, starved
+
+    def _joined(self, samples: int) -> list[tuple[int, int]]:
+        """Calls with one event between two samples; returns which events are around each sample."""
+        call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
+        for index in range(1, samples + 1):
+            for _ in range(k):
+                call()
+            record(events[index])
+        return [(index, index + 1) for index in range(samples)]
+
+    def _apart(self, samples: int, flush: Call) -> list[tuple[int, int]]:
+        """As `_joined`, each sample with events of its own."""
+        call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
+        for index in range(1, 2 * samples, 2):
+            flush()
+            record(events[index])
+            for _ in range(k):
+                call()
+            record(events[index + 1])
+        return [(index, index + 1) for index in range(1, 2 * samples, 2)]
 
 
-def samples_in_queue(call: Call, device: Device, calls_per_sample: int = 1, most: int = 2000) -> int:
+def samples_in_queue(
+    call: Call, device: Device, calls_per_sample: int = 1, *, flush: Call | None = None, most: int = 2000
+) -> int:
     """How many samples the device's queue takes with room to spare, found by filling it while it is held.
 
     Args:
         call: to be timed.
         device: asynchronous.
         calls_per_sample: k; each sample also has an event.
+        flush: enqueued before each sample, with one more event; or None.
         most: no more than so many are of interest.
 
     Returns:
@@ -220,6 +261,9 @@ def samples_in_queue(call: Call, device: Device, calls_per_sample: int = 1, most
     device.record(held)
     fit = 0
     while fit < most:
+        if flush is not None:
+            flush()
+            device.record(mark)
         for _ in range(calls_per_sample):
             call()
         device.record(mark)
@@ -230,20 +274,21 @@ def samples_in_queue(call: Call, device: Device, calls_per_sample: int = 1, most
     return max(1, int(_QUEUE_SHARE * fit)) if fit else 0
 
 
-def calls_and_chunk(call: Call, device: Device) -> tuple[int, int]:
+def calls_and_chunk(call: Call, device: Device, flush: Call | None = None) -> tuple[int, int]:
     """How many calls a sample needs on an asynchronous device, and how many such samples its queue takes.
 
     Args:
         call: to be timed.
         device: asynchronous.
+        flush: enqueued before each sample, or None; with it every sample is one call.
 
     Returns:
         k and the chunk of a `Chain`; the chunk is 0 where not even one call fits into the queue.
     """
     # the first calls may still make the allocator ask the driver for memory, which waits for the device
-    chunk = next(filter(None, (samples_in_queue(call, device) for _ in range(_QUEUE_ATTEMPTS))), 0)
-    if chunk == 0:
-        return 1, 0
+    chunk = next(filter(None, (samples_in_queue(call, device, flush=flush) for _ in range(_QUEUE_ATTEMPTS))), 0)
+    if chunk == 0 or flush is not None:
+        return 1, chunk
     # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
     rough = float(np.median(Chain(call, device, min(chunk, 10), hold=True)(10)))
     k = stats.calls_per_sample(max(rough, 1e-9), device.event_tick_seconds, device.record_seconds)

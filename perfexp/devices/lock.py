@@ -1,0 +1,93 @@
+"""Lock: one measurement at a time on a device, among the processes of a user."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perfexp.errors import UserError
+from perfexp.paths import safe_name
+
+
+@contextmanager
+def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]) -> Iterator[None]:
+    """While entered, no other process of this user measures on the device. The lock goes with the process.
+
+    Args:
+        name: of the device, unique on this machine; None for one that needs no lock.
+        wait: whether to wait until the device is free, or to refuse.
+        purpose: what this process is about to do, for the messages of others.
+        waiting: told who has the device, before this process waits.
+
+    Raises:
+        UserError: another process has it, and this one is not to wait; or locks can't be kept here.
+    """
+    if name is None:
+        yield
+        return
+    path = lock_path(name)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"The lock of the device can't be kept in {path.parent}: {error.strerror}. "
+            "Set XDG_RUNTIME_DIR to a folder of yours."
+        ) from error
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = _owner(file.read())
+            if not wait:
+                raise UserError(
+                    f"The device is in use: {owner}. Wait for it, or let perfexp do so: device_lock=wait."
+                ) from error
+            waiting(owner)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps({"process": os.getpid(), "purpose": purpose}).encode())
+        yield
+
+
+def holder(name: str) -> str | None:
+    """Who has a device's lock at this moment; None if it is free.
+
+    Args:
+        name: of the device.
+    """
+    try:
+        with lock_path(name).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _owner(file.read())
+    except OSError:
+        pass
+    return None
+
+
+def lock_path(name: str) -> Path:
+    """The file of a device's lock: in the user's run directory, or in one of their own among the temporary files.
+
+    Args:
+        name: of the device.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    usable = runtime is not None and os.access(runtime, os.W_OK)
+    folder = Path(runtime) / "perfexp" if runtime and usable else Path(tempfile.gettempdir()) / f"perfexp-{os.getuid()}"
+    return folder / f"{safe_name(name)}.lock"
+
+
+def _owner(content: bytes) -> str:
+    try:
+        facts = json.loads(content)
+        return f"process {facts['process']} measures {facts['purpose']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process measures"

@@ -1,0 +1,155 @@
+"""Process: a worker that is started, listened to, and ended together with everything that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfexp.errors import PerfexpError, UserError
+
+#: So long a process may take to end after it was asked to, before it is killed, and to vanish after that.
+_GRACE_SECONDS = 5.0
+#: So long a worker may take to end after it has told its last event.
+_EXIT_SECONDS = 60.0
+#: Where the system can't tell that a process has ended, it is asked this often.
+_LOOK_SECONDS = 1.0
+
+Event = dict[str, Any]
+
+
+class SilenceError(Exception):
+    """A worker told nothing for too long."""
+
+
+class WorkerProcess:
+    """A worker in a session of its own, whose events arrive as lines of JSON through a pipe.
+
+    Args:
+        command: its arguments; those for the pipe and the time of its start are added.
+        log: where its output goes.
+
+    Raises:
+        UserError: it can't be started.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._events, send = os.pipe()
+        command = [*command, f"--events-fd={send}", f"--parent={os.getpid()}"]
+        try:
+            with log.open("ab") as file:
+                file.write(f"$ {' '.join(command)}\n".encode())
+                file.flush()
+                self._process = subprocess.Popen(
+                    [*command, f"--spawned-ns={time.perf_counter_ns()}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    pass_fds=[send],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            os.close(self._events)
+            raise UserError(f"The worker can't be started ({command[0]}): {error.strerror}.") from error
+        finally:
+            os.close(send)
+
+    def events(self, silence_seconds: float | None) -> Iterator[Event]:
+        """What it tells, until it has ended; nothing is polled in the meantime.
+
+        An event with `patient` set may be followed by any silence, and `finished` by a short one only.
+
+        Args:
+            silence_seconds: longest time without an event, or None for any.
+
+        Raises:
+            SilenceError: it told nothing for longer than that.
+        """
+        limit, rest = silence_seconds, b""
+        while (data := self._read(limit)) is not None:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                event = json.loads(line)
+                limit = None if event.get("patient") else silence_seconds
+                if event["event"] == "finished":
+                    limit = _EXIT_SECONDS
+                yield event
+
+    def end(self) -> int:
+        """See that it and everything that it started has ended.
+
+        Returns:
+            Its exit code; minus the number of the signal that ended it.
+
+        Raises:
+            PerfexpError: it can't be ended.
+        """
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            others = self._others()
+            targets: list[subprocess.Popen[bytes] | psutil.Process] = [self._process, *others]
+            for target in targets:
+                with suppress(psutil.Error, ProcessLookupError):
+                    target.send_signal(number)
+                    target.send_signal(signal.SIGCONT)  # what is stopped can't end
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_SECONDS)
+            alive = psutil.wait_procs(others, timeout=_GRACE_SECONDS)[1]
+            if self._process.poll() is not None and not alive:
+                break
+        os.close(self._events)
+        if self._process.poll() is None:
+            raise PerfexpError(
+                f"The worker (process {self._process.pid}) can't be ended: it hangs in the kernel, perhaps in the "
+                "device's driver. Nothing more can be measured there until that is mended."
+            )
+        return self._process.returncode
+
+    def _read(self, limit: float | None) -> bytes | None:
+        """What has arrived; None once the process has ended and everything was read."""
+        deadline = None if limit is None else time.monotonic() + limit
+        while True:
+            ended = self._wait(None if deadline is None else deadline - time.monotonic())
+            if select.select([self._events], [], [], 0)[0]:
+                data = os.read(self._events, 65536)
+                if data or ended:
+                    return data or None
+            elif ended:
+                return None
+            if deadline is not None and time.monotonic() >= deadline:
+                raise SilenceError
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Wait until something arrives, the process ends, or the time is over; returns whether it has ended."""
+        if not hasattr(os, "pidfd_open"):
+            slice_seconds = _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
+            select.select([self._events], [], [], slice_seconds)
+            return self._process.poll() is not None
+        try:
+            process = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:  # it has been waited for
+            return True
+        try:
+            ready = select.select([self._events, process], [], [], None if seconds is None else max(seconds, 0.0))[0]
+        finally:
+            os.close(process)
+        return process in ready
+
+    def _others(self) -> list[psutil.Process]:
+        """What it started and what is left of its session, which outlives it; not the process itself."""
+        found: set[psutil.Process] = set()
+        with suppress(psutil.Error):
+            found.update(psutil.Process(self._process.pid).children(recursive=True))
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) == self._process.pid:
+                    found.add(process)
+        return [process for process in found if process.pid != self._process.pid]

@@ -1,0 +1,85 @@
+"""Resume: the command that a folder's run or sweep was started with, to go on with what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfexp import config
+from perfexp.errors import UserError
+from perfexp.paths import RunPaths, SweepPaths
+from perfexp.record import Sweep
+
+#: Hydra's flags for a folder of the user's own groups.
+CONFIG_DIR = ("--config-dir", "-cd")
+_MULTIRUN = ("-m", "--multirun")
+#: Overrides that could have code run which nobody typed here.
+_UNSAFE = ("hydra", "profiler", "_target_")
+
+
+def with_resumed(arguments: Sequence[str]) -> list[str]:
+    """A command line in which `resume=DIR` is replaced by the command that is stored there.
+
+    Args:
+        arguments: as the user typed them.
+
+    Raises:
+        UserError: nothing can be resumed there, or not without the user saying so.
+    """
+    folders = [text.partition("=")[2] for text in arguments if text.startswith("resume=")]
+    if not folders:
+        return list(arguments)
+    others = [text for text in arguments if not text.startswith("resume=")]
+    folder = Path(folders[-1])
+    stored = [text for text in _stored(folder) if not text.startswith("output_dir=")]
+    _refuse_unsafe(stored, others, folder)
+    kept = [text for text in stored if not text.startswith("-") or text in _MULTIRUN]
+    return [*kept, f"output_dir={_quoted(str(folder.absolute()))}", *others]
+
+
+def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether two commands differ only in where output goes and how it looks.
+
+    Args:
+        first: overrides and flags.
+        second: likewise.
+    """
+    return sorted(filter(_is_measured, first)) == sorted(filter(_is_measured, second))
+
+
+def _is_measured(argument: str) -> bool:
+    return argument.lstrip("+~").partition("=")[0].split(".")[0] not in config.NOT_MEASURED
+
+
+def _stored(folder: Path) -> list[str]:
+    if SweepPaths(folder).summary.is_file():
+        return Sweep.load(folder).command
+    plan = RunPaths(folder).plan
+    if not plan.is_file():
+        raise UserError(f"resume={folder}: there is no run (plan.yaml) and no sweep (sweep.json) to go on with.")
+    command = config.read(plan).get("command")
+    if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
+        raise UserError(f"resume={folder}: its plan.yaml does not say by which command it was started.")
+    return list(command)
+
+
+def _refuse_unsafe(stored: Sequence[str], given: Sequence[str], folder: Path) -> None:
+    """A folder may come from somebody else: what chooses code in it has to be typed again."""
+    for text in stored:
+        key, _, value = text.partition("=")
+        if key in CONFIG_DIR and not any(argument.startswith(CONFIG_DIR) for argument in given):
+            raise UserError(
+                f"resume={folder}: it was started with {text}, whose files choose code. If it is yours, "
+                f"say so again: perfexp --config-dir={value} resume={folder}"
+            )
+        if key.lstrip("+~").startswith(_UNSAFE) or "_target_" in text:
+            raise UserError(
+                f"resume={folder}: '{text}' is not taken from a file. Repeat the command that started it, "
+                f"with output_dir={folder}."
+            )
+
+
+def _quoted(text: str) -> str:
+    """A value as Hydra's grammar takes any text."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
