@@ -2,49 +2,61 @@
 
     python benchmarks/device_truth.py
 
-For each case: perfexp's `device` time, and, from another process under torch's profiler with the queue held in the same
-way, the span per call (first kernel's start to last kernel's end, over the calls), the sum of the kernels and the gap
-per launch. Three processes each, in turn; the middle one counts. The claim: 0.5 % from 50 µs up, 5 % from 5 to 50 µs.
+Each case in a process of its own, in rounds: perfexp's clean chain of calls, then the same chain under torch's profiler.
+
+* `device`: perfexp's time per call, k calls to a sample; the median over the clean rounds.
+* `events/span`: what perfexp's events read in the profiled rounds, over the span that CUPTI saw in the same rounds (from
+  the end of the wait that holds the queue to the end of the last kernel): whether the clock tells the truth.
+* `device/span`: the clean time over that span: the same, and what the profiler itself costs.
+* `kernels`, `gap/launch`: sum of the kernels per call, and the rest of the span per launch.
+* `harness`: device time per call that the events add at the k that perfexp chose: against samples of many more calls.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from perfexp import stats
 from perfexp.devices.cuda import CudaDevice
 from perfexp.probes import timing
-from perfexp.stopping import Precision
 
-PROCESSES = 3
+ROUNDS = 5
+#: So long the device works before each reading, so that its clock has settled.
+SETTLE_SECONDS = 0.2
+#: Launches in a profiled chain.
+PROFILED_LAUNCHES = 400
+
+Call = Callable[[], object]
 
 
-def cases() -> dict[str, Callable[[], Callable[[], object]]]:
+def cases() -> dict[str, Callable[[], Call]]:
     """Names and makers of calls: matrix products, convolutions, chains of small kernels."""
 
-    def matmul(n: int, dtype: torch.dtype) -> Callable[[], Callable[[], object]]:
-        def make() -> Callable[[], object]:
+    def matmul(n: int, dtype: torch.dtype) -> Callable[[], Call]:
+        def make() -> Call:
             a, b = torch.randn(n, n, device="cuda", dtype=dtype), torch.randn(n, n, device="cuda", dtype=dtype)
             out = torch.empty_like(a)
             return lambda: torch.mm(a, b, out=out)
 
         return make
 
-    def convolution(batch: int, channels: int, size: int) -> Callable[[], Callable[[], object]]:
-        def make() -> Callable[[], object]:
+    def convolution(batch: int, channels: int, size: int) -> Callable[[], Call]:
+        def make() -> Call:
             x = torch.randn(batch, channels, size, size, device="cuda")
             w = torch.randn(channels, channels, 3, 3, device="cuda")
             return lambda: torch.nn.functional.conv2d(x, w, padding=1)
 
         return make
 
-    def chain(length: int, numel: int) -> Callable[[], Callable[[], object]]:
-        def make() -> Callable[[], object]:
+    def chain(length: int, numel: int) -> Callable[[], Call]:
+        def make() -> Call:
             x = torch.randn(numel, device="cuda")
 
             def call() -> None:
@@ -63,78 +75,86 @@ def cases() -> dict[str, Callable[[], Callable[[], object]]]:
         "conv 1x64x56": convolution(1, 64, 56),
         "conv 16x128x56": convolution(16, 128, 56),
         "conv 32x256x56": convolution(32, 256, 56),
-        "chain 10 small": chain(10, 1 << 12),
-        "chain 100 small": chain(100, 1 << 12),
+        "chain 10 of 16 KiB": chain(10, 1 << 12),
+        "chain 100 of 16 KiB": chain(100, 1 << 12),
         "chain 20 of 64 MiB": chain(20, 1 << 24),
     }
 
 
-def device_time(call: Callable[[], object]) -> dict[str, float]:
-    """Perfexp's `device` time of a call, seconds, and how it was taken."""
-    device = CudaDevice()
+def measure(name: str) -> dict[str, Any]:
+    """One case; seconds per call."""
+    device, call = CudaDevice(), cases()[name]()
+    device.start()
     for _ in range(10):
         call()
     k, chunk = timing.calls_and_chunk(call, device)
-    block = timing.Chain(call, device, chunk, k, hold=True)
-    monitor = Precision(epsilon=0.002, max_seconds=1.0, warmup_seconds=0.3).begin(calls_per_sample=k)
-    samples, warmup, _ = timing.collect(block, monitor)
-    interval = stats.median_interval(samples[warmup:])
-    width = interval.relative_half_width
-    return {"seconds": interval.value, "half_width": width or float("nan"), "k": k, "starved": block.starved}
+    clean = timing.Chain(call, device, chunk, k, hold=True)
+    long = timing.Chain(call, device, max(1, chunk // 32), 32 * k, hold=True) if chunk >= 32 else None
+    launches = max(1, count_launches(call, device))
+    count = max(1, min(chunk, PROFILED_LAUNCHES // (launches * k)))
+    rounds = []
+    for _ in range(ROUNDS):
+        settle(clean, k)
+        ours = float(statistics.median(clean(max(20, min(chunk, 200)))))
+        rarely = float(statistics.median(long(10))) if long else ours
+        rounds.append({"device": ours, "rarely": rarely, **profiled(clean, device, count, count * k)})
+    median = {key: statistics.median(entry[key] for entry in rounds) for key in rounds[0]}
+    ratios = [entry["events"] / entry["span"] for entry in rounds]
+    return {**median, "k": k, "launches": launches, "same": statistics.median(ratios), "known": bool(long)}
 
 
-def span(call: Callable[[], object], calls: int) -> dict[str, float]:
-    """CUPTI's view of so many calls behind a hold: span, kernel sum and launches per call."""
-    from torch.profiler import ProfilerActivity, profile
+def settle(clean: timing.Chain, k: int) -> None:
+    """Keep the device at work for a while."""
+    done = 0.0
+    while done < SETTLE_SECONDS:
+        done += float(clean(clean.chunk).sum()) * k
 
-    device = CudaDevice()
-    for _ in range(10):
-        call()
+
+def profiled(chain: timing.Chain, device: CudaDevice, samples: int, calls: int) -> dict[str, float]:
+    """The same chain under CUPTI: what the events and what the kernels say, seconds per call."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        seconds = chain(samples)
+        device.synchronize()
+    kernels = sorted(
+        (e.time_range.start, e.time_range.end, "spin" in e.name)
+        for e in profiler.events()
+        if e.device_type.name == "CUDA"
+    )
+    last = max(index for index, kernel in enumerate(kernels) if kernel[2])  # a wait that was too short is repeated
+    work = kernels[last + 1 :]
+    busy = sum(end - start for start, end, _ in work)
+    return {
+        "events": float(seconds.sum()) * chain.calls_per_sample / calls,
+        "span": (work[-1][1] - kernels[last][1]) * 1e-6 / calls,
+        "busy": busy * 1e-6 / calls,
+    }
+
+
+def count_launches(call: Call, device: CudaDevice) -> int:
+    """How many kernels a call launches."""
     device.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        device.hold(0.05)
-        for _ in range(calls):
-            call()
+        call()
         device.synchronize()
-    kernels = [e for e in profiler.events() if e.device_type.name == "CUDA" and "spin" not in e.name]
-    start, end = min(e.time_range.start for e in kernels), max(e.time_range.end for e in kernels)
-    busy = sum(e.time_range.end - e.time_range.start for e in kernels)
-    return {"seconds": (end - start) * 1e-6 / calls, "busy": busy * 1e-6 / calls, "launches": len(kernels) / calls}
+    return sum(e.device_type.name == "CUDA" for e in profiler.events())
 
 
 def main() -> None:
-    if len(sys.argv) == 4:
-        what, name, calls = sys.argv[1:]
-        call = cases()[name]()
-        print(json.dumps(device_time(call) if what == "device" else span(call, int(calls))))
+    if len(sys.argv) == 2:
+        print(json.dumps(measure(sys.argv[1])))
         return
-    print("case                   device       ±        k  span         device/span  kernels      launches  gap/launch")
+    head = ("device µs", "k", "span µs", "events/span", "device/span", "kernels µs", "launches", "gap µs", "harness µs")
+    print(f"{'case':<20}" + "".join(f"{title:>12}" for title in head))
     for name in cases():
-        first = ask("device", name, 0)
-        calls = min(max(3, min(200, int(0.02 / first["seconds"]))), 600 // launches(name))
-        pairs = [(ask("device", name, 0), ask("span", name, calls)) for _ in range(PROCESSES)]
-        ours, theirs = (
-            sorted(side, key=lambda answer: answer["seconds"])[PROCESSES // 2] for side in zip(*pairs, strict=True)
-        )
-        gap = (theirs["seconds"] - theirs["busy"]) / theirs["launches"]
+        done = subprocess.run([sys.executable, __file__, name], check=True, capture_output=True, text=True)
+        r = json.loads(done.stdout)
+        gap = (r["span"] - r["busy"]) / r["launches"]
+        harness = f"{(r['device'] - r['rarely']) * 1e6:12.3f}" if r["known"] else f"{'–':>12}"
         print(
-            f"{name:<20} {ours['seconds'] * 1e6:9.2f} µs {ours['half_width']:7.2%} {ours['k']:5.0f} "
-            f"{theirs['seconds'] * 1e6:9.2f} µs {ours['seconds'] / theirs['seconds']:10.4f} "
-            f"{theirs['busy'] * 1e6:9.2f} µs {theirs['launches']:8.1f} {gap * 1e6:9.2f} µs",
+            f"{name:<20}{r['device'] * 1e6:12.2f}{r['k']:12d}{r['span'] * 1e6:12.2f}{r['same']:12.4f}"
+            f"{r['device'] / r['span']:12.4f}{r['busy'] * 1e6:12.2f}{r['launches']:12d}{gap * 1e6:12.2f}{harness}",
             flush=True,
         )
-
-
-def launches(name: str) -> int:
-    """How many kernels a call has at the most: the span's pass has to fit into the queue too."""
-    return int(name.split()[1]) if name.startswith("chain") else 6
-
-
-def ask(what: str, name: str, calls: int) -> dict[str, float]:
-    """The answer of a fresh process: a profiler never shares one with a clock."""
-    command = [sys.executable, __file__, what, name, str(calls)]
-    answer: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return answer
 
 
 if __name__ == "__main__":

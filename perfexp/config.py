@@ -26,6 +26,8 @@ from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 
 #: What torch.compile calls its modes.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+#: In C where it is there: a hundred plans take 40 ms instead of 300.
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Keys of a plan that say where output goes and how it looks, not what is measured.
 NOT_MEASURED = (
     "output_dir",
@@ -390,7 +392,7 @@ def read(path: Path) -> dict[str, Any]:
         UserError: it can't be read.
     """
     try:
-        plain = yaml.safe_load(path.read_bytes())
+        plain = yaml.load(path.read_bytes(), Loader=_SAFE_LOADER)
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"{path} can't be read as a plan: {error}") from error
     if not isinstance(plain, dict):

@@ -221,3 +221,32 @@ def too_few_samples(n: int, effective: float, achieved: float | None, target: fl
         detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
         remedy="more time or calls (stopping.max_seconds, stopping.measure), or a wider target (stopping=coarse)",
     )
+
+
+def scaling_far(ratio: float, sizes: int, tolerance: float) -> Doubt:
+    """A time does not lie where those of the other sizes let it be expected.
+
+    Args:
+        ratio: of the time to the fitted one.
+        sizes: that were fitted.
+        tolerance: how far it may be off.
+    """
+    return Doubt(
+        code="scaling_unexpected",
+        detail=f"the time is {ratio:.2f} of what the fit over {sizes} sizes expects (tolerated: ±{tolerance:.0%})",
+        remedy="measure this size and its neighbours again; if it stays, look for another kernel or a full memory",
+    )
+
+
+def scaling_falls(ratio: float, smaller: str) -> Doubt:
+    """A larger input takes less time than a smaller one.
+
+    Args:
+        ratio: of the time to that of the smaller size.
+        smaller: that size.
+    """
+    return Doubt(
+        code="scaling_unexpected",
+        detail=f"the time is {ratio:.2f} of that of the smaller size {smaller}, beyond both intervals",
+        remedy="measure both sizes again; if it stays, the smaller one runs by a slower kernel or was disturbed",
+    )

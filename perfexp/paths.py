@@ -161,6 +161,17 @@ class RunPaths(_Folder):
                 ) from error
             yield
 
+    def in_use(self) -> bool:
+        """Whether a process is measuring into this folder (see `locked`); nothing is made or changed by asking."""
+        try:
+            with self.log.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no log, or one that is not ours to read
+            return False
+        return False
+
     def table(self, model: str, algorithm: str, what: str) -> Path:
         """`MODEL_ALGORITHM_overall.csv` and its like.
 

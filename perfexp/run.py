@@ -149,7 +149,7 @@ class Procedure:
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
             if len(step.segments) > 1:
-                self._phases(point, step)
+                self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
             point.metrics += self.device.memory()  # before the graph, which has memory of its own
             if point.facts.get("device_method") == "none":
@@ -212,8 +212,8 @@ class Procedure:
         held = timing.Chain(call, device, chunk, k, hold=True, flush=flush)
         series = timing.series("device", held, self.stopping.begin(calls_per_sample=k), k)
         point.series.insert(0, series)
-        if held.starved:
-            point.doubts.append(doubts.queue_starved(held.starved))
+        if held.held.starved:
+            point.doubts.append(doubts.queue_starved(held.held.starved))
         if flush is not None and series.measured:
             uncertain_seconds = device.event_tick_seconds + device.record_seconds
             doubt = doubts.below_resolution(float(np.median(series.measured)), uncertain_seconds)
@@ -267,10 +267,17 @@ class Procedure:
         point.series.append(Series(name="epoch", samples=epoch_seconds, stop=Stop(reason="epochs")))
         point.metrics.append(Metric(name="total_runtime_seconds", value=sum(epoch_seconds), unit="seconds"))
 
-    def _phases(self, point: Point, step: Step) -> None:
-        """The call's parts, from a pass of their own; their sum has to be the whole call."""
+    def _phases(self, point: Point, step: Step, *, held: bool) -> None:
+        """The call's parts, from a pass of their own; their sum has to be the whole call.
+
+        With data that is on the device already they are the device's times, as `device` is; with data that comes from
+        elsewhere the waiting for it is a part.
+        """
         self.progress("phases")
-        block = timing.Segments(step.segments, self.device)
+        chunk = 0
+        if held and self.device.asynchronous:
+            chunk = timing.samples_in_queue(timing.Segments(step.segments, self.device).once, self.device)
+        block = timing.Segments(step.segments, self.device, chunk)
         sums, warmup, stop = timing.collect(block, self.stopping.begin())
         for name, seconds in block.parts().items():
             point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
@@ -278,8 +285,9 @@ class Procedure:
         if data is not None:
             share = sum(data.measured) / float(sums[warmup:].sum())
             point.metrics.append(Metric(name="data_share", value=share, unit="1"))
-        whole = point.find_series("throughput") or point.find_series("latency")
-        if whole is None or not whole.measured:
+        names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
+        whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
+        if whole is None:
             return
         ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))

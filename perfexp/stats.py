@@ -32,7 +32,7 @@ LEAST_SIZES, SIZES_TO_JUDGE = 4, 6
 #: The powers in which a constant and a growing part are added: 1 for one after the other, 4 for side by side.
 _ADDED, _OVERLAPPED = 1, 4
 #: The second law is believed where it leaves less than this share of the first one's residuals.
-_CLEARLY_BETTER = 0.8
+_CLEARLY_BETTER = 0.7
 #: No time counts as more exact than this in a fit over sizes: the law itself is not.
 _SIZE_ERROR_FLOOR = 0.01
 #: A residual beyond so many robust standard deviations has no weight (Tukey's biweight, 95 % efficient).
@@ -413,7 +413,8 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
         exponent, deviations = None, y / np.median(y) - 1
         scatter = _residual_scale(deviations)
     else:
-        exponent = _exponent_interval(grid, squares, float(weights.sum() / weights.max()))
+        chosen = 3 + (different >= SIZES_TO_JUDGE)  # a, b, c, and which law
+        exponent = _exponent_interval(grid, squares, float(weights.sum() / weights.max()) - chosen)
     return ScalingFit(
         a=float(a[best]),
         b=float(b[best]),
@@ -485,7 +486,7 @@ def student95(degrees: float) -> float:
 def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
     """The regularised incomplete beta function I_x(a, b); `rest` is 1 - x, which would lose its digits if subtracted.
 
-    By the continued fraction of Abramowitz and Stegun, 26.5.8, evaluated as Lentz does (Numerical Recipes, section 6.4).
+    By the continued fraction of Abramowitz and Stegun, 26.5.8, evaluated by Lentz's method (Numerical Recipes, 6.4).
     """
     if x > (a + 1) / (a + b + 2):
         return 1.0 - _incomplete_beta(b, a, rest, x)
@@ -529,7 +530,7 @@ def _least_absolute(x: Samples, y: Samples, error: Samples, power: int) -> Sampl
 def _laws(x: Samples, y: Samples, weights: Samples, exponents: Samples, power: int) -> tuple[Samples, Samples, Samples]:
     """The best a, b ≥ 0 for each exponent, by weighted least squares of the relative residuals.
 
-    yᵖ = aᵖ + (b·xᶜ)ᵖ is linear in aᵖ and bᵖ for any power p; near the law its relative residuals are p times those of y.
+    yᵖ = aᵖ + (b·xᶜ)ᵖ is linear in aᵖ and bᵖ for any power p; its relative residuals are about p times those of y.
 
     Args:
         x: shape (n,).
@@ -556,15 +557,15 @@ def _laws(x: Samples, y: Samples, weights: Samples, exponents: Samples, power: i
     return fitted, level * a ** (1 / power), level * b ** (1 / power) / largest**exponents
 
 
-def _exponent_interval(grid: Samples, squares: Samples, effective: float) -> Interval:
+def _exponent_interval(grid: Samples, squares: Samples, degrees: float) -> Interval:
     """The exponent of the least squares, and the outermost ones that the profile allows; one step wider on each side.
 
     Args:
         grid: shape (m,), exponents.
         squares: shape (m,), weighted, of the best law with each exponent.
-        effective: number of points that have a weight.
+        degrees: of freedom that the residuals have left; at least one is taken.
     """
-    degrees = max(effective - 3, 1.0)
+    degrees = max(degrees, 1.0)
     allowed = np.flatnonzero(squares <= squares.min() * (1 + student95(degrees) ** 2 / degrees))
     low, high = max(int(allowed[0]) - 1, 0), min(int(allowed[-1]) + 1, grid.size - 1)
     return Interval(value=float(grid[np.argmin(squares)]), low=float(grid[low]), high=float(grid[high]))

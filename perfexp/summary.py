@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from perfexp import doubts, stats
 from perfexp.record import Doubt, Key, Metric, Point, Record, Series, Status
@@ -12,6 +13,12 @@ from perfexp.record import Doubt, Key, Metric, Point, Record, Series, Status
 TIME_KINDS = ("device", "latency", "throughput")
 #: Overheads of one process, in their order; the first prediction is there after `first_call`.
 TTFP_PARTS = ("imports", "context", "weights", "first_call")
+#: Pixels in the unit of size in which a fit over sizes is given.
+MEGAPIXEL = 1e6
+#: What a median without an interval counts for in a fit over sizes: as one of this relative half-width.
+_ERROR_UNKNOWN = 0.05
+#: A larger input may take so much less time than a smaller one: tiles fill better at some sizes than at others.
+_FALL_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,42 @@ class FirstPrediction:
     processes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """How the time of one phase, batch size, precision and process depends on the input size.
+
+    Attributes:
+        key: of the largest size.
+        keys: of all sizes, the smallest first.
+        time_kind: which time.
+        fit: in seconds per call over megapixels.
+    """
+
+    key: Key
+    keys: tuple[Key, ...]
+    time_kind: str
+    fit: stats.ScalingFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """One point as several processes measured it.
+
+    Attributes:
+        key: of the first process.
+        keys: of all of them.
+        time_kind: which time.
+        time: geometric mean of the processes' medians, seconds per call, with its interval.
+        spread: standard deviation between the processes' medians, as a fraction.
+    """
+
+    key: Key
+    keys: tuple[Key, ...]
+    time_kind: str
+    time: stats.Interval
+    spread: float
+
+
 def rows(record: Record) -> list[Row]:
     """One row for each point that is timed, in the record's order.
 
@@ -69,7 +112,46 @@ def rows(record: Record) -> list[Row]:
         record: of any run.
     """
     percentiles = requested_percentiles(record)
-    return [row(point, percentiles) for point in record.points if point.key.phase != "ttfp"]
+    known = [row(point, percentiles) for point in record.points if point.key.phase != "ttfp"]
+    raised = _scaling_doubts(known)
+    return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
+
+
+def scalings(known: Sequence[Row]) -> list[Scaling]:
+    """How times depend on the input size, wherever four different sizes or more were measured.
+
+    Args:
+        known: the rows of a record.
+    """
+    found = []
+    for group in _over_sizes(known):
+        if len({each.key.pixels for each in group}) >= stats.LEAST_SIZES:
+            medians = [_median(each) for each in group]
+            widths = [median.relative_half_width for median in medians]
+            fit = stats.fit_scaling(
+                [each.key.pixels / MEGAPIXEL for each in group],
+                [median.value for median in medians],
+                [_ERROR_UNKNOWN if width is None else width for width in widths],
+            )
+            keys = tuple(each.key for each in group)
+            found.append(Scaling(key=keys[-1], keys=keys, time_kind=group[0].time_kind or "", fit=fit))
+    return found
+
+
+def across(known: Sequence[Row]) -> list[Across]:
+    """What the processes say together of each point that two or more of them measured.
+
+    Args:
+        known: the rows of a record.
+    """
+    groups = _grouped(known, lambda row: (row.time_kind, *_without_replicate(row.key)))
+    found = []
+    for group in groups:
+        if len(group) > 1:
+            time, spread = stats.across_interval([_median(each).value for each in group])
+            keys = tuple(each.key for each in group)
+            found.append(Across(key=keys[0], keys=keys, time_kind=group[0].time_kind or "", time=time, spread=spread))
+    return found
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
@@ -137,6 +219,58 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
             FirstPrediction(key=points[0].key, parts=parts, total_seconds=total, processes=len(points)),
         )
     return found
+
+
+def _median(row: Row) -> stats.Interval:
+    assert row.time is not None
+    return row.time.median
+
+
+def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+    """The rows that went well and have a time, by what they have in common; a time of zero stands for none."""
+    groups: dict[Hashable, list[Row]] = {}
+    for each in known:
+        if each.status is Status.OK and each.time and each.time.median.value > 0:
+            groups.setdefault(by(each), []).append(each)
+    return list(groups.values())
+
+
+def _without_replicate(key: Key) -> tuple[Hashable, ...]:
+    return key.phase, key.input_size, key.batch_size, key.precision
+
+
+def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
+    """The rows that differ in their size only, the smallest size first."""
+    groups = _grouped(
+        known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision, row.key.replicate)
+    )
+    return [sorted(group, key=lambda row: row.key.pixels) for group in groups]
+
+
+def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Doubt, ...]]:
+    """For each point at most one: its time is less than that of a smaller size, or far from the fit over all sizes."""
+    found: dict[Key, tuple[Doubt, ...]] = {}
+    for scaling in scalings(known):
+        for key, deviation in zip(scaling.keys, scaling.fit.deviations, strict=True):
+            if abs(deviation) > scaling.fit.tolerance:
+                doubt = doubts.scaling_far(1 + deviation, len(scaling.keys), scaling.fit.tolerance)
+                found[key] = (doubt,)
+    # a time that lies far above the fit is in doubt itself: it makes none of the others a fall
+    far = set(found)
+    for group in _over_sizes(known):
+        for smaller, larger in combinations([row for row in group if row.key not in far], 2):
+            if larger.key not in found and _falls(smaller, larger):
+                ratio = _median(larger).value / _median(smaller).value
+                found[larger.key] = (doubts.scaling_falls(ratio, smaller.key.size_label),)
+    return found
+
+
+def _falls(smaller: Row, larger: Row) -> bool:
+    """Whether a larger size takes clearly less time: beyond both intervals and beyond what tiles explain."""
+    before, after = _median(smaller), _median(larger)
+    if before.low is None or after.high is None or smaller.key.pixels == larger.key.pixels:
+        return False
+    return after.high < before.low and after.value < (1 - _FALL_TOLERANCE) * before.value
 
 
 def _series(point: Point, name: str) -> Series:

@@ -26,6 +26,8 @@ ONLY = {
     "omegaconf": {"main", "config", "worker", "explain"},
     "mlflow": {"sinks", "commands"},
     "matplotlib": {"sinks"},
+    "pandas": {"sinks", "commands"},
+    "pyarrow": {"sinks", "commands"},
     "rich": {"sinks", "commands"},
     "typer": {"commands"},
 }

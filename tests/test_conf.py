@@ -83,7 +83,8 @@ def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(schema, opt
         if parameter.default is inspect.Parameter.empty:
             assert key == "batch_sizes" or OmegaConf.is_missing(node, key) or schema == "sweep/sizes", key
         else:
-            assert node[key] == parameter.default or (node[key] == {} and parameter.default is None), key
+            unset = isinstance(node[key], DictConfig) and all(value is None for value in node[key].values())
+            assert node[key] == parameter.default or (unset and parameter.default is None), key
 
 
 @pytest.mark.parametrize("name", SHEETS)

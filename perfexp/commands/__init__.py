@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from perfexp.commands import env, log, options, show, ui
+from perfexp.commands import env, export, log, options, show, status, ui
 from perfexp.errors import PerfexpError
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command("list")(options.list_options)
 app.command("show")(show.show)
+app.command("status")(status.status)
+app.command("export")(export.export)
 app.command("log")(log.log)
 app.command("ui")(ui.ui)
 app.command("env")(env.env)

@@ -145,18 +145,21 @@ class ImageBatches:
 
     def _load(self) -> Batch | None:
         """The next batch, on the host; None at the end of the data."""
+        died = None
         try:
             loaded = next(self._iterator, None)
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
-            # until the iterator is gone, torch raises this error again at whatever happens to run when a child ends;
-            # the error's traceback would hold it
+            died = str(error).splitlines()[0]
+        if died:
+            # Until the iterator is gone, torch raises its error again at whatever happens to run when a child ends.
+            # The error's traceback would hold the iterator, so it is not this one's cause.
             self.close()
             raise PerfexpError(
-                f"A process that loads pictures failed: {str(error).splitlines()[0]} It may lack memory, or shared "
-                "memory (in a container: --shm-size=8g); data.workers=0 needs none."
-            ) from error.with_traceback(None)
+                f"A process that loads pictures failed: {died} It may lack memory, or shared memory (in a container: "
+                "--shm-size=8g); data.workers=0 needs none."
+            )
         if isinstance(loaded, UserError):
             raise loaded
         return None if loaded is None else Batch(inputs=loaded[0], targets=loaded[1])

@@ -279,7 +279,10 @@ class TorchSession:
         try:
             optimizer = _OPTIMIZERS[name](parameters, **settings)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"The optimizer {name} does not take these settings: {error}.") from error
+            raise UserError(
+                f"The optimizer {name} does not take these settings: {error}. Take one out with "
+                "~mode.train.optimizer.NAME."
+            ) from error
         if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
             _begin_momentum(optimizer, parameters)
         return optimizer

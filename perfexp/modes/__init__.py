@@ -62,6 +62,7 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     """
     parts = dict(step.segments)
     data = parts.pop("data", None)
+    step.state.outputs = step.state.loss = None  # what an earlier call left belongs to another stream
 
     def work() -> None:
         for part in parts.values():

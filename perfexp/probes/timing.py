@@ -6,7 +6,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +146,47 @@ class Latency:
         return seconds
 
 
+class Filled(NamedTuple):
+    """One fill of the device's queue.
+
+    Attributes:
+        seconds: what was timed.
+        host_seconds: that the host needed to fill it.
+        starved: whether the device was done waiting before the host was done filling.
+    """
+
+    seconds: Samples
+    host_seconds: float
+    starved: bool
+
+
+@dataclass
+class Hold:
+    """How long the device's queue has to be held while it is filled; learnt from one fill to the next.
+
+    Attributes:
+        starved: fills that were taken although the device did not wait until the end.
+    """
+
+    starved: int = 0
+    _seconds: float = 0.0
+
+    def fill(self, chunk: Callable[[float], Filled]) -> Samples:
+        """Fill the queue until the device waits to the end, or a few times in vain.
+
+        Args:
+            chunk: fills it behind a wait of so many seconds.
+        """
+        for _ in range(_HOLD_ATTEMPTS):
+            filled = chunk(self._seconds)
+            needed = _HOLD_FACTOR * filled.host_seconds + _HOLD_EXTRA_SECONDS
+            self._seconds = max(2 * self._seconds if filled.starved else self._seconds, needed)
+            if not filled.starved:
+                return filled.seconds
+        self.starved += 1
+        return filled.seconds
+
+
 @dataclass
 class Chain:
     """Events around every k calls of a pipelined loop on an asynchronous device, in chunks that fit its queue.
@@ -161,7 +204,7 @@ class Chain:
         host_seconds: host time of issuing all calls so far.
         wall_seconds: wall time of them, the final synchronise of each chunk included.
         calls: how many those were.
-        starved: chunks in which the device was done waiting before the host was done filling.
+        held: how the queue is held.
     """
 
     call: Call
@@ -173,9 +216,8 @@ class Chain:
     host_seconds: float = 0.0
     wall_seconds: float = 0.0
     calls: int = 0
-    starved: int = 0
+    held: Hold = field(default_factory=Hold)
     _events: list[Event] = field(default_factory=list)
-    _hold_seconds: float = 0.0
 
     def __call__(self, samples: int) -> Samples:
         """Take so many samples, device seconds per call."""
@@ -183,22 +225,12 @@ class Chain:
         left = samples
         while left > 0:
             count = min(self.chunk, left)
-            taken.append(self._held_chunk(count) if self.hold else self._chunk(count, 0.0)[0])
+            taken.append(self.held.fill(partial(self._chunk, count)) if self.hold else self._chunk(count, 0.0).seconds)
             left -= count
         return np.concatenate(taken)
 
-    def _held_chunk(self, samples: int) -> Samples:
-        for _ in range(_HOLD_ATTEMPTS):
-            seconds, host_seconds, starved = self._chunk(samples, self._hold_seconds)
-            needed = _HOLD_FACTOR * host_seconds + _HOLD_EXTRA_SECONDS
-            self._hold_seconds = max(self._hold_seconds, needed) if not starved else max(2 * self._hold_seconds, needed)
-            if not starved:
-                return seconds
-        self.starved += 1
-        return seconds
-
-    def _chunk(self, samples: int, hold_seconds: float) -> tuple[Samples, float, bool]:
-        """One fill of the queue: seconds per call, host time of filling it, and whether the device starved."""
+    def _chunk(self, samples: int, hold_seconds: float) -> Filled:
+        """One fill of the queue."""
         device = self.device
         while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
             self._events.append(device.new_event())
@@ -217,7 +249,7 @@ class Chain:
         self.wall_seconds += (end - start) * 1e-9
         self.calls += samples * self.calls_per_sample
         between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
-        return np.asarray(between) / self.calls_per_sample, (issued - start) * 1e-9, starved
+        return Filled(np.asarray(between) / self.calls_per_sample, (issued - start) * 1e-9, starved)
 
     def _joined(self, samples: int) -> list[tuple[int, int]]:
         """Calls with one event between two samples; returns which events are around each sample."""
@@ -304,19 +336,43 @@ class Segments:
     Attributes:
         segments: names and parts, in order.
         device: that works.
+        chunk: calls for which the device's queue is held while it is filled; 0 where it is not held, so that a part
+            also has the time in which the device waits for the host.
+        held: how it is held.
         taken: seconds of each part so far, shape (calls, parts).
     """
 
     segments: tuple[tuple[str, Call], ...]
     device: Device
+    chunk: int = 0
+    held: Hold = field(default_factory=Hold)
     taken: list[Samples] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
         """Run so many calls; returns their sums, seconds per call."""
+        left, before = samples, len(self.taken)
+        while left > 0:
+            count = min(self.chunk or left, left)
+            take = partial(self._pass, count)
+            self.taken.append(self.held.fill(take) if self.chunk else take(0.0).seconds)
+            left -= count
+        return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
+
+    def once(self) -> None:
+        """One call with its events, whose times nobody reads: for finding out how many the queue takes."""
+        mark = self.device.new_event()
+        for _, part in self.segments:
+            part()
+            self.device.record(mark)
+
+    def _pass(self, samples: int, hold_seconds: float) -> Filled:
         device, parts = self.device, [part for _, part in self.segments]
         events = [device.new_event() for _ in range(samples * len(parts) + 1)]
         record = device.record
         device.synchronize()
+        if hold_seconds:
+            device.hold(hold_seconds)
+        start = device.now_ns()
         record(events[0])
         place = 0
         for _ in range(samples):
@@ -324,11 +380,10 @@ class Segments:
                 part()
                 place += 1
                 record(events[place])
+        host_seconds, starved = (device.now_ns() - start) * 1e-9, device.passed(events[0])
         device.synchronize()
         between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
-        seconds = np.asarray(between).reshape(samples, len(parts))
-        self.taken.append(seconds)
-        return np.asarray(seconds.sum(axis=1))
+        return Filled(np.asarray(between).reshape(samples, len(parts)), host_seconds, starved)
 
     def parts(self) -> dict[str, Samples]:
         """Seconds of each part by name, all calls so far."""

@@ -69,7 +69,7 @@ def _chart(figure: Any, chart: Chart) -> None:
     for axes, panel in zip(column, chart.panels, strict=True):
         _panel(axes, panel)
         _gaps(axes, chart.gaps)
-    if len(chart.panels[0].lines) > 1 or chart.gaps:
+    if len(chart.panels[0].lines) > 1 or chart.panels[0].curves or chart.gaps:
         _legend(column[0], outside=len(chart.panels[0].lines) > _MOST_INSIDE)
     _horizontal_scale(column[-1], chart)
 
@@ -81,8 +81,12 @@ def _panel(axes: Any, panel: Panel) -> None:
         values = [y.value * factor for y in line.y]
         low = [math.nan if y.low is None else y.low * factor for y in line.y]
         high = [math.nan if y.high is None else y.high * factor for y in line.y]
-        text = _plain(line.label) or None
-        axes.plot(line.x, values, color=colour, marker=marker, markersize=6, linewidth=1.5, label=text)
+        curves = [curve for curve in panel.curves if curve.line == line.label]
+        for curve in curves:
+            y = [value * factor for value in curve.y]
+            axes.plot(curve.x, y, color=colour, linewidth=1, zorder=1.5, label=_plain(curve.label) or None)
+        text, width = _plain(line.label) or None, 0.0 if curves else 1.5
+        axes.plot(line.x, values, color=colour, marker=marker, markersize=6, linewidth=width, label=text)
         if len(line.x) > _MOST_ERROR_BARS:
             axes.fill_between(line.x, low, high, color=colour, alpha=0.25, linewidth=0)
         else:

@@ -24,6 +24,23 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What a law says between the points of a line.
+
+    Attributes:
+        label: what the legend says, or nothing.
+        line: label of the line that it belongs to.
+        x: positions.
+        y: values.
+    """
+
+    label: str
+    line: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One pair of axes over the common horizontal one.
 
@@ -31,11 +48,13 @@ class Panel:
         title: of the vertical axis, without its unit.
         lines: what is drawn.
         seconds: whether the values are times; otherwise they are samples per second.
+        curves: fitted laws, behind the points.
     """
 
     title: str
     lines: tuple[Line, ...]
     seconds: bool = False
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

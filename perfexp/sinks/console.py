@@ -21,7 +21,7 @@ from perfexp.record import Record, Status, Sweep
 from perfexp.sinks import overview, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
-from perfexp.sinks.remarks import failures, raised_doubts
+from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.wording import first_prediction_text, median_text
 from perfexp.summary import Row, first_predictions, requested_percentiles, rows
@@ -139,6 +139,19 @@ class Console:
         self._to_copy("files", [f"{folder}{os.sep}"])
         self._tracking(tracking)
 
+    def show_grid(self, title: str, grid: Grid | None, *, failed: Sequence[str] = ()) -> None:
+        """A table of anything, what it is of above it and what failed below it.
+
+        Args:
+            title: one line.
+            grid: None where there is nothing to draw.
+            failed: a line each.
+        """
+        self._line(one_line(title), style="bold")
+        if grid:
+            self._grid(grid)
+        self._section("failed", failed, style="red")
+
     def error(self, message: str) -> None:
         """An error, on stderr.
 
@@ -156,7 +169,13 @@ class Console:
         self._line(f"on {about.device or 'a device that is not known'}", indent=2)
         if known:
             self._grid(overview.points(known, requested_percentiles(record)))
-        for title, grid in (("phases", overview.phases(known)), ("other figures", overview.metrics(known))):
+        self._section("growth with the size", scaling_lines(known))
+        tables = {
+            "across processes": overview.processes(known),
+            "phases": overview.phases(known),
+            "other figures": overview.metrics(known),
+        }
+        for title, grid in tables.items():
             if grid:
                 self._line(title, style="bold")
                 self._grid(grid)

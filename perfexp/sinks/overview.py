@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perfexp import stats
-from perfexp.record import Status
+from perfexp.record import Key, Status
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import field_text, varying
 from perfexp.sinks.wording import (
@@ -18,16 +18,19 @@ from perfexp.sinks.wording import (
     metric_title,
     percent,
     percentile,
+    range_text,
     rate_text,
     service_time,
     shortage,
 )
-from perfexp.summary import Row
+from perfexp.summary import Row, across
 
 #: Metrics that the tables show in places of their own, and those that only the measuring code's doubts are about.
 _SHOWN_ELSEWHERE = (PEAK_MEMORY, DATA_SHARE, "phases_over_whole", "loop/host_seconds", "loop/wall_seconds")
 
 _TITLES = {"input_size": "size", "batch_size": "batch"}
+
+_TWO_PROCESSES = "two processes say little of a third: their interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
 def points(rows: Sequence[Row], percentiles: Sequence[float], *, in_full: bool = False) -> Grid:
@@ -79,6 +82,31 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     return Grid(columns=tuple(column for column in columns if any(column.cells)))
 
 
+def processes(rows: Sequence[Row]) -> Grid | None:
+    """What several processes say together of each point; None where none was measured by two or more.
+
+    Args:
+        rows: of any run.
+    """
+    known = across(rows)
+    if not known:
+        return None
+    fields = [name for name in varying(each.key for each in known) if name != "replicate"]
+    kinds = _distinct(each.time_kind for each in known)
+    columns = [
+        *_columns_of([each.key for each in known], fields or ("input_size", "batch_size")),
+        Column(
+            title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50", cells=tuple(bare_time(each.time) for each in known)
+        ),
+        Column(title="CI95 across", cells=tuple(range_text(each.time) for each in known)),
+        Column(title="time", cells=tuple(each.time_kind if len(kinds) > 1 else "" for each in known)),
+        Column(title="spread", cells=tuple(percent(each.spread) for each in known)),
+        Column(title="processes", cells=tuple(str(len(each.keys)) for each in known)),
+    ]
+    notes = (_TWO_PROCESSES,) if any(len(each.keys) == 2 for each in known) else ()
+    return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
+
+
 def metrics(rows: Sequence[Row]) -> Grid | None:
     """The figures beside the times; None where there are none but those of the main table.
 
@@ -102,16 +130,19 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
 
 def key_columns(rows: Sequence[Row]) -> list[Column]:
     """The fields of the key that vary; size and batch size where none does."""
-    fields = varying(row.key for row in rows) or ("input_size", "batch_size")
-    return [
-        Column(title=_TITLES.get(name, name), cells=tuple(field_text(row.key, name) for row in rows)) for name in fields
-    ]
+    return _columns_of([row.key for row in rows], varying(row.key for row in rows) or ("input_size", "batch_size"))
 
 
 def remarks(row: Row) -> str:
     """How a point ended where that is not well, and the codes of its doubts."""
     codes = _distinct(doubt.code for doubt in row.doubts)
     return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
+
+
+def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
+    return [
+        Column(title=_TITLES.get(name, name), cells=tuple(field_text(key, name) for key in keys)) for name in fields
+    ]
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, *, in_full: bool, rank: int) -> Column:

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from perfexp import stats
 from perfexp.record import Key, Record, Sweep
-from perfexp.sinks.chart import Bars, Caption, Chart, Line, Panel, Strips
+from perfexp.sinks.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.sweeps import paired
-from perfexp.summary import Row, rows
+from perfexp.sinks.wording import scaling_text
+from perfexp.summary import MEGAPIXEL, Row, rows, scalings
 
 #: More points of one size and one batch size than this are bars, not distributions side by side.
 _MOST_STRIPS = 3
 #: Where the only thing that varies is one of these, it makes an axis.
 _NUMERIC = ("input_size", "batch_size")
+#: Stretches that a fitted curve is drawn in.
+_CURVE_STRETCHES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ def picture(record: Record) -> Chart | Bars | Strips | None:
     axis = next((name for name in _NUMERIC if name in fields), None)
     named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in known]
     if axis:
-        return _chart(caption, named, axis)
+        return _chart(caption, named, axis, fitted=axis == "input_size")
     if len(timed) <= _MOST_STRIPS:
         return Strips(caption=caption, rows=tuple((each.name, each.row) for each in named if each.row.time))
     return _bars(caption, named)
@@ -75,16 +78,35 @@ def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | Non
     return _chart(caption, named, axis) if axis else _bars(caption, named)
 
 
-def _chart(caption: Caption, named: Sequence[_Named], axis: str) -> Chart:
+def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:
     where, title, ticks = _positions([each.row.key for each in named], axis)
     timed = [each for each in named if each.row.time]
     kinds = {each.row.time_kind for each in timed}
     times = _lines(timed, where, lambda row: row.time.median if row.time else None, with_kind=len(kinds) > 1)
-    panels = [Panel(title="time per call", lines=times, seconds=True)]
+    curves = _curves(timed, where, with_kind=len(kinds) > 1) if fitted else ()
+    panels = [Panel(title="time per call", lines=times, seconds=True, curves=curves)]
     if len({each.row.key.batch_size for each in named}) > 1:
         rates = _lines(timed, where, lambda row: row.samples_per_second)
         panels.append(Panel(title="throughput", lines=rates))
     return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
+
+
+def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool) -> tuple[Curve, ...]:
+    """How the times grow with the size, from the smallest size to the largest; sizes are sides if all are squares."""
+    labels = {each.row.key: _line_label(each, with_kind=with_kind) for each in named}
+    known, curves = scalings([each.row for each in named]), list[Curve]()
+    for number, scaling in enumerate(known):
+        start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
+        power = 1 if end == scaling.key.pixels else 2
+        x = [start + (end - start) * step / _CURVE_STRETCHES for step in range(_CURVE_STRETCHES + 1)]
+        y = tuple(scaling.fit.at(position**power / MEGAPIXEL) for position in x)
+        text = scaling_text(scaling) if len(known) == 1 else "" if number else "fitted: a + b · pixels^c"
+        curves.append(Curve(label=text, line=labels[scaling.key], x=tuple(x), y=y))
+    return tuple(curves)
+
+
+def _line_label(each: _Named, *, with_kind: bool) -> str:
+    return " · ".join(filter(None, (each.name, each.row.time_kind if with_kind else "")))
 
 
 def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
@@ -136,8 +158,7 @@ def _lines(
     for each in named:
         y = value(each.row)
         if y is not None:
-            name = " · ".join(filter(None, (each.name, each.row.time_kind if with_kind else "")))
-            found.setdefault(name, []).append((where[each.row.key], y))
+            found.setdefault(_line_label(each, with_kind=with_kind), []).append((where[each.row.key], y))
     lines = []
     for name, points in found.items():
         points.sort(key=lambda point: point[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from perfexp import stats
 from perfexp.record import Key, Record, Status
 from perfexp.sinks.wording import percentile, service_time, shortage
-from perfexp.summary import Row, first_predictions, requested_percentiles
+from perfexp.summary import Row, across, first_predictions, requested_percentiles, scalings
 from perfexp.units import prettify
 
 #: A chart of MLflow asks for so many values of a metric; more cost time and are not seen.
@@ -53,6 +54,8 @@ def quantities(record: Record, known: Sequence[Row]) -> Iterator[Quantity]:
             yield Quantity(group=group, name=name, value=value, key=row.key, step=step)
         yield from _percentiles(row, percentiles, step)
         yield from _metrics(row, step)
+    yield from _across(known)
+    yield from _scalings(known)
     yield from _first_predictions(record, known)
     if len({row.key.phase for row in known}) == len(known):
         yield from _samples(known)
@@ -141,6 +144,37 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
             reason=metric.reason,
             estimated=metric.estimated,
         )
+
+
+def _across(known: Sequence[Row]) -> Iterator[Quantity]:
+    """What several processes say together of a point, at the step of the first of them."""
+    steps = {row.key: step for step, row in enumerate(known)}
+    for each in across(known):
+        time = {"p50_ms": each.time.value, "ci_low_ms": each.time.low, "ci_high_ms": each.time.high}
+        values = {name: None if seconds is None else seconds * 1e3 for name, seconds in time.items()}
+        values |= {"spread_percent": 100 * each.spread, "processes_count": len(each.keys)}
+        for name, value in values.items():
+            group = f"{each.time_kind}_across"
+            yield Quantity(group=group, name=name, value=value, key=each.key, step=steps[each.key])
+
+
+def _scalings(known: Sequence[Row]) -> Iterator[Quantity]:
+    """How a time grows with the size, at the step of the largest size; an exponent that there is not says why."""
+    steps = {row.key: step for step, row in enumerate(known)}
+    for each in scalings(known):
+        fit, reason = each.fit, "the time does not grow with the size"
+        exponent = fit.exponent or stats.Interval(value=math.nan, low=None, high=None)
+        values = {
+            "exponent": exponent.value if fit.exponent else None,
+            "exponent_low": exponent.low,
+            "exponent_high": exponent.high,
+            "constant_ms": fit.a * 1e3,
+            "per_megapixel_ms": fit.b * 1e3,
+            "scatter_percent": fit.scatter * 100,
+        }
+        for name, value in values.items():
+            why = reason if value is None else None
+            yield Quantity(group="scaling", name=name, value=value, key=each.key, step=steps[each.key], reason=why)
 
 
 def _first_predictions(record: Record, known: Sequence[Row]) -> Iterator[Quantity]:

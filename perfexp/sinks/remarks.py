@@ -1,4 +1,4 @@
-"""Remarks: what every sink says beside the figures: doubts, and points that did not end well."""
+"""Remarks: what every sink says beside the figures: doubts, how times grow, and points that did not end well."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from perfexp.record import Doubt, Point, Record, Status
 from perfexp.sinks.subject import label, one_line, varying
-from perfexp.summary import Row
+from perfexp.sinks.wording import scaling_text
+from perfexp.summary import Row, scalings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,18 @@ def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
             if name not in where:
                 where.append(name)
     return [Raised(doubt=doubt, where=tuple(where)) for doubt, where in found.values()]
+
+
+def scaling_lines(rows: Sequence[Row]) -> list[str]:
+    """A line for each group of sizes: which, and how its time depends on the size.
+
+    Args:
+        rows: of any run.
+    """
+    known = scalings(rows)
+    fields = [field for field in varying(row.key for row in rows) if field != "input_size"]
+    names = [label(scaling.key, fields) for scaling in known]
+    return [": ".join(filter(None, (name, scaling_text(each)))) for name, each in zip(names, known, strict=True)]
 
 
 def failures(record: Record) -> list[str]:

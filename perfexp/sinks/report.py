@@ -9,7 +9,7 @@ from typing import Any
 from perfexp.record import Record
 from perfexp.sinks import overview
 from perfexp.sinks.grid import escape_markdown
-from perfexp.sinks.remarks import failures, raised_doubts
+from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.wording import first_prediction_text
 from perfexp.summary import Row, first_predictions, requested_percentiles, rows
@@ -61,9 +61,14 @@ def _times(record: Record, known: Sequence[Row]) -> str:
     text = _section(
         "Times", f"{intro}\n\n{overview.points(known, requested_percentiles(record), in_full=True).markdown()}"
     )
-    for title, grid in (("Phases of a call", overview.phases(known)), ("Other figures", overview.metrics(known))):
-        text += "\n" + _section(title, grid.markdown()) if grid else ""
-    return text
+    growth = _section("Growth with the size", _list(map(escape_markdown, scaling_lines(known))))
+    tables = {
+        "Across processes": overview.processes(known),
+        "Phases of a call": overview.phases(known),
+        "Other figures": overview.metrics(known),
+    }
+    found = [_section(title, grid.markdown()) for title, grid in tables.items() if grid]
+    return "\n".join(filter(None, (text, growth, *found)))
 
 
 def _first_predictions(record: Record) -> str:

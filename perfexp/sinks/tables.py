@@ -12,7 +12,7 @@ from perfexp.record import Doubt, Record, Status, Sweep
 from perfexp.sinks.subject import Subject, one_line, subject
 from perfexp.sinks.sweeps import paired
 from perfexp.sinks.wording import ENERGY, PEAK_MEMORY, POWER, find_metric, percentile, service_time
-from perfexp.summary import Row, requested_percentiles, rows
+from perfexp.summary import Across, Row, across, requested_percentiles, rows
 
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]
@@ -48,6 +48,7 @@ def overall(record: Record) -> list[Line]:
     """
     known = rows(record)
     about = subject(record.plan, record.environment)
+    together = {key: each for each in across(known) for key in each.keys}
     percentiles = requested_percentiles(record)
     phases = list(dict.fromkeys(name for row in known for name in row.phases))
     metrics = list(dict.fromkeys(metric.name for row in known for metric in row.metrics))
@@ -60,6 +61,7 @@ def overall(record: Record) -> list[Line]:
             **_phase_columns(row, phases),
             **_metric_columns(row, metrics),
             **_outcome_columns(row, about, record.doubts),
+            **_across_columns(row, together.get(row.key)),
         }
         for row in known
     ]
@@ -90,9 +92,25 @@ def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
     columns = list(dict.fromkeys(name for line in lines for name in line)) or list(FIRST_COLUMNS)
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
-    writer.writerow([_text(column) for column in columns])
-    writer.writerows([_text(line.get(column)) for column in columns] for line in lines)
+    writer.writerow([cell_text(column) for column in columns])
+    writer.writerows([cell_text(line.get(column)) for column in columns] for line in lines)
     return buffer.getvalue().encode("utf-8", errors="replace")
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as it is written; a text that a spreadsheet would run as a formula begins with an apostrophe.
+
+    Args:
+        cell: a figure, a truth, a text, or None.
+    """
+    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
+        return ""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if isinstance(cell, int | float):
+        return repr(cell)
+    text = one_line(cell)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
 
 
 def _seed_columns(row: Row, about: Subject) -> Line:
@@ -176,6 +194,17 @@ def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Doubt]) -> L
     }
 
 
+def _across_columns(row: Row, found: Across | None) -> Line:
+    """What all processes say together that measured the point: the same in the line of each."""
+    alone = 1 if row.status is Status.OK and row.time else 0
+    return {
+        "processes": len(found.keys) if found else alone,
+        "across_median_ms": _ms(found.time.value) if found else None,
+        "across_low_ms": _ms(found.time.low) if found else None,
+        "across_high_ms": _ms(found.time.high) if found else None,
+    }
+
+
 def _metric(row: Row, name: str) -> float | None:
     metric = find_metric(row, name)
     return metric.value if metric else None
@@ -187,18 +216,6 @@ def _column(metric: str) -> str:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
-
-
-def _text(cell: Cell) -> str:
-    """A cell as it is written; a text that a spreadsheet would run as a formula begins with an apostrophe."""
-    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
-        return ""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    if isinstance(cell, int | float):
-        return repr(cell)
-    text = one_line(cell)
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
 
 
 def _is_number(text: str) -> bool:

@@ -6,7 +6,7 @@ import math
 
 from perfexp import stats, units
 from perfexp.record import Metric
-from perfexp.summary import TTFP_PARTS, FirstPrediction, Row
+from perfexp.summary import MEGAPIXEL, TTFP_PARTS, FirstPrediction, Row, Scaling
 
 #: Metrics that every sink has a place for; the energy's are not measured yet.
 PEAK_MEMORY = "memory/peak_bytes"
@@ -14,11 +14,26 @@ POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"
 DATA_SHARE = "data_share"
 
+#: An exponent whose interval reaches further than this is told as a range.
+_WIDE_EXPONENT = 0.3
+#: A constant part below this share of the shortest time is not worth a word.
+_NEGLIGIBLE = 0.005
+
 
 def time_text(interval: stats.Interval) -> str:
     """A time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
     width = interval.relative_half_width
     return f"{bare_time(interval)} ± {percent(width)}" if width is not None else f"{bare_time(interval)}, no interval"
+
+
+def range_text(interval: stats.Interval) -> str:
+    """The ends of a time's interval: `61.9 … 63.0 ms`; empty where there is none."""
+    if interval.low is None or interval.high is None:
+        return ""
+    figures = max(supported_digits(interval), 2) + 1
+    low, high = (units.format_seconds(end, figures) for end in (interval.low, interval.high))
+    same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
+    return f"{low.rpartition(' ')[0] if same else low} … {high}"
 
 
 def bare_time(interval: stats.Interval) -> str:
@@ -113,6 +128,39 @@ def first_prediction_text(first: FirstPrediction) -> str:
     if others:
         text += f"; beside it {', '.join(others)}"
     return text + (f"; medians of {first.processes} processes" if first.processes > 1 else "")
+
+
+def scaling_text(scaling: Scaling) -> str:
+    """How a time depends on the size: `device ≈ 1.02 ms + 14.1 ms · megapixels^1.03 ± 0.04 (10 sizes, scatter 0.8 %)`.
+
+    Where the constant part is small and the interval of the exponent leaves 1 out by more than a tenth, it says to
+    which side: beside a large constant the exponent depends on how the corner between the two is rounded.
+    """
+    fit, where = scaling.fit, f"({len(scaling.keys)} sizes, scatter {percent(scaling.fit.scatter)})"
+    constant = units.format_seconds(fit.a)
+    if fit.exponent is None:
+        return f"{scaling.time_kind} ≈ {constant}, does not grow with the size {where}"
+    law = f"{units.format_seconds(fit.b)} · megapixels^{_exponent_text(fit.exponent)}"
+    share = fit.a / fit.at(scaling.keys[0].pixels / MEGAPIXEL)
+    if share > _NEGLIGIBLE:
+        law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
+    return f"{scaling.time_kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
+
+
+def _exponent_text(exponent: stats.Interval) -> str:
+    assert exponent.low is not None
+    assert exponent.high is not None
+    half = max(exponent.value - exponent.low, exponent.high - exponent.value)
+    if half > _WIDE_EXPONENT:
+        return f"{exponent.value:.1f} ({exponent.low:.1f} … {exponent.high:.1f})"
+    return f"{exponent.value:.2f} ± {max(half, 0.01):.2f}"
+
+
+def _growth_text(exponent: stats.Interval) -> str:
+    if exponent.low is not None and exponent.low > 1.1:
+        return ", growing faster than the pixels"
+    slower = exponent.high is not None and exponent.high < 0.9
+    return ", growing more slowly than the pixels" if slower else ""
 
 
 def _rounded(value: float, significant: int) -> float:

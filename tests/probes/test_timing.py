@@ -113,7 +113,7 @@ def test_a_queue_that_can_not_be_held_is_told():
     device.hold = lambda seconds: None
     chain = timing.Chain(repeat(device, 5e-6), device, 400, hold=True)
     chain(100)
-    assert chain.starved == 1
+    assert chain.held.starved == 1
 
 
 def test_the_host_chain_on_a_synchronous_device():

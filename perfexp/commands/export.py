@@ -1,0 +1,213 @@
+"""export: the points, and if wished the raw samples, of many runs as one tidy table in CSV and Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.paths import write_atomically
+from perfexp.record import Record, Sweep
+
+if TYPE_CHECKING:
+    from perfexp.sinks.tables import Line
+    from perfexp.sinks.tidy import Block
+
+_RECORD, _SWEEP = "record.json", "sweep.json"
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    csv = "csv"
+    parquet = "parquet"
+    both = "both"
+
+
+def export(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="A run's folder or record.json, a sweep's, or any folder above some."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to; its suffix may say the format.")] = Path(
+        "export"
+    ),
+    form: Annotated[
+        Format | None, typer.Option("--format", help="By default what FILE's suffix says, or both.")
+    ] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write one table of many runs: a line for each point, complete in itself.
+
+    A point is what is compared, so it is the line: run, machine and axes of the sweep first, then the figures of
+    MODEL_ALGORITHM_overall.csv with their units, wide because they have different units. A run that was refused in a
+    sweep has a line that says why. The samples are long: a line for each; those of the first prediction are there.
+    """
+    targets = _targets(out, form, samples=samples)
+    _refuse_to_overwrite(list(targets.values()), force=force)
+    collected = _Collected(samples=samples)
+    for place in places:
+        collected.add(place)
+    lines = collected.lines()
+    if lines:
+        _write(targets, lines, collected.blocks())
+        typer.echo(f"{len(lines)} lines of {len(collected.runs)} runs: {', '.join(map(str, targets.values()))}")
+    raise typer.Exit(collected.exit_code)
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """What is kept of a record."""
+
+    ended: str
+    sweep: tuple[str, int] | None
+    lines: list[Line]
+    blocks: list[Block]
+
+
+@dataclass(kw_only=True)
+class _Collected:
+    """Runs that are exported together, and how reading them went.
+
+    Attributes:
+        samples: whether their raw samples are kept.
+        runs: by their identity: one that is found twice counts once, as it was when it ended last.
+        sweeps: each with its folder, by their identity.
+        exit_code: 1 where something could not be read.
+    """
+
+    samples: bool
+    runs: dict[str, _Run] = field(default_factory=dict)
+    sweeps: dict[str, tuple[Sweep, Path]] = field(default_factory=dict)
+    exit_code: int = 0
+    _read: set[Path] = field(default_factory=set)
+
+    def add(self, place: Path) -> None:
+        """Every record in and below a folder, and those of its sweeps' runs wherever they lie.
+
+        Raises:
+            UserError: there is none.
+        """
+        from perfexp.sinks import folders  # late: `perfexp --help` imports all commands
+
+        found = [place] if place.is_file() else folders.below(place, _RECORD, _SWEEP, refused=self._failed)
+        files = list(found)
+        if not files and not (place.is_dir() and self.exit_code):
+            raise UserError(
+                f"There is no {_RECORD} and no {_SWEEP} in or below {place}. Name a run's folder, its {_RECORD}, "
+                "a sweep's folder, or any folder above some."
+            )
+        for file in files:
+            if file.name == _SWEEP:
+                self._add_sweep(file)
+            else:
+                self._add_record(file)
+
+    def lines(self) -> list[Line]:
+        """The lines of all runs, then those of runs that left no record."""
+        from perfexp.sinks import tidy
+
+        return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self._refused()])
+
+    def blocks(self) -> list[Block]:
+        """The samples of all runs."""
+        return [block for run in self.runs.values() for block in run.blocks]
+
+    def _add_record(self, file: Path, *, of: str | None = None) -> None:
+        """A record; where a sweep's summary named it, only if it says itself that it is of that sweep."""
+        from perfexp.sinks import tidy
+
+        if file.resolve() in self._read:
+            return
+        try:
+            record = Record.load(file)
+        except PerfexpError as error:
+            self._failed(error)
+            return
+        membership = record.sweep
+        if of is not None and (membership is None or membership.uid != of):
+            return
+        self._read.add(file.resolve())
+        before = self.runs.get(record.uid)
+        if before is None or before.ended < record.ended:
+            self.runs[record.uid] = _Run(
+                ended=record.ended,
+                sweep=(membership.uid, membership.job) if membership else None,
+                lines=tidy.points(record, file.parent),
+                blocks=tidy.blocks(record) if self.samples else [],
+            )
+
+    def _add_sweep(self, file: Path) -> None:
+        from perfexp.sinks import folders
+
+        try:
+            sweep = Sweep.load(file)
+        except PerfexpError as error:
+            self._failed(error)
+            return
+        self.sweeps[sweep.uid] = sweep, file.parent
+        for _, folder in folders.run_folders(sweep, file.parent):
+            record = folder / _RECORD
+            if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
+                self._add_record(record, of=sweep.uid)
+
+    def _refused(self) -> Iterator[Line]:
+        """The lines of the runs that left no record."""
+        from perfexp.sinks import folders, tidy
+
+        known = {run.sweep for run in self.runs.values()}
+        for sweep, place in self.sweeps.values():
+            for child, folder in folders.run_folders(sweep, place):
+                if child.error and (sweep.uid, child.job) not in known:
+                    yield tidy.refused(sweep, child, folder)
+
+    def _failed(self, error: Exception) -> None:
+        typer.echo(f"not exported: {error}", err=True)
+        self.exit_code = 1
+
+
+def _targets(out: Path, form: Format | None, *, samples: bool) -> dict[str, Path]:
+    """The files by what they are: `csv`, `parquet`, `samples csv`, `samples parquet`."""
+    suffix, formats = out.suffix.lower().removeprefix("."), [kind.value for kind in (Format.csv, Format.parquet)]
+    if suffix and suffix not in formats:
+        raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
+    if suffix and form not in (None, Format.both, suffix):
+        raise UserError(f"--out {out} and --format {form} contradict one another: leave one of them out.")
+    wanted = form.value if form else suffix
+    chosen = [wanted] if wanted in formats else formats
+    stem = out.with_suffix("")
+    targets = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in chosen}
+    if samples:
+        targets |= {f"samples {kind}": stem.with_name(f"{stem.name}_samples.{kind}") for kind in chosen}
+    return targets
+
+
+def _refuse_to_overwrite(files: Sequence[Path], *, force: bool) -> None:
+    there = [str(file) for file in files if file.exists()]
+    if there and not force:
+        raise UserError(f"{', '.join(there)} would be overwritten. Choose another with --out FILE, or add --force.")
+    folder = files[0].parent
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder} for {files[0].name}. Make it, or choose another with --out FILE.")
+
+
+def _write(targets: dict[str, Path], lines: Sequence[Line], blocks: Sequence[Block]) -> None:
+    from perfexp.sinks import tables, tidy
+
+    made = {
+        "csv": lambda: tables.to_csv(lines),
+        "parquet": lambda: tidy.to_parquet(tidy.frame(lines)),
+        "samples csv": lambda: tidy.samples_csv(blocks),
+        "samples parquet": lambda: tidy.to_parquet(tidy.samples(blocks)),
+    }
+    for kind, file in targets.items():
+        try:
+            write_atomically(file, made[kind]())
+        except OSError as error:
+            raise UserError(f"{file} can't be written: {error.strerror}. Choose another with --out FILE.") from error

@@ -1,0 +1,188 @@
+"""status: how far everything below a folder has come, also what is being measured now or was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfexp import config
+from perfexp.errors import PerfexpError, UserError
+from perfexp.paths import RunPaths
+from perfexp.record import Sweep
+from perfexp.resume import measures_the_same
+
+if TYPE_CHECKING:
+    from perfexp.sinks.console import Console
+    from perfexp.sinks.standing import Run
+
+_PLAN, _SWEEP, _RECORD = "plan.yaml", "sweep.json", "record.json"
+
+
+def status(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="A run's folder, a sweep's, or any folder above some.")
+    ] = Path("outputs"),
+) -> None:
+    """Show what is done, has failed, is missing or is being measured: models down, algorithms across.
+
+    Exit code 0 if all is done, 1 if something is not.
+    """
+    from perfexp.sinks import console  # late: `perfexp --help` imports all commands
+
+    found = _Found()
+    found.look(folder)
+    if not (found.runs or found.sweeps or found.unreadable):
+        raise UserError(
+            f"There is no run in or below {folder}: no {_PLAN} and no {_SWEEP}. Name a folder that perfexp wrote to, "
+            "or measure something."
+        )
+    complete = _show(found, console.Console())
+    raise typer.Exit(0 if complete and not found.unreadable else 1)
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What lies below a folder.
+
+    Attributes:
+        runs: by their folders, absolute.
+        sweeps: each with its folder.
+        unreadable: how many files or folders could not be read; each has been told on stderr.
+    """
+
+    runs: dict[Path, Run] = field(default_factory=dict)
+    sweeps: list[tuple[Sweep, Path]] = field(default_factory=list)
+    unreadable: int = 0
+
+    def look(self, folder: Path) -> None:
+        """Find everything in and below a folder, and the runs of its sweeps wherever they lie.
+
+        Raises:
+            UserError: there is no such folder.
+        """
+        from perfexp.sinks import folders
+
+        if not folder.is_dir():
+            raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
+        for path in folders.below(folder, _PLAN, _SWEEP, refused=self._failed):
+            if path.name == _PLAN:
+                self._enter_run(path.parent)
+            else:
+                self._enter_sweep(path.parent)
+        for sweep, place in self.sweeps:
+            for _, child in folders.run_folders(sweep, place):
+                if (child / _PLAN).is_file() and not child.is_symlink():
+                    self._enter_run(child)
+
+    def _enter_run(self, folder: Path) -> None:
+        if folder.absolute() not in self.runs:
+            try:
+                self.runs[folder.absolute()] = _run(folder)
+            except (PerfexpError, OSError) as error:
+                self._failed(error, folder)
+
+    def _enter_sweep(self, folder: Path) -> None:
+        try:
+            self.sweeps.append((Sweep.load(folder), folder))
+        except PerfexpError as error:
+            self._failed(error, folder)
+
+    def _failed(self, error: Exception, folder: Path | None = None) -> None:
+        typer.echo(f"unreadable  {folder}: {error}" if folder else f"unreadable  {error}", err=True)
+        self.unreadable += 1
+
+    @property
+    def current_sweeps(self) -> list[tuple[Sweep, Path]]:
+        """The sweeps without those that were begun again later by the same command, with the same runs."""
+        ordered = sorted(self.sweeps, key=lambda pair: pair[0].started)
+        return [
+            pair
+            for number, pair in enumerate(ordered, start=1)
+            if not any(_repeats(later, pair) for later in ordered[number:])
+        ]
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """What lies in one folder.
+
+    Attributes:
+        runs: with a plan.
+        sweeps: how many runs of each sweep have ended, in words.
+        refused: a line for each run that left no record.
+        not_begun: how many runs of its sweeps have not ended.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    sweeps: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    not_begun: int = 0
+
+
+def _run(folder: Path) -> Run:
+    from perfexp.sinks import standing
+
+    paths = RunPaths(folder)
+    running = paths.in_use()  # first: what ends meanwhile has left its results
+    plan = config.read(paths.plan)
+    known = standing.results(paths.points.read_bytes()) if paths.points.is_file() else {}
+    keys = standing.expected(plan)
+    if keys is None and paths.record.is_file():
+        keys = standing.expected_of_record(paths.record.read_bytes())
+    return standing.run(folder, plan, keys=keys, known=known, running=running)
+
+
+def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
+    """Whether a sweep is another one over again; where the earlier one has no runs only the command can tell."""
+    if not measures_the_same(later[0].command, earlier[0].command):
+        return False
+    before, after = (set(_child_folders(*pair)) for pair in (earlier, later))
+    return not before or bool(before & after)
+
+
+def _child_folders(sweep: Sweep, folder: Path) -> list[Path]:
+    from perfexp.sinks.folders import run_folders
+
+    return [path for _, path in run_folders(sweep, folder)]
+
+
+def _show(found: _Found, console: Console) -> bool:
+    """A table for each folder that runs lie in; returns whether everything is done."""
+    from perfexp.sinks import standing
+
+    groups, runs = _groups(found), list(found.runs.values())
+    for folder, group in groups.items():
+        title = ": ".join([str(folder), *(["; ".join(group.sweeps)] if group.sweeps else [])])
+        console.show_grid(title, standing.matrix(group.runs) if group.runs else None, failed=group.refused)
+    total = standing.tally(runs)
+    if len(groups) > 1 and runs:
+        console.note(f"in all: {total}")
+    return total.complete and not any(group.refused or group.not_begun for group in groups.values())
+
+
+def _groups(found: _Found) -> dict[Path, _Group]:
+    """By the folders that the runs lie in: a stage's, a sweep's, or a day's."""
+    groups: dict[Path, _Group] = {}
+    for run in found.runs.values():
+        groups.setdefault(run.folder.parent, _Group()).runs.append(run)
+    for sweep, place in found.current_sweeps:
+        group = groups.setdefault(next((path.parent for path in _child_folders(sweep, place)), place), _Group())
+        of = f" of {sweep.jobs}" if sweep.jobs else ""
+        group.sweeps.append(f"sweep over {sweep.name}, {len(sweep.children)}{of} runs have ended")
+        group.not_begun += max((sweep.jobs or 0) - len(sweep.children), 0)
+        group.refused += _refused(sweep, place, found)
+    return dict(sorted(groups.items()))
+
+
+def _refused(sweep: Sweep, place: Path, found: _Found) -> Iterator[str]:
+    """The runs of a sweep that ended with an error and without a record, each with the reason."""
+    from perfexp.sinks.folders import run_folders
+
+    for child, folder in run_folders(sweep, place):
+        run = found.runs.get(folder.absolute())
+        if child.error and not (folder / _RECORD).is_file() and not (run and run.running):
+            yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"

@@ -1,0 +1,281 @@
+"""Standing: how far runs have come, from the results that they left and the points that their plans expect."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfexp import sweep, units
+from perfexp.errors import UserError
+from perfexp.record import Key, Status
+from perfexp.sinks.grid import Column, Grid
+from perfexp.sinks.subject import Subject, one_line, subject
+
+#: The sweeps whose points can be counted; what else a plan may name is code, and a plan that is read is data.
+_COUNTED: dict[str, Callable[..., sweep.Sweep]] = {
+    "perfexp.sweep.Point": sweep.Point,
+    "perfexp.sweep.Sizes": sweep.Sizes,
+    "perfexp.sweep.BatchSizes": sweep.BatchSizes,
+}
+_FIRST = "ttfp"
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What counts of a line of points.jsonl; the samples, which are most of it, are passed over.
+
+    Attributes:
+        key: which point.
+        status: how it ended.
+        wall_seconds: how long measuring it took.
+    """
+
+    key: Key
+    status: Status
+    wall_seconds: float | None = None
+
+
+class _Keys(msgspec.Struct):
+    points: list[Result]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, whatever has become of it.
+
+    Attributes:
+        folder: where it lies.
+        about: what it measures.
+        gpu: what its device is called in the configuration.
+        expected: all its points, those of the first prediction too; None where that can't be known.
+        results: what there is of them.
+        running: whether a process is measuring it.
+    """
+
+    folder: Path
+    about: Subject
+    gpu: str
+    expected: frozenset[Key] | None
+    results: Mapping[Key, Result]
+    running: bool
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """The points of some runs, counted.
+
+    Attributes:
+        expected: how many points are timed; None where that is not known of all runs.
+        statuses: how many of them have ended how.
+        first: how many first predictions have ended how.
+        missing: how many timed points have no result.
+        first_missing: how many first predictions have none.
+        running: how many of the runs are being measured.
+        left_seconds: how long the timed points that are missing take, or None where nothing tells.
+    """
+
+    expected: int | None = 0
+    statuses: Counter[Status] = field(default_factory=Counter)
+    first: Counter[Status] = field(default_factory=Counter)
+    missing: int = 0
+    first_missing: int = 0
+    running: int = 0
+    left_seconds: float | None = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every point is known to have been measured well."""
+        well = set(self.statuses) | set(self.first) <= {Status.OK}
+        return well and self.expected is not None and not (self.missing or self.first_missing or self.running)
+
+    def __str__(self) -> str:
+        """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
+        parts = [f"{self.statuses[Status.OK]}/{'?' if self.expected is None else self.expected} done"]
+        parts += [f"{count} {status.value}" for status, count in _bad(self.statuses)]
+        parts += [f"{self.missing} missing"] if self.missing else []
+        first = [(status.value, count) for status, count in _bad(self.first)]
+        first += [("missing", self.first_missing)] if self.first_missing else []
+        for what, count in first:
+            parts.append(f"first prediction {what}" + (f" ({count})" if count > 1 else ""))
+        parts += ["running"] if self.running else []
+        if self.missing and self.left_seconds is not None:
+            parts.append(f"~{units.format_seconds(self.left_seconds, 2)} left")
+        return ", ".join(parts)
+
+
+def results(text: bytes) -> dict[Key, Result]:
+    """The results in a points.jsonl; a last line that is being written, or was cut off by a crash, is left out.
+
+    Args:
+        text: of the file.
+
+    Raises:
+        UserError: a line before the last one can't be read.
+    """
+    decoder, lines = msgspec.json.Decoder(Result), text.split(b"\n")
+    try:
+        found = [decoder.decode(line) for line in lines[:-1] if line.strip()]
+    except msgspec.MsgspecError as error:
+        raise UserError(f"points.jsonl holds a line that is no point: {error}.") from error
+    with suppress(msgspec.MsgspecError):
+        found.append(decoder.decode(lines[-1]))
+    return {result.key: result for result in found}
+
+
+def expected(plan: Mapping[str, Any]) -> frozenset[Key] | None:
+    """The points of a plan that is read back; nothing that it names is run.
+
+    Args:
+        plan: as plain data.
+
+    Returns:
+        All points, those of the first prediction too; None where its sweep is not one of perfexp's own.
+    """
+    try:
+        phases = [phase for phase in ("train", "inference") if plan["mode"][phase] is not None]
+        pairs = _pairs(plan)
+        timed = [
+            Key(phase=phase, input_size=size, batch_size=batch, precision=plan["precision"]["name"], replicate=number)
+            for number in range(plan["replicate"])
+            for size, batch in pairs
+            for phase in phases
+        ]
+    except (KeyError, TypeError, ValueError, UserError):
+        return None
+    first: dict[int, Key] = {}
+    for key in timed:
+        if key.phase == "inference" and plan.get("ttfp"):
+            first.setdefault(key.replicate, msgspec.structs.replace(key, phase=_FIRST))
+    return frozenset([*timed, *first.values()])
+
+
+def expected_of_record(text: bytes) -> frozenset[Key] | None:
+    """The points of a record, which has one for each of its plan; None where it can't be read.
+
+    Args:
+        text: of the file.
+    """
+    with suppress(msgspec.MsgspecError):
+        return frozenset(result.key for result in msgspec.json.decode(text, type=_Keys).points)
+    return None
+
+
+def run(
+    folder: Path,
+    plan: Mapping[str, Any],
+    *,
+    keys: frozenset[Key] | None,
+    known: Mapping[Key, Result],
+    running: bool,
+) -> Run:
+    """One run from what is in its folder.
+
+    Args:
+        folder: where it lies.
+        plan: as plain data.
+        keys: all its points, from `expected` or `expected_of_record`.
+        known: from `results`.
+        running: whether a process is measuring it.
+    """
+    gpu = plan.get("gpu")
+    name = one_line(str((gpu.get("name") if isinstance(gpu, Mapping) else gpu) or "unknown"))
+    return Run(folder=folder, about=subject(plan), gpu=name, expected=keys, results=known, running=running)
+
+
+def tally(runs: Sequence[Run]) -> Tally:
+    """Count the points of some runs.
+
+    Args:
+        runs: any.
+    """
+    total, every = Tally(), _seconds(result for run in runs for result in run.results.values())
+    for run in runs:
+        keys = run.results.keys() if run.expected is None else run.expected
+        for key in keys:
+            _count(total, key, run.results.get(key))
+        total.running += run.running
+        if run.expected is None:
+            total.expected = None
+        elif total.expected is not None:
+            total.expected += len(_timed(run.expected))
+        if left := len(_timed(keys - run.results.keys())):
+            seconds = _seconds(run.results.values()) or every
+            known = total.left_seconds is not None and seconds is not None
+            total.left_seconds = (total.left_seconds or 0.0) + left * (seconds or 0.0) if known else None
+    return total
+
+
+def matrix(runs: Sequence[Run]) -> Grid:
+    """Models down, algorithms across; precision, mode and device where they vary.
+
+    Args:
+        runs: those of one folder; at least one.
+    """
+    rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
+    fields = [name for name in ("precision", "mode") if len({getattr(run.about, name) for run in runs}) > 1]
+    devices = len({run.gpu for run in runs}) > 1
+    for run in runs:
+        row = (run.about.model, *(getattr(run.about, name) for name in fields))
+        column = f"{run.about.algorithm} · {run.gpu}" if devices else run.about.algorithm
+        rows.setdefault(row, {}).setdefault(column, []).append(run)
+    titles = sorted({column for row in rows.values() for column in row})
+    order = sorted(rows)
+    return Grid(
+        columns=(
+            *(
+                Column(title=title, cells=tuple(row[index] for row in order), prose=True)
+                for index, title in enumerate(("model", *fields))
+            ),
+            *(
+                Column(title=title, cells=tuple(_cell(rows[row].get(title)) for row in order), prose=True)
+                for title in titles
+            ),
+        )
+    )
+
+
+def _bad(statuses: Counter[Status]) -> list[tuple[Status, int]]:
+    """How often each status occurs that is not good, in the order of `Status`."""
+    return [(status, statuses[status]) for status in Status if status is not Status.OK and statuses[status]]
+
+
+def _pairs(plan: Mapping[str, Any]) -> list[tuple[sweep.Size, int]]:
+    """Sizes and batch sizes; a KeyError where the sweep is not one of perfexp's own."""
+    settings = dict(plan["sweep"])
+    chosen = _COUNTED[settings.pop("_target_")](**settings)
+    sizes, batches = sweep.parse_sizes(plan["input_size"]), sweep.parse_batch_sizes(plan["batch_size"])
+    return chosen.points(sizes, batches)
+
+
+def _count(total: Tally, key: Key, result: Result | None) -> None:
+    first = key.phase == _FIRST
+    if result is not None:
+        (total.first if first else total.statuses)[result.status] += 1
+    elif first:
+        total.first_missing += 1
+    else:
+        total.missing += 1
+
+
+def _timed(keys: Collection[Key]) -> list[Key]:
+    return [key for key in keys if key.phase != _FIRST]
+
+
+def _seconds(known: Iterable[Result]) -> float | None:
+    """How long a point takes: the median of those that were measured well."""
+    seconds = [
+        result.wall_seconds
+        for result in known
+        if result.key.phase != _FIRST and result.status is Status.OK and result.wall_seconds is not None
+    ]
+    return statistics.median(seconds) if seconds else None
+
+
+def _cell(runs: Sequence[Run] | None) -> str:
+    return str(tally(runs)) if runs else ""
