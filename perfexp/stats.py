@@ -384,8 +384,8 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
     Curves have steps (another kernel, another tile) and outliers, so residuals are relative and the fit is robust: for
     each c of a grid, (a, b) in closed form with weights that make the sum of absolute residuals least; then one pass of
     weighted least squares with Tukey's biweight. The scale is Hill and Holland's ("Two robust alternatives to
-    least-squares regression", 1977): the median of the absolute residuals without the three smallest, which three
-    parameters make zero. The interval of c is the profile's: where the weighted squares exceed their least value by no
+    least-squares regression", 1977): the median of the n - 2 largest absolute residuals, because three parameters
+    make the smallest ones zero. The interval of c is the profile's: where the weighted squares exceed their least value by no
     more than t²/(degrees of freedom) of it.
 
     Args:
@@ -401,27 +401,21 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
     different = np.unique(x).size
     if different < LEAST_SIZES:
         raise ValueError(f"{different} sizes are too few for a fit")
-    power, weights = _choose_law(x, y, error, judge=different >= SIZES_TO_JUDGE)
-    grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_FINE / 2, _EXPONENT_FINE)
-    fitted, a, b = _laws(x, y, np.broadcast_to(weights, (grid.size, x.size)), grid, power)
-    squares = (weights * (fitted / y - 1) ** 2).sum(axis=1)
-    best = int(np.argmin(squares))
-    deviations = y / fitted[best] - 1
+    judge = different >= SIZES_TO_JUDGE
+    power, weights = _choose_law(x, y, error, judge=judge)
+    a, b, found, fitted = _least_squares(x, y, weights, power, parameters=4 if judge else 3)
+    exponent: Interval | None = found
+    if np.ptp(fitted) <= max(_FLAT, 2 * _residual_scale(y / fitted - 1)) * float(fitted.min()):
+        a, b, exponent, fitted = float(np.median(y)), 0.0, None, np.full_like(y, np.median(y))
+    deviations = y / fitted - 1
     scatter = _residual_scale(deviations)
-    if np.ptp(fitted[best]) <= max(_FLAT, 2 * scatter) * float(fitted[best].min()):
-        a, b = np.full(grid.size, np.median(y)), np.zeros(grid.size)
-        exponent, deviations = None, y / np.median(y) - 1
-        scatter = _residual_scale(deviations)
-    else:
-        chosen = 3 + (different >= SIZES_TO_JUDGE)  # a, b, c, and which law
-        exponent = _exponent_interval(grid, squares, float(weights.sum() / weights.max()) - chosen)
     return ScalingFit(
-        a=float(a[best]),
-        b=float(b[best]),
+        a=a,
+        b=b,
         exponent=exponent,
         overlapped=power == _OVERLAPPED and exponent is not None,
         deviations=tuple(map(float, deviations)),
-        tolerance=max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if different >= SIZES_TO_JUDGE else math.inf,
+        tolerance=max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if judge else math.inf,
         scatter=scatter,
     )
 
@@ -557,18 +551,29 @@ def _laws(x: Samples, y: Samples, weights: Samples, exponents: Samples, power: i
     return fitted, level * a ** (1 / power), level * b ** (1 / power) / largest**exponents
 
 
-def _exponent_interval(grid: Samples, squares: Samples, degrees: float) -> Interval:
-    """The exponent of the least squares, and the outermost ones that the profile allows; one step wider on each side.
+def _least_squares(
+    x: Samples, y: Samples, weights: Samples, power: int, *, parameters: int
+) -> tuple[float, float, Interval, Samples]:
+    """a, b, the exponent with its interval, and the law's values, shape (n,), of the least weighted squares.
+
+    The interval holds the outermost exponents that the profile allows, and one step more on each side.
 
     Args:
-        grid: shape (m,), exponents.
-        squares: shape (m,), weighted, of the best law with each exponent.
-        degrees: of freedom that the residuals have left; at least one is taken.
+        x: shape (n,).
+        y: shape (n,).
+        weights: of the relative residuals, shape (n,).
+        power: in which the parts are added.
+        parameters: so many degrees of freedom are used up; at least one is left.
     """
-    degrees = max(degrees, 1.0)
-    allowed = np.flatnonzero(squares <= squares.min() * (1 + student95(degrees) ** 2 / degrees))
+    grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_FINE / 2, _EXPONENT_FINE)
+    fitted, a, b = _laws(x, y, np.broadcast_to(weights, (grid.size, x.size)), grid, power)
+    squares = (weights * (fitted / y - 1) ** 2).sum(axis=1)
+    best = int(np.argmin(squares))
+    degrees = max(float(weights.sum() / weights.max()) - parameters, 1.0)
+    allowed = np.flatnonzero(squares <= squares[best] * (1 + student95(degrees) ** 2 / degrees))
     low, high = max(int(allowed[0]) - 1, 0), min(int(allowed[-1]) + 1, grid.size - 1)
-    return Interval(value=float(grid[np.argmin(squares)]), low=float(grid[low]), high=float(grid[high]))
+    exponent = Interval(value=float(grid[best]), low=float(grid[low]), high=float(grid[high]))
+    return float(a[best]), float(b[best]), exponent, fitted[best]
 
 
 def _residual_scale(residuals: Samples) -> float:

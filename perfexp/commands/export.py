@@ -96,9 +96,10 @@ class _Collected:
         """
         from perfexp.sinks import folders  # late: `perfexp --help` imports all commands
 
-        found = [place] if place.is_file() else folders.below(place, _RECORD, _SWEEP, refused=self._failed)
-        files = list(found)
-        if not files and not (place.is_dir() and self.exit_code):
+        files = [place] if place.is_file() else []
+        if place.is_dir():
+            files += folders.below(place, _RECORD, _SWEEP, refused=self._failed)
+        if not (files or self.exit_code):
             raise UserError(
                 f"There is no {_RECORD} and no {_SWEEP} in or below {place}. Name a run's folder, its {_RECORD}, "
                 "a sweep's folder, or any folder above some."

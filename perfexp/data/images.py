@@ -152,6 +152,8 @@ class ImageBatches:
             if "DataLoader worker" not in str(error):
                 raise
             died = str(error).splitlines()[0]
+        except (EOFError, OSError) as error:  # it died while its batch was handed over
+            died = f"the process ended while its batch was fetched ({type(error).__name__})."
         if died:
             # Until the iterator is gone, torch raises its error again at whatever happens to run when a child ends.
             # The error's traceback would hold the iterator, so it is not this one's cause.

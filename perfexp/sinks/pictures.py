@@ -100,7 +100,7 @@ def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool
         power = 1 if end == scaling.key.pixels else 2
         x = [start + (end - start) * step / _CURVE_STRETCHES for step in range(_CURVE_STRETCHES + 1)]
         y = tuple(scaling.fit.at(position**power / MEGAPIXEL) for position in x)
-        text = scaling_text(scaling) if len(known) == 1 else "" if number else "fitted: a + b · pixels^c"
+        text = scaling_text(scaling) if len(known) == 1 else "" if number else "fitted growth"
         curves.append(Curve(label=text, line=labels[scaling.key], x=tuple(x), y=y))
     return tuple(curves)
 

@@ -58,6 +58,10 @@ _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
 }
 
 
+#: Columns that may well be without values, and of which kind they are then too.
+_DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """The samples of one series.
@@ -124,8 +128,9 @@ def aligned(lines: Sequence[Line]) -> list[Line]:
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
     """Lines as a frame in which numbers are numbers and what is missing is null, whatever the lines happen to hold.
 
-    Whole numbers are `Int64`, others `float64`, truths `boolean`, texts `string`, `started` a time in UTC. The axes of
-    a sweep were typed by its user: an axis is of numbers or truths where all its values are.
+    Whole numbers are `Int64`, others `float64`, truths `boolean`, texts `string` (an empty one is null, as in a CSV),
+    `started` a time in UTC. The axes of a sweep were typed by its user: one is of numbers or truths where all its
+    values are.
 
     Args:
         lines: from `aligned`.
@@ -284,9 +289,9 @@ def _column(name: str, cells: Sequence[tables.Cell]) -> pd.Series:
         return _axis(cells)
     kinds = {type(cell) for cell in cells if cell is not None}
     if name in _TEXTS or str in kinds:
-        return pd.Series([None if cell is None else str(cell) for cell in cells], dtype="string")
+        return pd.Series([str(cell) if cell else None for cell in cells], dtype="string")
     dtype = "boolean" if kinds == {bool} else "Int64" if kinds == {int} else "float64"
-    return pd.Series(cells, dtype=dtype)
+    return pd.Series(cells, dtype=_DTYPES.get(name, dtype))
 
 
 def _axis(cells: Sequence[tables.Cell]) -> pd.Series:
