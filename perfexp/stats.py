@@ -33,6 +33,8 @@ LEAST_SIZES, SIZES_TO_JUDGE = 4, 6
 _ADDED, _OVERLAPPED = 1, 4
 #: The second law is believed where it leaves less than this share of the first one's residuals.
 _CLEARLY_BETTER = 0.7
+#: … and where those of the first one are more than this share of the points' errors.
+_GOOD_ENOUGH = 0.1
 #: No time counts as more exact than this in a fit over sizes: the law itself is not.
 _SIZE_ERROR_FLOOR = 0.01
 #: A residual beyond so many robust standard deviations has no weight (Tukey's biweight, 95 % efficient).
@@ -117,7 +119,8 @@ class ScalingFit:
         exponent: c with its 95 % interval; None where the time does not rise with the size.
         overlapped: whether the law is (a⁴ + (b·xᶜ)⁴)^¼, the larger of the two with a rounded corner, not the sum.
         deviations: of each point from the law, as a fraction of the law's value.
-        tolerance: deviations beyond it are far; infinite where there are too few sizes to say.
+        tolerance: how far a point may deviate; infinite where there are too few sizes to say.
+        far: indices of the points that deviate more, by more than their own error.
         scatter: robust standard deviation of the deviations.
     """
 
@@ -127,6 +130,7 @@ class ScalingFit:
     overlapped: bool
     deviations: tuple[float, ...]
     tolerance: float
+    far: tuple[int, ...]
     scatter: float
 
     def at(self, x: float) -> float:
@@ -385,8 +389,8 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
     each c of a grid, (a, b) in closed form with weights that make the sum of absolute residuals least; then one pass of
     weighted least squares with Tukey's biweight. The scale is Hill and Holland's ("Two robust alternatives to
     least-squares regression", 1977): the median of the n - 2 largest absolute residuals, because three parameters
-    make the smallest ones zero. The interval of c is the profile's: where the weighted squares exceed their least value by no
-    more than t²/(degrees of freedom) of it.
+    make the smallest ones zero. The interval of c is the profile's: where the weighted squares exceed their least
+    value by no more than t²/(degrees of freedom) of it.
 
     Args:
         sizes: shape (n,), > 0, at least 4 different ones; b is the time at x = 1 of their unit.
@@ -409,13 +413,15 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
         a, b, exponent, fitted = float(np.median(y)), 0.0, None, np.full_like(y, np.median(y))
     deviations = y / fitted - 1
     scatter = _residual_scale(deviations)
+    tolerance = max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if judge else math.inf
     return ScalingFit(
         a=a,
         b=b,
         exponent=exponent,
         overlapped=power == _OVERLAPPED and exponent is not None,
         deviations=tuple(map(float, deviations)),
-        tolerance=max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if judge else math.inf,
+        tolerance=tolerance,
+        far=tuple(map(int, np.flatnonzero(np.abs(deviations) > tolerance + error))),
         scatter=scatter,
     )
 
@@ -502,8 +508,9 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
 def _choose_law(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tuple[int, Samples]:
     """The power in which the parts are added, and robust weights of the relative residuals, shape (n,)."""
     found = {power: _least_absolute(x, y, error, power) for power in (_ADDED, _OVERLAPPED)}
-    costs = {power: float((np.abs(residuals) / error).sum()) for power, residuals in found.items()}
-    power = _OVERLAPPED if judge and costs[_OVERLAPPED] < _CLEARLY_BETTER * costs[_ADDED] else _ADDED
+    added, overlapped = (float((np.abs(residuals) / error).mean()) for residuals in found.values())
+    better = overlapped < _CLEARLY_BETTER * added and added > _GOOD_ENOUGH
+    power = _OVERLAPPED if judge and better else _ADDED
     residuals = found[power]
     cut = _BIWEIGHT * max(_residual_scale(residuals), _SIZE_ERROR_FLOOR)
     return power, np.clip(1 - (residuals / cut) ** 2, 0, 1) ** 2 / error**2

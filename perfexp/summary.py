@@ -251,10 +251,9 @@ def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Doubt, ...]]:
     """For each point at most one: its time is less than that of a smaller size, or far from the fit over all sizes."""
     found: dict[Key, tuple[Doubt, ...]] = {}
     for scaling in scalings(known):
-        for key, deviation in zip(scaling.keys, scaling.fit.deviations, strict=True):
-            if abs(deviation) > scaling.fit.tolerance:
-                doubt = doubts.scaling_far(1 + deviation, len(scaling.keys), scaling.fit.tolerance)
-                found[key] = (doubt,)
+        for index in scaling.fit.far:
+            ratio = 1 + scaling.fit.deviations[index]
+            found[scaling.keys[index]] = (doubts.scaling_far(ratio, len(scaling.keys), scaling.fit.tolerance),)
     # a time that lies far above the fit is in doubt itself: it makes none of the others a fall
     far = set(found)
     for group in _over_sizes(known):

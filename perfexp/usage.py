@@ -15,6 +15,8 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp experiment=quick model=vgg16                           10 sizes
   perfexp list models                                            what a group offers
   perfexp show DIR                                               the report of a run again
+  perfexp status                                                 what is done, failed, missing, being measured
+  perfexp export DIR                                             one table of many runs, CSV and Parquet
   perfexp log DIR                                                send records to MLflow again
   perfexp ui                                                     open MLflow
 
@@ -24,7 +26,7 @@ Groups (group=option):
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
 composed configuration, --config-dir DIR adds options of your own, --hydra-help explains Hydra's other flags.
-`perfexp COMMAND --help` explains a command (list, show, log, ui, env); README.md has the rest."""
+`perfexp COMMAND --help` explains a command (list, show, status, export, log, ui, env); README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:

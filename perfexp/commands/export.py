@@ -32,7 +32,7 @@ class Format(StrEnum):
 def export(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="A run's folder or record.json, a sweep's, or any folder above some."),
+        typer.Argument(metavar="DIR", help="A run's folder or record.json, a sweep's, or any folder above some."),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to; its suffix may say the format.")] = Path(
         "export"
@@ -45,9 +45,10 @@ def export(
 ) -> None:
     """Write one table of many runs: a line for each point, complete in itself.
 
-    A point is what is compared, so it is the line: run, machine and axes of the sweep first, then the figures of
-    MODEL_ALGORITHM_overall.csv with their units, wide because they have different units. A run that was refused in a
-    sweep has a line that says why. The samples are long: a line for each; those of the first prediction are there.
+    A point is what is compared, and its figures have different units, so each has a line with a column for each figure:
+    run, machine and axes of the sweep first, then those of MODEL_ALGORITHM_overall.csv with their units. A run that was
+    refused in a sweep has a line that says why. The samples are long, a line for each, those of the first prediction
+    among them.
     """
     targets = _targets(out, form, samples=samples)
     _refuse_to_overwrite(list(targets.values()), force=force)

@@ -24,7 +24,7 @@ _PLAN, _SWEEP, _RECORD = "plan.yaml", "sweep.json", "record.json"
 
 def status(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A run's folder, a sweep's, or any folder above some.")
+        Path, typer.Argument(metavar="DIR", help="A run's folder, a sweep's, or any folder above some.")
     ] = Path("outputs"),
 ) -> None:
     """Show what is done, has failed, is missing or is being measured: models down, algorithms across.

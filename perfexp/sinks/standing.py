@@ -100,7 +100,8 @@ class Tally:
         parts += [f"{count} {status.value}" for status, count in _bad(self.statuses)]
         parts += [f"{self.missing} missing"] if self.missing else []
         first = [(status.value, count) for status, count in _bad(self.first)]
-        first += [("missing", self.first_missing)] if self.first_missing else []
+        if self.first_missing and not self.missing:  # otherwise it goes without saying
+            first.append(("missing", self.first_missing))
         for what, count in first:
             parts.append(f"first prediction {what}" + (f" ({count})" if count > 1 else ""))
         parts += ["running"] if self.running else []

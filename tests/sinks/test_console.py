@@ -216,3 +216,58 @@ def test_a_stream_that_can_not_encode_a_character_gets_a_question_mark(build: Bu
     Console(out=stream, err=io.StringIO()).show(build.record(build.point()), Path("out"))
     stream.flush()
     assert b"ms ? 0." in raw.getvalue()
+
+
+def test_a_sweep_of_sizes_says_how_the_time_grows(build: Builder) -> None:
+    lines = shown(build, *build.sizes().points).splitlines()
+    where = lines.index("growth with the size")
+    assert re.fullmatch(
+        r"  latency ≈ (\S+ .s \+ )?(199|200|201) ms · megapixels\^(0.99|1.00) ± 0.0\d \(10 sizes, scatter 0.\d %\)",
+        lines[where + 1],
+    )
+
+
+def test_each_batch_size_has_its_line_and_a_flat_one_has_no_exponent(build: Builder) -> None:
+    points = [
+        build.point(0.01 if batch == 1 else 1e-7 * size**2, size=size, batch=batch)
+        for batch in (1, 4)
+        for size in range(224, 513, 32)
+    ]
+    text = shown(build, *points)
+    assert re.search(r"  batch 1: latency ≈ (9.9\d|10.0) ms, does not grow with the size \(10 sizes, scatter", text)
+    assert re.search(r"  batch 4: latency ≈ .*megapixels\^", text)
+
+
+def test_a_law_of_which_the_exponent_is_hardly_known_is_told_as_a_range(build: Builder) -> None:
+    points = [
+        build.point(seconds, size=size) for size, seconds in ((224, 0.01), (256, 0.0135), (288, 0.0165), (320, 0.021))
+    ]
+    assert re.search(r"megapixels\^\d\.\d \(\d\.\d … \d\.\d\) \(4 sizes", shown(build, *points))
+
+
+@pytest.mark.parametrize(("power", "words"), [(2, "faster"), (0.6, "more slowly")])
+def test_a_growth_that_is_not_that_of_the_pixels_is_named(build: Builder, power: float, words: str) -> None:
+    points = [build.point(0.01 * (size / 224) ** (2 * power), size=size) for size in range(224, 513, 32)]
+    assert f", growing {words} than the pixels" in shown(build, *points)
+
+
+def test_times_across_processes_come_with_interval_spread_and_number(build: Builder) -> None:
+    points = [
+        build.point(seconds, size=size, replicate=replicate)
+        for size in (224, 256)
+        for replicate, seconds in enumerate((0.0600, 0.0612, 0.0624))
+    ]
+    lines = shown(build, *points).splitlines()
+    where = lines.index("across processes")
+    assert re.split(r"  +", lines[where + 1].strip()) == ["size", "latency p50", "CI95 across", "spread", "processes"]
+    cells = re.split(r"  +", lines[where + 2].strip())
+    assert re.fullmatch(r"6[01]\.?\d* ms", cells[1])
+    assert re.fullmatch(r"58\.\d+ … 64\.\d+ ms", cells[2])
+    assert cells[3:] == ["2.0 %", "3"]
+    assert not any("two processes" in line for line in lines)
+
+
+def test_two_processes_are_said_to_say_little(build: Builder) -> None:
+    text = shown(build, build.point(0.0600), build.point(0.0660, replicate=1))
+    assert re.search(r" 3\d(\.\d+)? … 11\d(\.\d+)? ms", text)
+    assert "two processes say little of a third" in text

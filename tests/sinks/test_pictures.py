@@ -137,3 +137,36 @@ def test_very_few_samples_and_constant_ones_are_drawn(build: Builder, n: int) ->
     picture = pictures.picture(build.record(point))
     assert picture is not None
     assert size_of(canvas.draw(picture)) == (1200, 800)
+
+
+def test_a_fitted_curve_lies_behind_the_points_and_says_its_law(build: Builder) -> None:
+    picture = pictures.picture(build.sizes())
+    assert isinstance(picture, Chart)
+    (curve,) = picture.panels[0].curves
+    assert (curve.x[0], curve.x[-1]) == (224, 512)
+    assert curve.y[0] == pytest.approx(0.01, rel=0.02)
+    assert curve.y[-1] == pytest.approx(0.01 * (512 / 224) ** 2, rel=0.02)
+    assert curve.label.startswith("latency ≈ ")
+    assert curve.line == picture.panels[0].lines[0].label
+
+
+def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) -> None:
+    points = [
+        build.point(1e-7 * batch * height * width, size=(height, width), batch=batch)
+        for batch in (1, 4)
+        for height, width in ((256, 128), (224, 224), (256, 512), (512, 1024))
+    ]
+    picture = pictures.picture(build.record(*points))
+    assert isinstance(picture, Chart)
+    curves = picture.panels[0].curves
+    assert [(curve.line, curve.label) for curve in curves] == [("batch 1", "fitted growth"), ("batch 4", "")]
+    assert (curves[0].x[0], curves[0].x[-1]) == (256 * 128, 512 * 1024)
+    assert curves[1].y[-1] == pytest.approx(4e-7 * 512 * 1024, rel=0.02)
+    assert size_of(canvas.draw(picture)) == (1200, 800)
+
+
+def test_three_sizes_and_batch_sizes_alone_have_no_curve(build: Builder) -> None:
+    for record in (build.record(*(build.point(size=size) for size in (224, 256, 288))), build.batches()):
+        picture = pictures.picture(record)
+        assert isinstance(picture, Chart)
+        assert not picture.panels[0].curves

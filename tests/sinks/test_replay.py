@@ -1,10 +1,12 @@
 """What a record is in a tracking store, without one."""
 
+import msgspec
 import pytest
 
 from perfexp.record import Status, Sweep, SweepChild
 from perfexp.sinks import labels, notes, replay
 from perfexp.sinks.quantities import CHART_POINTS, decimate
+from tests.conftest import timed_point
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,36 @@ def test_a_record_without_anything_is_still_a_run(make_record, tmp_path):
     content = replay.of_run(bare, tmp_path)
     assert content.status == "FAILED"
     assert content.tags["perfexp.status"] == "failed"
+
+
+def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_path):
+    content = replay.of_run(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8)), tmp_path)
+    found = {figure.name: figure for figure in content.figures if figure.name.startswith("scaling/")}
+    names = ("exponent", "exponent_low", "exponent_high", "constant_ms", "per_megapixel_ms", "scatter_percent")
+    assert set(found) == {f"scaling/batch_{batch}_{name}" for batch in (1, 8) for name in names}
+    assert found["scaling/batch_8_exponent"].value == pytest.approx(1, abs=0.01)
+    assert [found[f"scaling/batch_{batch}_exponent"].step for batch in (1, 8)] == [8, 9]
+    assert found["scaling/batch_8_per_megapixel_ms"].value == pytest.approx(80 * 1e6 / 224**2, rel=0.02)
+
+
+def test_an_exponent_that_there_is_not_is_dropped_and_says_why(make_record, tmp_path):
+    points = [timed_point(224, 1, "inference") for _ in range(5)]
+    for index, point in enumerate(points):
+        point.key = msgspec.structs.replace(point.key, input_size=(224 + 64 * index, 224))
+    content = replay.of_run(make_record(points=points), tmp_path)
+    assert not [figure for figure in content.figures if figure.name == "scaling/exponent"]
+    assert "scaling/exponent: the time does not grow with the size" in content.tags["perfexp.dropped_metrics"]
+
+
+def test_what_processes_say_together_is_a_figure_at_the_first_of_them(make_record, tmp_path):
+    points = [timed_point(224, 1, "inference") for _ in range(3)]
+    for index, point in enumerate(points):
+        point.key = msgspec.structs.replace(point.key, replicate=index)
+        point.series[0].samples = [sample * 1.02**index for sample in point.series[0].samples]
+    content = replay.of_run(make_record(points=points), tmp_path)
+    found = {figure.name: figure for figure in content.figures if figure.name.startswith("latency_across/")}
+    assert {figure.step for figure in found.values()} == {0}
+    assert found["latency_across/p50_ms"].value == pytest.approx(10 * 1.02, rel=1e-3)
+    assert found["latency_across/ci_low_ms"].value < 10 < 10.4 < found["latency_across/ci_high_ms"].value
+    assert found["latency_across/spread_percent"].value == pytest.approx(2, abs=0.01)
+    assert found["latency_across/processes_count"].value == 3

@@ -50,3 +50,26 @@ def test_text_from_outside_can_not_become_markup(build: Builder) -> None:
 
 def test_a_record_without_points_says_so(build: Builder) -> None:
     assert "Nothing was measured." in report.markdown(build.record())
+
+
+def test_growth_and_processes_have_their_sections_where_there_is_something_to_say(build: Builder) -> None:
+    points = [
+        build.point(0.01 * (size / 224) ** 2, size=size, replicate=replicate)
+        for size in range(224, 513, 32)
+        for replicate in (0, 1, 2)
+    ]
+    text = report.markdown(build.record(*points))
+    assert "## Growth with the size\n\n- replicate 0: latency ≈ " in text
+    assert "· megapixels^" in text
+    assert "## Across processes\n\n| size | latency p50 | CI95 across | spread | processes |" in text
+    alone = report.markdown(build.record(build.point()))
+    assert "Growth" not in alone
+    assert "Across" not in alone
+
+
+def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
+    points = [
+        build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
+    ]
+    text = report.markdown(build.record(*points))
+    assert "scaling\\_unexpected (352): the time is 1.50 of what the fit over 10 sizes expects" in text

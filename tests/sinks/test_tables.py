@@ -101,3 +101,24 @@ def test_a_sweep_has_its_axes_first_and_a_line_for_each_run(build: Builder) -> N
         ("gemm", Status.OK), ("gemm", Status.OK), ("fft", Status.OOM), ("direct", Status.FAILED)
     ]  # fmt: skip
     assert lines[3]["error"] == "the worker died"
+
+
+def test_the_line_of_each_process_ends_with_what_all_of_them_say(build: Builder) -> None:
+    points = [build.point(0.060 * (1 + 0.02 * replicate), replicate=replicate) for replicate in range(3)]
+    points += [build.failed(replicate=3), build.point(size=512)]
+    lines = tables.overall(build.record(*points))
+    names = ["processes", "across_median_ms", "across_low_ms", "across_high_ms"]
+    assert all(list(line)[-4:] == names for line in lines)
+    first, second, third, failed, alone = ([line[name] for name in names] for line in lines)
+    assert first == second == third
+    assert first[0] == 3
+    medians = [line["median_ms"] for line in lines[:3]]
+    assert first[1] == pytest.approx(statistics.geometric_mean(medians))  # type: ignore[type-var]
+    assert first[2] < min(medians) < max(medians) < first[3]  # type: ignore[operator,type-var]
+    assert failed == [0, None, None, None]
+    assert alone == [1, None, None, None]
+
+
+def test_a_doubt_about_growth_is_in_its_line(build: Builder) -> None:
+    points = [build.point(0.02), build.point(0.01, size=512)]
+    assert [line["doubts"] for line in tables.overall(build.record(*points))] == ["", "scaling_unexpected"]

@@ -1,0 +1,259 @@
+"""`perfexp export`: which runs it finds, what its tables hold, and its exit codes."""
+
+import subprocess
+import sys
+
+import msgspec
+import pandas as pd
+import pytest
+
+from perfexp import commands
+from perfexp.record import Metric, Status, Sweep, SweepChild, SweepMembership
+from perfexp.sinks import tables, tidy
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working directory of its own: that is where tables go."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, leave_run, tmp_path, here, capsys):
+    first = make_record(uid="first", sizes=(224, 256))
+    leave_run(first, tmp_path / "runs" / "a")
+    leave_run(make_record(uid="second", phases=("train",)), tmp_path / "runs" / "deep" / "b")
+    assert commands.run(["export", str(tmp_path / "runs")]) == 0
+    assert "3 lines of 2 runs: export.csv, export.parquet" in capsys.readouterr().out
+    frame = pd.read_parquet(here / "export.parquet")
+    assert tuple(frame)[: len(tidy.IDENTITY)] == tidy.IDENTITY
+    assert list(frame["run_uid"]) == ["first", "first", "second"]
+    line = frame.iloc[0]
+    expected = {
+        "folder": (tmp_path / "runs" / "a").as_posix(),
+        "host": "node7",
+        "device_name": "NVIDIA H200",
+        "driver": "580.65",
+        "torch": "2.11.0",
+        "cudnn": "9.19",
+        "git_commit": "0123abcd",
+        "git_dirty": False,
+        "perfexp_version": "0.1.0",
+        "model": "resnet50",
+        "phase": "inference",
+        "started": pd.Timestamp("2026-03-01T10:00:00Z"),
+    }
+    assert {name: line[name] for name in expected} == expected
+
+
+def test_the_figures_are_those_of_the_runs_own_table_with_their_units(make_record, leave_run, tmp_path, here):
+    record = make_record(sizes=(224, 256), phases=("train", "inference"))
+    commands.run(["export", str(leave_run(record, tmp_path / "run"))])
+    frame, known = pd.read_parquet(here / "export.parquet"), tables.overall(record)
+    for name in ("mean", "std", "min", "max"):
+        assert name not in frame
+        assert list(frame[f"{name}_ms"]) == [line[name] for line in known]
+    assert list(frame["samples_per_second"]) == [line["samples_per_second"] for line in known]
+    assert frame["phase_backward_ms"].isna().tolist() == [False, True, False, True]
+
+
+def test_numbers_truths_and_times_have_their_types_and_what_is_missing_is_null(make_record, leave_run, tmp_path, here):
+    record = make_record(sizes=(224, 256), failing={256: Status.OOM})
+    commands.run(["export", str(leave_run(record, tmp_path / "run"))])
+    frame = pd.read_parquet(here / "export.parquet")
+    types = {name: str(frame[name].dtype) for name in ("n", "mean_ms", "git_dirty", "sweep_job", "input_width_pixels")}
+    assert types == {
+        "n": "Int64",
+        "mean_ms": "float64",
+        "git_dirty": "boolean",
+        "sweep_job": "Int64",
+        "input_width_pixels": "Int64",
+    }
+    assert isinstance(frame["started"].dtype, pd.DatetimeTZDtype)
+    assert frame.loc[1, ["mean_ms", "n", "time_kind", "sweep_uid"]].isna().all()
+    assert list(frame["status"]) == ["ok", "oom"]
+
+
+def test_csv_and_parquet_hold_the_same(make_record, leave_run, tmp_path, here):
+    commands.run(["export", str(leave_run(make_record(sizes=(224, 256)), tmp_path / "run"))])
+    frame, table = pd.read_parquet(here / "export.parquet"), pd.read_csv(here / "export.csv")
+    assert list(table) == list(frame)
+    assert list(table["mean_ms"]) == list(frame["mean_ms"])
+    assert list(table["git_dirty"]) == list(frame["git_dirty"])
+
+
+def test_sizes_that_are_no_squares_have_a_height_and_a_width(make_record, leave_run, tmp_path, here):
+    record = make_record()
+    record.points[0].key = msgspec.structs.replace(record.points[0].key, input_size=(512, 1024))
+    commands.run(["export", str(leave_run(record, tmp_path / "run"))])
+    line = pd.read_parquet(here / "export.parquet").iloc[0]
+    assert (line["input_size"], line["input_height_pixels"], line["input_width_pixels"]) == ("512x1024", 512, 1024)
+
+
+def test_a_run_that_is_found_twice_counts_once_as_it_was_last(make_record, leave_run, tmp_path, here):
+    leave_run(make_record(uid="one", sizes=(224, 256)), tmp_path / "runs" / "a")
+    earlier = make_record(uid="one", ended="2026-03-01T10:01:00+00:00")
+    copied = leave_run(earlier, tmp_path / "runs" / "b")
+    assert commands.run(["export", str(tmp_path / "runs"), str(copied), str(copied / "record.json")]) == 0
+    assert len(pd.read_parquet(here / "export.parquet")) == 2
+
+
+def test_links_and_the_copies_of_a_store_are_not_followed(make_record, leave_run, tmp_path, here):
+    leave_run(make_record(uid="mine"), tmp_path / "runs" / "a")
+    leave_run(make_record(uid="copy"), tmp_path / "runs" / "mlartifacts" / "a")
+    theirs = leave_run(make_record(uid="theirs"), tmp_path / "elsewhere")
+    (tmp_path / "runs" / "link").symlink_to(theirs)
+    (tmp_path / "runs" / "b").mkdir()
+    (tmp_path / "runs" / "b" / "record.json").symlink_to(theirs / "record.json")
+    assert commands.run(["export", str(tmp_path / "runs")]) == 0
+    assert list(pd.read_parquet(here / "export.parquet")["run_uid"]) == ["mine"]
+
+
+@pytest.fixture
+def sweep(make_record, leave_run, tmp_path):
+    """A sweep whose runs lie beside its folder, as those of a stage do; the last was refused."""
+    axes = [{"batch_size": "1", "model": "a"}, {"batch_size": "2", "model": "b"}, {"batch_size": "4", "model": "=c"}]
+    summary = Sweep(uid="s", name="batch_size", started="2026-03-01T10:00:00+00:00", jobs=3)
+    for job, values in enumerate(axes):
+        error = "there is no such model" if job == 2 else None
+        status = Status.FAILED if error else Status.OK
+        directory = f"../stage/{job}"
+        child = SweepChild(job=job, name=f"run{job}", directory=directory, status=status, axes=values, error=error)
+        summary.children.append(child)
+        if not error:
+            membership = SweepMembership(uid="s", job=job, jobs=3, axes=values)
+            leave_run(make_record(uid=f"run{job}", sweep=membership), tmp_path / "stage" / str(job))
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_bytes(summary.to_json())
+    return tmp_path / "sweep"
+
+
+def test_a_sweep_gives_its_runs_their_axes_and_a_refused_one_its_reason(sweep, here):
+    assert commands.run(["export", str(sweep)]) == 0
+    frame = pd.read_parquet(here / "export.parquet")
+    assert list(frame["sweep_job"]) == [0, 1, 2]
+    assert list(frame["axis_batch_size"]) == [1, 2, 4]
+    assert list(frame["axis_model"]) == ["a", "b", "=c"]
+    assert list(frame["status"]) == ["ok", "ok", "failed"]
+    assert frame.loc[2, "error"] == "there is no such model"
+    assert frame.loc[2, ["run_uid", "mean_ms"]].isna().all()
+
+
+def test_a_record_that_is_not_of_the_sweep_which_points_at_it_is_left_out(
+    sweep, make_record, leave_run, tmp_path, here
+):
+    leave_run(make_record(uid="other"), tmp_path / "stage" / "1")
+    assert commands.run(["export", str(sweep)]) == 0
+    assert list(pd.read_parquet(here / "export.parquet")["sweep_job"]) == [0, 2]
+
+
+def test_a_text_that_a_spreadsheet_would_run_is_defused_in_csv_only(sweep, here):
+    commands.run(["export", str(sweep)])
+    assert list(pd.read_csv(here / "export.csv")["axis_model"]) == ["a", "b", "'=c"]
+
+
+def test_a_damaged_record_is_told_and_the_others_are_exported(make_record, leave_run, tmp_path, here, capsys):
+    leave_run(make_record(), tmp_path / "runs" / "good")
+    bad = leave_run(make_record(uid="bad"), tmp_path / "runs" / "bad")
+    (bad / "record.json").write_text("{")
+    assert commands.run(["export", str(tmp_path / "runs")]) == 1
+    assert f"not exported: {bad / 'record.json'} is not a perfexp record" in capsys.readouterr().err
+    assert len(pd.read_parquet(here / "export.parquet")) == 1
+
+
+def test_nothing_to_export_is_the_users_error(make_record, leave_run, tmp_path, here, capsys):
+    good = leave_run(make_record(), tmp_path / "good")
+    for wrong in (tmp_path / "gone", here):
+        assert commands.run(["export", str(good), str(wrong)]) == 2
+        assert "There is no record.json" in capsys.readouterr().err
+    assert not list(here.iterdir())
+
+
+def test_nothing_is_overwritten_unless_it_is_asked_for(make_record, leave_run, tmp_path, here, capsys):
+    run = str(leave_run(make_record(), tmp_path / "run"))
+    (here / "export.parquet").write_text("mine")
+    assert commands.run(["export", run]) == 2
+    assert "export.parquet would be overwritten" in capsys.readouterr().err
+    assert [path.name for path in here.iterdir()] == ["export.parquet"]
+    assert commands.run(["export", run, "--force"]) == 0
+    assert len(pd.read_parquet(here / "export.parquet")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        (["--format", "csv"], ["export.csv"]),
+        (["--out", "t.parquet"], ["t.parquet"]),
+        (["--out", "t", "--format", "parquet"], ["t.parquet"]),
+        (["--out", "t.csv", "--format", "both"], ["t.csv", "t.parquet"]),
+        (["--out", "t.csv", "--samples"], ["t.csv", "t_samples.csv"]),
+    ],
+)
+def test_the_format_is_what_is_asked_for_or_what_the_name_says(options, files, make_record, leave_run, tmp_path, here):
+    assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), *options]) == 0
+    assert sorted(path.name for path in here.iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    "options", [["--out", "t.xlsx"], ["--out", "t.csv", "--format", "parquet"], ["--out", "gone/t.csv"]]
+)
+def test_a_name_that_can_not_be_is_the_users_error(options, make_record, leave_run, tmp_path, here, capsys):
+    assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), *options]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert not list(here.iterdir())
+
+
+def test_every_raw_sample_has_a_line(make_record, leave_run, tmp_path, here):
+    record = make_record(sizes=(224, 256), phases=("train",))
+    assert commands.run(["export", str(leave_run(record, tmp_path / "run")), "--samples"]) == 0
+    frame = pd.read_parquet(here / "export_samples.parquet")
+    series = [series for point in record.points for series in point.series]
+    assert len(frame) == sum(len(one.samples) for one in series)
+    one = frame[(frame["input_height_pixels"] == 256) & (frame["series"] == "latency")]
+    assert list(one["seconds"]) == record.points[1].series[0].samples
+    assert list(one["sample_index"]) == list(range(85))
+    assert list(one["is_warmup"]) == [True] * 5 + [False] * 80
+    assert set(one["run_uid"]) == {record.uid}
+    assert "ttfp/imports" in set(frame["series"])
+
+
+def test_samples_in_csv_are_the_same_and_defused(make_record, leave_run, tmp_path, here):
+    record = make_record(uid="=1+1")
+    commands.run(["export", str(leave_run(record, tmp_path / "run")), "--samples"])
+    frame, table = pd.read_parquet(here / "export_samples.parquet"), pd.read_csv(here / "export_samples.csv")
+    assert list(table["seconds"]) == list(frame["seconds"])
+    assert list(table["is_warmup"]) == list(frame["is_warmup"])
+    assert set(table["run_uid"]) == {"'=1+1"}
+
+
+def test_a_series_in_another_unit_has_a_column_of_its_own(make_record, leave_run, tmp_path, here):
+    record = make_record()
+    record.points[0].series[0].unit = "watts"
+    commands.run(["export", str(leave_run(record, tmp_path / "run")), "--samples"])
+    frame = pd.read_parquet(here / "export_samples.parquet")
+    watts = frame[frame["series"] == "latency"]
+    assert watts["seconds"].isna().all()
+    assert list(watts["watts"]) == record.points[0].series[0].samples
+
+
+def test_runs_without_a_point_or_a_sample_are_exported_too(make_record, leave_run, tmp_path, here):
+    record = make_record(sizes=(), status=Status.KILLED)
+    record.points = []
+    assert commands.run(["export", str(leave_run(record, tmp_path / "run")), "--samples"]) == 0
+    assert list(pd.read_parquet(here / "export.parquet")["status"]) == ["killed"]
+    assert len(pd.read_parquet(here / "export_samples.parquet")) == 0
+
+
+def test_a_metric_does_not_take_the_place_of_a_fact(make_record, leave_run, tmp_path, here):
+    record = make_record(metrics=[Metric(name="host", value=1.0, unit="1")])
+    commands.run(["export", str(leave_run(record, tmp_path / "run"))])
+    assert list(pd.read_parquet(here / "export.parquet")["host"]) == ["node7"]
+
+
+def test_its_help_does_not_import_pandas():
+    script = (
+        "import sys; from perfexp import commands; code = commands.run(['export', '--help'])\n"
+        "assert code == 0 and not {'pandas', 'pyarrow', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

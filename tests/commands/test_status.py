@@ -1,0 +1,228 @@
+"""`perfexp status`: what it counts, what it says of it, and its exit codes."""
+
+import fcntl
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from perfexp import commands, config
+from perfexp.main import main
+from perfexp.record import Key, Point, Series, Status, Sweep, SweepChild, point_to_line
+from perfexp.sinks import standing
+
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
+
+
+def plain_plan(*overrides):
+    config.register()
+    with initialize_config_dir(config_dir=str(config.conf_dir()), version_base="1.3"):
+        return config.plan_of(compose(config_name="config", overrides=list(overrides)), {})
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """The plan of ten sizes, as a run leaves it."""
+    return plain_plan("model=resnet50", "sweep=sizes", "ttfp=false")
+
+
+def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=()):
+    """What a run that was killed leaves: its plan, and the points that were finished."""
+    folder.mkdir(parents=True)
+    plan = plan | {group: {"name": name} for group, name in names}
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    lines = [
+        point_to_line(
+            Point(
+                key=Key(phase="inference", input_size=(size, size), batch_size=1, precision="fp32"),
+                status=status,
+                series=[Series(name="latency", samples=[0.001] * 100)],
+                wall_seconds=wall_seconds,
+            )
+        )
+        for size, status in zip([224, 256, 288, 320, 352, 384, 416, 448, 480, 512], statuses, strict=False)
+    ]
+    (folder / "points.jsonl").write_bytes(b"".join(lines))
+    return folder
+
+
+def test_what_is_all_done_is_said_so_with_exit_code_0(plan, tmp_path, capsys):
+    leave(tmp_path / "run", plan)
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path), "  model     default", "  resnet50  10/10 done"]
+
+
+def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimated(plan, tmp_path, capsys):
+    leave(tmp_path / "run", plan, statuses=[Status.OK] * 5 + [Status.OOM] * 2 + [Status.TIMEOUT])
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "resnet50  5/10 done, 2 oom, 1 timeout, 2 missing, ~60 s left" in capsys.readouterr().out
+
+
+def test_a_run_without_any_point_yet_has_no_estimate(plan, tmp_path, capsys):
+    folder = leave(tmp_path / "run", plan, statuses=())
+    (folder / "points.jsonl").unlink()
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "resnet50  0/10 done, 10 missing\n" in capsys.readouterr().out
+
+
+def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothing(plan, tmp_path, capsys):
+    folder = leave(tmp_path / "run", plan, statuses=[Status.OK] * 9)
+    with (folder / "run.log").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert commands.run(["status", str(tmp_path)]) == 1
+        assert "9/10 done, 1 missing, running, ~30 s left" in capsys.readouterr().out
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "running" not in capsys.readouterr().out
+    (folder / "run.log").unlink()
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.yaml", "points.jsonl"]
+
+
+def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan, tmp_path, capsys):
+    torn = leave(tmp_path / "torn", plan)
+    content = (torn / "points.jsonl").read_bytes()
+    (torn / "points.jsonl").write_bytes(content[:-50])
+    assert commands.run(["status", str(torn)]) == 1
+    assert "9/10 done, 1 missing" in capsys.readouterr().out
+    (torn / "points.jsonl").write_bytes(content[50:])
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "torn: points.jsonl holds a line that is no point" in capsys.readouterr().err
+
+
+def test_models_go_down_and_algorithms_across_and_what_varies_is_named(plan, tmp_path, capsys):
+    for model in ("vgg16", "alexnet"):
+        for algorithm in ("gemm", "fft"):
+            names = [("model", model), ("algorithm", algorithm)]
+            leave(tmp_path / "2_quick" / f"{model}_{algorithm}", plan, names=names)
+    leave(tmp_path / "2_quick" / "other", plan, names=[("model", "vgg16"), ("gpu", "h200"), ("mode", "slow")])
+    commands.run(["status", str(tmp_path)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:4] == [
+        ["model", "mode", "default", "·", "h200", "fft", "·", "auto", "gemm", "·", "auto"],
+        ["alexnet", "inference", *["10/10", "done"] * 2],
+        ["vgg16", "inference", *["10/10", "done"] * 2],
+    ]
+
+
+def test_runs_that_share_a_cell_are_added_up_and_folders_are_told_apart(plan, tmp_path, capsys):
+    leave(tmp_path / "a" / "0", plan)
+    leave(tmp_path / "a" / "1", plan, statuses=[Status.OK] * 4)
+    leave(tmp_path / "b" / "0", plan)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(tmp_path / "a")
+    assert "14/20 done, 6 missing, ~3 min 00 s left" in lines[2]
+    assert lines[3] == str(tmp_path / "b")
+    assert lines[-1].startswith("in all: 24/30 done, 6 missing")
+
+
+def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
+    folder = leave(tmp_path / "run", plan | {"ttfp": True})
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/10 done, first prediction missing" in capsys.readouterr().out
+    key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="fp32")
+    with (folder / "points.jsonl").open("ab") as file:
+        file.write(point_to_line(Point(key=key, status=Status.KILLED)))
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/10 done, first prediction killed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["input_size=[224,512x1024]", "batch_size=[1,8]", "replicate=2"],
+        ["sweep=sizes", "sweep.num_sizes=100", "mode=train"],
+        ["sweep=batch", "mode=train_inference", "precision=bf16"],
+        ["ttfp=false", "mode=train_inference"],
+    ],
+)
+def test_the_points_that_are_expected_are_those_that_are_measured(overrides):
+    plain = plain_plan("model=fake", *overrides)
+    plan = config.typed(plain)
+    assert standing.expected(plain) == {*plan.timed_keys(), *plan.first_prediction_keys()}
+
+
+def test_a_sweep_of_somebody_elses_is_not_run_and_its_points_are_not_known(plan, tmp_path, capsys):
+    evil = {"_target_": "pathlib.Path.touch", "self": str(tmp_path / "touched")}
+    folder = leave(tmp_path / "run", plan | {"sweep": evil})
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/? done" in capsys.readouterr().out
+    points = [json.loads(line) for line in (folder / "points.jsonl").read_bytes().splitlines()]
+    (folder / "record.json").write_text(json.dumps({"points": points}))
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "10/10 done" in capsys.readouterr().out
+    assert not (tmp_path / "touched").exists()
+
+
+def leave_sweep(folder, *children, uid="s", started="2026-03-01T10:00:00+00:00", jobs=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep = Sweep(uid=uid, name="batch_size", started=started, command=["-m", "batch_size=1,2"], jobs=jobs)
+    for job, (directory, error) in enumerate(children):
+        status = Status.FAILED if error else Status.OK
+        sweep.children.append(SweepChild(job=job, name=f"r{job}", directory=directory, status=status, error=error))
+    (folder / "sweep.json").write_bytes(sweep.to_json())
+
+
+def test_a_run_that_was_refused_is_shown_with_the_reason(plan, tmp_path, capsys):
+    leave(tmp_path / "s" / "0", plan)
+    leave_sweep(tmp_path / "s", ("0", None), ("1", "no such model"), jobs=2)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "s: sweep over batch_size, 2 of 2 runs have ended" in out
+    assert "  run 1 r1: failed: no such model" in out
+
+
+def test_runs_of_a_sweep_that_have_not_begun_are_not_all_done(plan, tmp_path, capsys):
+    leave(tmp_path / "s" / "0", plan)
+    leave_sweep(tmp_path / "s", ("0", None), jobs=2)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "1 of 2 runs have ended" in capsys.readouterr().out
+
+
+def test_the_runs_of_a_stage_are_found_through_their_sweep_and_the_last_of_its_kind_speaks(plan, tmp_path, capsys):
+    leave(tmp_path / "1_sanity" / "a", plan)
+    leave_sweep(tmp_path / "old", ("../1_sanity/a", "it was busy"), jobs=2)
+    leave_sweep(tmp_path / "new", ("../1_sanity/a", None), started="2026-03-02T10:00:00+00:00", jobs=1)
+    assert commands.run(["status", str(tmp_path / "new")]) == 0
+    assert "10/10 done" in capsys.readouterr().out
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "1_sanity: sweep over batch_size, 1 of 1 runs have ended" in capsys.readouterr().out
+
+
+def test_links_are_not_followed(plan, tmp_path, capsys):
+    leave(tmp_path / "elsewhere" / "run", plan)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
+    assert commands.run(["status", str(tmp_path / "here")]) == 2
+    assert "There is no run in or below" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_the_users_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert commands.run(["status"]) == 2
+    assert "There is no folder outputs" in capsys.readouterr().err
+
+
+def test_what_a_real_run_leaves_is_done(tmp_path, capsys):
+    assert main([*FAKE, f"output_dir={tmp_path / 'run'}", "batch_size=[1,2]"]) == 0
+    capsys.readouterr()
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "fake   2/2 done" in capsys.readouterr().out
+
+
+def test_a_terminal_gets_a_table_with_lines(plan, tmp_path):
+    leave(tmp_path / "run", plan)
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    command = [sys.executable, "-m", "perfexp", "status", str(tmp_path)]
+    subprocess.run(command, stdout=theirs, check=True, env=environment | {"TERM": "xterm"})
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert "───" in shown
+    assert "10/10 done" in shown

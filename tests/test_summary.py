@@ -1,0 +1,144 @@
+"""What sinks share, computed from records made by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from perfexp import summary
+from perfexp.record import Key, Point, Series, Status, Stop
+
+SIZES = range(224, 513, 32)
+
+
+def point(seconds, size=224, *, batch=1, replicate=0, kind="latency", status=Status.OK, calls=60, noise=0.005):
+    shape = size if isinstance(size, tuple) else (size, size)
+    waves = [seconds * (1 + noise * math.sin(7 * index)) for index in range(calls)]
+    stop = Stop(reason="precision", target=0.05, achieved=0.004)
+    return Point(
+        key=Key(phase="inference", input_size=shape, batch_size=batch, precision="fp32", replicate=replicate),
+        status=status,
+        series=[Series(name=kind, samples=waves, stop=stop)] if status is Status.OK else [],
+    )
+
+
+def proportional(size, factor=1.0):
+    return factor * (0.002 + 0.02 * (size / 224) ** 2)
+
+
+def unexpected(rows):
+    """The doubts about growth by their size, with the figure that each begins with."""
+    return {
+        row.key.size_label: doubt.detail.split(" of ")[0].removeprefix("the time is ")
+        for row in rows
+        for doubt in row.doubts
+        if doubt.code == "scaling_unexpected"
+    }
+
+
+def test_each_batch_process_and_kind_of_time_has_a_law_of_its_own(make_record):
+    points = [
+        point(proportional(size, batch), size, batch=batch, replicate=replicate)
+        for batch in (1, 4)
+        for size in SIZES
+        for replicate in (0, 1)
+    ]
+    points += [point(0.001, size, batch=8, kind="device") for size in SIZES]
+    points += [point(0.001, size, batch=8, replicate=1, kind="latency") for size in (224, 256, 288)]
+    found = summary.scalings(summary.rows(make_record(points=points)))
+    names = [(each.time_kind, each.key.batch_size, each.key.replicate) for each in found]
+    assert names == [("latency", 1, 0), ("latency", 1, 1), ("latency", 4, 0), ("latency", 4, 1), ("device", 8, 0)]
+    assert [each.key.size_label for each in found] == ["512"] * 5
+    for each in found[:4]:
+        assert each.fit.exponent.value == pytest.approx(1, abs=0.02)
+        assert each.fit.a == pytest.approx(0.002 * each.key.batch_size, rel=0.1)
+        assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * 1e6 / 224**2, rel=0.05)
+    assert found[4].fit.exponent is None
+
+
+def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
+    shapes = [(256, 128), (224, 224), (256, 512), (512, 1024), (128, 2048), (640, 640)]
+    points = [point(1e-7 * height * width, (height, width)) for height, width in shapes]
+    (found,) = summary.scalings(summary.rows(make_record(points=points)))
+    assert found.fit.exponent.value == pytest.approx(1, abs=0.01)
+    assert found.key.size_label == "512x1024"
+    assert [key.pixels for key in found.keys] == sorted(height * width for height, width in shapes)
+
+
+def test_points_that_failed_and_too_few_sizes_make_no_law(make_record):
+    points = [point(proportional(size), size) for size in (224, 256, 288)]
+    points += [point(0, size, status=Status.OOM) for size in (512, 544)]
+    assert summary.scalings(summary.rows(make_record(points=points))) == []
+    assert summary.scalings([]) == []
+
+
+@pytest.mark.parametrize("factor", [1.5, 0.8])
+def test_a_time_far_from_the_others_is_in_doubt_and_no_other_is(make_record, factor):
+    points = [point(proportional(size, factor if size == 352 else 1), size) for size in SIZES]
+    assert unexpected(summary.rows(make_record(points=points))) == {"352": f"{factor:.2f}"}
+
+
+def test_times_that_fall_as_sizes_rise_are_in_doubt_from_a_tenth_on(make_record):
+    points = [point(0.02 * 224 / size, size) for size in SIZES]
+    found = unexpected(summary.rows(make_record(points=points)))
+    assert list(found) == [str(size) for size in SIZES if size > 224]
+    assert found["512"] == "0.44"
+
+
+def test_a_fall_is_seen_with_two_sizes_already(make_record):
+    points = [point(0.020, 224), point(0.015, 448)]
+    rows = summary.rows(make_record(points=points))
+    assert unexpected(rows) == {"448": "0.75"}
+    (doubt,) = [doubt for doubt in rows[1].doubts if doubt.code == "scaling_unexpected"]
+    assert doubt.detail == "the time is 0.75 of that of the smaller size 224, beyond both intervals"
+    assert doubt.remedy
+
+
+def test_small_dips_and_falls_within_the_intervals_are_no_reason_for_doubt(make_record):
+    dips = [point(0.01 * (1.04 if size % 64 else 0.96), size) for size in SIZES]
+    assert not unexpected(summary.rows(make_record(points=dips)))
+    wide = [point(0.020, 224, calls=12, noise=0.4), point(0.016, 448, calls=12, noise=0.4)]
+    assert not unexpected(summary.rows(make_record(points=wide)))
+    without = [point(0.020, 224, calls=4), point(0.015, 448, calls=4)]
+    assert not unexpected(summary.rows(make_record(points=without)))
+
+
+def test_curves_of_any_honest_kind_are_no_reason_for_doubt(make_record):
+    rng = np.random.default_rng(5)
+    stairs = rng.uniform(0.95, 1.05, len(SIZES))
+    curves = {
+        "proportional": [proportional(size) for size in SIZES],
+        "flat": [0.004 for _ in SIZES],
+        "flat, then proportional": [max(0.004, 1e-3 * (size / 224) ** 2.0 * 2) for size in SIZES],
+        "stairs": [proportional(size) * stair for size, stair in zip(SIZES, stairs, strict=True)],
+        "flat stairs": [0.004 * stair for stair in stairs],
+    }
+    for name, times in curves.items():
+        points = [point(seconds, size) for seconds, size in zip(times, SIZES, strict=True)]
+        assert not unexpected(summary.rows(make_record(points=points))), name
+
+
+def test_processes_that_measured_the_same_point_are_taken_together(make_record):
+    points = [
+        point(seconds, size, replicate=replicate)
+        for size in (224, 256)
+        for replicate, seconds in enumerate((0.010, 0.0102, 0.0104))
+    ]
+    points[5] = point(0, 256, replicate=2, status=Status.FAILED)
+    points.append(point(0.01, 288))
+    found = summary.across(summary.rows(make_record(points=points)))
+    assert [(each.key.size_label, each.key.replicate, len(each.keys)) for each in found] == [
+        ("224", 0, 3),
+        ("256", 0, 2),
+    ]
+    three = found[0]
+    logs = np.log([0.010, 0.0102, 0.0104])
+    assert three.time.value == pytest.approx(np.exp(logs.mean()), rel=1e-3)
+    assert three.time.high == pytest.approx(np.exp(logs.mean() + 4.302653 * logs.std(ddof=1) / np.sqrt(3)), rel=1e-3)
+    assert three.spread == pytest.approx(np.exp(logs.std(ddof=1)) - 1, rel=1e-2)
+    assert found[1].time.high / found[1].time.low > three.time.high / three.time.low
+
+
+def test_different_times_of_the_same_point_are_not_mixed(make_record):
+    points = [point(0.01, kind="device"), point(0.02, kind="latency", replicate=1)]
+    assert summary.across(summary.rows(make_record(points=points))) == []
