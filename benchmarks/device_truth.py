@@ -2,11 +2,11 @@
 
     python benchmarks/device_truth.py
 
-Each case in a process of its own, in rounds: perfexp's clean chain of calls, then the same chain under torch's profiler.
+Each case in a process of its own, in rounds: perfexp's clean chain of calls, then the same chain under the profiler.
 
 * `device`: perfexp's time per call, k calls to a sample; the median over the clean rounds.
-* `events/span`: what perfexp's events read in the profiled rounds, over the span that CUPTI saw in the same rounds (from
-  the end of the wait that holds the queue to the end of the last kernel): whether the clock tells the truth.
+* `events/span`: what perfexp's events read in the profiled rounds, over the span that CUPTI saw in the same rounds
+  (from the end of the wait that holds the queue to the end of the last kernel): whether the clock tells the truth.
 * `device/span`: the clean time over that span: the same, and what the profiler itself costs.
 * `kernels`, `gap/launch`: sum of the kernels per call, and the rest of the span per launch.
 * `harness`: device time per call that the events add at the k that perfexp chose: against samples of many more calls.

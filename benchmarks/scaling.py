@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from perfexp import stats
+from perfexp import scaling, stats
 
 RUNS = 1000
 Curve = Callable[[np.random.Generator, NDArray[np.float64]], NDArray[np.float64]]
@@ -55,12 +55,12 @@ def fits(name: str, count: int) -> str:
     doubted = found = others = covered = 0
     for _ in range(RUNS):
         y = CURVES[name](rng, x) * np.exp(0.01 * rng.standard_normal(count))
-        fit = stats.fit_scaling(x, y, np.full(count, 0.005))
+        fit = scaling.fit_scaling(x, y, np.full(count, 0.005))
         doubted += bool(fit.far)
         covered += fit.exponent is not None and fit.exponent.low <= 1 <= fit.exponent.high
         spike = int(rng.integers(count))
         y[spike] *= 1.5
-        far = stats.fit_scaling(x, y, np.full(count, 0.005)).far
+        far = scaling.fit_scaling(x, y, np.full(count, 0.005)).far
         found += spike in far
         others += bool(set(far) - {spike})
     shares = " | ".join(f"{100 * each / RUNS:.1f} %" for each in (doubted, found, others, covered))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,12 +154,16 @@ class RunPaths(_Folder):
             UserError: another one does.
         """
         with self.log.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"Another perfexp is measuring into {self.root}. Wait for it, or choose another output_dir."
-                ) from error
+            for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if not patience_seconds:
+                        raise UserError(
+                            f"Another perfexp is measuring into {self.root}. Wait for it, or choose another output_dir."
+                        ) from error
+                    time.sleep(patience_seconds)
             yield
 
     def in_use(self) -> bool:

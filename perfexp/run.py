@@ -189,29 +189,42 @@ class Procedure:
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
         k, chunk = timing.calls_and_chunk(step.call, self.device, self._flush())
-        if chunk:
-            self._device_time(point, step.call, k, chunk)
-        point.facts["device_method"] = "queue" if chunk else "none"
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
             self.progress("throughput")
             free = timing.Chain(step.call, self.device, chunk or 1, k)
-            point.series.append(timing.series("throughput", free, self.stopping.begin(calls_per_sample=k), k))
+            self._take(point, "throughput", free, k)
             point.metrics += [
                 Metric(name="loop/host_seconds", value=free.host_seconds / free.calls, unit="seconds"),
                 Metric(name="loop/wall_seconds", value=free.wall_seconds / free.calls, unit="seconds"),
             ]
-            _judge_bound(point)
         self.progress("latency")
-        monitor = self.stopping.begin(percentiles=self.percentiles)
-        point.series.append(timing.series("latency", timing.Latency(step.call, self.device, self._flush()), monitor))
+        latency = timing.Latency(step.call, self.device, self._flush())
+        self._take(point, "latency", latency, percentiles=self.percentiles)
+        point.facts["device_method"] = "queue" if chunk else "none"
+        if chunk:
+            self._device_time(point, step.call, k, chunk)
+
+    def _take(
+        self,
+        point: Point,
+        name: str,
+        block: Callable[[int], timing.Samples],
+        k: int = 1,
+        percentiles: Sequence[float] = (),
+    ) -> Series:
+        """A series until the stopping rule has enough; the blocks before it have warmed the device up."""
+        monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=_busy(point))
+        series = timing.series(name, block, monitor, k)
+        point.series.append(series)
+        return series
 
     def _device_time(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
-        """The device's own time, as the point's first series."""
+        """The device's own time, and what it says of the loop."""
         self.progress("device time")
         device, flush = self.device, self._flush()
         held = timing.Chain(call, device, chunk, k, hold=True, flush=flush)
-        series = timing.series("device", held, self.stopping.begin(calls_per_sample=k), k)
-        point.series.insert(0, series)
+        series = self._take(point, "device", held, k)
+        _judge_bound(point)
         if held.held.starved:
             point.doubts.append(doubts.queue_starved(held.held.starved))
         if flush is not None and series.measured:
@@ -237,7 +250,6 @@ class Procedure:
             return
         self._device_time(point, call, k, chunk)
         point.facts["device_method"] = "graph"
-        _judge_bound(point)
 
     def _flush(self) -> timing.Call | None:
         return self.device.flush_cache if self.cache is Cache.flush else None
@@ -278,7 +290,7 @@ class Procedure:
         if held and self.device.asynchronous:
             chunk = timing.samples_in_queue(timing.Segments(step.segments, self.device).once, self.device)
         block = timing.Segments(step.segments, self.device, chunk)
-        sums, warmup, stop = timing.collect(block, self.stopping.begin())
+        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=_busy(point)))
         for name, seconds in block.parts().items():
             point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
         data = point.find_series("phase/data")
@@ -345,6 +357,11 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
     return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
+
+
+def _busy(point: Point) -> float:
+    """For how many seconds the device has worked on a point's calls so far."""
+    return sum(sum(series.samples) * series.calls_per_sample for series in point.series)
 
 
 def _judge_bound(point: Point) -> None:

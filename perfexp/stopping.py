@@ -39,12 +39,15 @@ class Monitor(Protocol):
 class StoppingRule(Protocol):
     """The settings of a rule; `begin` makes the monitor of one series."""
 
-    def begin(self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = ()) -> Monitor:
+    def begin(
+        self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
+    ) -> Monitor:
         """A monitor for a new series.
 
         Args:
             calls_per_sample: k, so that calls and busy time are counted right.
             percentiles: percentiles whose intervals have to exist before precision counts as reached.
+            busy_seconds: for how long the device has just worked on the same calls; counts as warm-up time.
         """
 
     def longest_seconds(self) -> float | None:
@@ -64,7 +67,7 @@ class Precision:
         max_calls: limit on the calls after the warm-up.
         min_calls: so many calls are measured after the warm-up whatever the time.
         warmup_calls: least number of warm-up calls.
-        warmup_seconds: least busy time of the warm-up.
+        warmup_seconds: least busy time of the warm-up, the point's earlier blocks counted in.
         min_effective: least number of effectively independent samples.
     """
 
@@ -93,9 +96,11 @@ class Precision:
         self.warmup_seconds = warmup_seconds
         self.min_effective = min_effective
 
-    def begin(self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = ()) -> Monitor:
+    def begin(
+        self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
+    ) -> Monitor:
         """See `StoppingRule`."""
-        return _PrecisionMonitor(self, calls_per_sample, percentiles)
+        return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds)
 
     def longest_seconds(self) -> float | None:
         """See `StoppingRule`."""
@@ -116,8 +121,10 @@ class Fixed:
         self.warmup_calls = warmup
         self.measure_calls = measure
 
-    def begin(self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = ()) -> Monitor:
-        """See `StoppingRule`; percentiles do not prolong a fixed measurement."""
+    def begin(
+        self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
+    ) -> Monitor:
+        """See `StoppingRule`; percentiles do not prolong a fixed measurement, nor does work before shorten it."""
         return _FixedMonitor(self, calls_per_sample)
 
     def longest_seconds(self) -> float | None:
@@ -126,8 +133,11 @@ class Fixed:
 
 
 class _PrecisionMonitor:
-    def __init__(self, rule: Precision, calls_per_sample: int, percentiles: Sequence[float]) -> None:
+    def __init__(
+        self, rule: Precision, calls_per_sample: int, percentiles: Sequence[float], busy_seconds: float
+    ) -> None:
         self._rule = rule
+        self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
         self._samples_needed = max((stats.samples_needed(p) for p in percentiles), default=0)
         self._met_before = False
@@ -144,7 +154,7 @@ class _PrecisionMonitor:
         call_seconds = max(float(np.median(samples)), 1e-9)
         least = self._least_warmup(samples)
         if least >= samples.size:
-            missing = (rule.warmup_seconds - float(samples.sum()) * k) / (call_seconds * k)
+            missing = (self._warmup_seconds - float(samples.sum()) * k) / (call_seconds * k)
             return self._within_limits(math.ceil(missing) if missing > 0 else 1, call_seconds, 0, 0.0)
         measured = samples[least:]
         seconds, calls = float(measured.sum()) * k, measured.size * k
@@ -171,7 +181,7 @@ class _PrecisionMonitor:
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
         rule, k = self._rule, self._calls_per_sample
         busy = np.cumsum(samples) * k
-        by_time = int(np.searchsorted(busy, rule.warmup_seconds)) + 1
+        by_time = int(np.searchsorted(busy, self._warmup_seconds)) + 1
         return max(math.ceil(rule.warmup_calls / k), by_time)
 
     def _met(self, kept: NDArray[np.float64]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from perfexp import doubts, stats
+from perfexp import doubts, scaling, stats
 from perfexp.record import Doubt, Key, Metric, Point, Record, Series, Status
 
 #: Which time stands for a point, best first: the device's own where there is one.
@@ -83,7 +83,7 @@ class Scaling:
     key: Key
     keys: tuple[Key, ...]
     time_kind: str
-    fit: stats.ScalingFit
+    fit: scaling.ScalingFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +125,10 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
     """
     found = []
     for group in _over_sizes(known):
-        if len({each.key.pixels for each in group}) >= stats.LEAST_SIZES:
+        if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
             medians = [_median(each) for each in group]
             widths = [median.relative_half_width for median in medians]
-            fit = stats.fit_scaling(
+            fit = scaling.fit_scaling(
                 [each.key.pixels / MEGAPIXEL for each in group],
                 [median.value for median in medians],
                 [_ERROR_UNKNOWN if width is None else width for width in widths],
@@ -250,10 +250,10 @@ def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
 def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Doubt, ...]]:
     """For each point at most one: its time is less than that of a smaller size, or far from the fit over all sizes."""
     found: dict[Key, tuple[Doubt, ...]] = {}
-    for scaling in scalings(known):
-        for index in scaling.fit.far:
-            ratio = 1 + scaling.fit.deviations[index]
-            found[scaling.keys[index]] = (doubts.scaling_far(ratio, len(scaling.keys), scaling.fit.tolerance),)
+    for grown in scalings(known):
+        for index in grown.fit.far:
+            ratio = 1 + grown.fit.deviations[index]
+            found[grown.keys[index]] = (doubts.scaling_far(ratio, len(grown.keys), grown.fit.tolerance),)
     # a time that lies far above the fit is in doubt itself: it makes none of the others a fall
     far = set(found)
     for group in _over_sizes(known):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -107,6 +108,8 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
         session = _open(plan, device, data)
         _write_environment(paths, device, session)
         with config.build(plan.algorithm).applied(session):
+            gc.collect()
+            gc.freeze()  # what is loaded by now stays: the collections before each timed block need not look at it
             procedure = _procedure(plan, session, device, data, tell)
             for key in sweep.order(keys, replicate, plan.seed):
                 tell("point", key=_plain(key))

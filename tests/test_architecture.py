@@ -14,7 +14,7 @@ FLOORS = {
     3: ("run", "launch", "process", "sinks"),
     2: ("models", "data", "algorithms", "modes", "probes"),
     1: ("devices", "stopping", "environment", "sweep"),
-    0: ("record", "stats", "units", "paths", "errors", "gpus", "summary", "metrics", "doubts"),
+    0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts"),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 

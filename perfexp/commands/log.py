@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.record import Record, Sweep
-from perfexp.sinks.store import ARTIFACTS
+from perfexp.sinks.folders import below
 
 if TYPE_CHECKING:
     from perfexp.sinks.mlflow import MlflowSink
@@ -97,12 +96,7 @@ class _Sending:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """The records and the summaries of sweeps in and below a folder, or the file that was named.
-
-    Links are not followed, and the copies that a tracking store keeps below it are no runs' folders.
-    """
+    """The records and the summaries of sweeps in and below a folder, or the file that was named."""
     if folder.is_file():
         yield folder
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != ARTIFACTS]
-        yield from (Path(parent) / name for name in (_RECORD, _SWEEP) if name in names)
+    yield from below(folder, _RECORD, _SWEEP, refused=lambda error: None)
