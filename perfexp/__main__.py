@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from perfexp import interrupts
+
 
 def main() -> int:
     """Dispatch the process's command line; returns its exit code."""
@@ -14,9 +16,14 @@ def main() -> int:
         from perfexp.commands import run
 
         return run(arguments)
-    from perfexp.main import main as application
+    try:
+        from perfexp.main import main as application
 
-    return application(arguments)
+        code = application(arguments)
+    except KeyboardInterrupt:  # before there was anything to interrupt
+        code = 130
+    interrupts.ignore()
+    return code
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from perfexp import __version__, config, launch
+from perfexp import __version__, config, interrupts, launch
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths, disk_error, write_atomically
 from perfexp.record import (
@@ -88,6 +88,7 @@ class Run:
         with ExitStack() as stack:
             stack.enter_context(paths.locked())
             stack.enter_context(_logged(paths))
+            paths.remove_leftovers()
             self._job = launch.Job(
                 paths=paths,
                 plan_sha256=_prepare(paths, self.assignment.plain),
@@ -129,9 +130,17 @@ class Run:
         """Whether anything has been measured."""
         return bool(read_points(self._paths.points))
 
-    def finish(self) -> Record:
-        """Put the record on disk, show it and send it; what has no result yet is `interrupted`."""
-        return _finish(self.assignment, self._job, self._console)
+    def keep(self) -> Record:
+        """Put the record on disk; what has no result yet is `interrupted`.
+
+        Raises:
+            PerfexpError: the disk does not take it.
+        """
+        return _keep(self.assignment, self._job)
+
+    def tell(self, record: Record) -> Record:
+        """Write the tables and pictures of a record that is on disk, send it, and show it."""
+        return _tell(record, self.assignment, self._job.paths, self._console)
 
 
 def run(assignment: Assignment, console: Console) -> Record:
@@ -146,13 +155,19 @@ def run(assignment: Assignment, console: Console) -> Record:
         KeyboardInterrupt: interrupted; what was finished has been recorded.
     """
     with Run(assignment, console) as under_way:
+        record = None
         try:
-            under_way.measure()
+            with interrupts.held():  # a second one finds the record on disk
+                try:
+                    under_way.measure()
+                finally:
+                    if under_way.has_results:
+                        record = under_way.keep()
         except (KeyboardInterrupt, PerfexpError):
-            if under_way.has_results:
-                under_way.finish()
+            if record is not None:
+                under_way.tell(record)
             raise
-        return under_way.finish()
+        return under_way.tell(record or under_way.keep())
 
 
 def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None:
@@ -236,13 +251,17 @@ def _without_passwords(node: Any) -> Any:
     return without_password(node) if isinstance(node, str) else node
 
 
-def _finish(assignment: Assignment, job: launch.Job, console: Console) -> Record:
-    """Record first; then everything that can fail without loss."""
-    paths, record = job.paths, assemble(assignment, job)
+def _keep(assignment: Assignment, job: launch.Job) -> Record:
+    """The record, on disk; everything that comes after it can fail without loss."""
+    record = assemble(assignment, job)
     try:
-        write_atomically(paths.record, record.to_json())
+        write_atomically(job.paths.record, record.to_json())
     except OSError as error:
         raise disk_error(error) from error
+    return record
+
+
+def _tell(record: Record, assignment: Assignment, paths: RunPaths, console: Console) -> Record:
     _write_files(record, paths, console)
     link = _send(record, assignment.plan, paths, console)
     console.show(record, paths.root, tracking=link)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from perfexp import interrupts
 from perfexp.errors import PerfexpError
 from perfexp.paths import RunPaths, append_line, disk_error
 from perfexp.process import Event, SilenceError, WorkerProcess
@@ -74,7 +75,7 @@ class _Ending:
 
 
 def measure(job: Job, replicate: int) -> None:
-    """Measure what has no result yet of one replicate.
+    """Measure what has no result yet of one replicate. An interrupt comes through only while a worker is waited for.
 
     Args:
         job: what and how.
@@ -84,8 +85,9 @@ def measure(job: Job, replicate: int) -> None:
         PerfexpError: the worker refused to begin, or a result can't be written. What is finished is on disk.
         KeyboardInterrupt: the run was interrupted. Likewise.
     """
-    for what, keys in (("timed", job.timed), ("ttfp", job.first_predictions)):
-        _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
+    with interrupts.held():
+        for what, keys in (("timed", job.timed), ("ttfp", job.first_predictions)):
+            _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
 
 
 def results(job: Job) -> list[Point]:

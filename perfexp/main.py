@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from perfexp import config, naming, usage
+from perfexp import config, interrupts, naming, usage
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error
@@ -49,27 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage.text([config.conf_dir(), *map(Path, _flag_values(arguments, *CONFIG_DIR))]))
         return 0
     application = _Application()
+    with interrupts.handled():
+        try:
+            _measure(application, arguments)
+        except KeyboardInterrupt:
+            application.interrupted()
+        finally:
+            application.close()
+    return max(application.exit_codes, default=0)
+
+
+def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         application.arguments = arguments = with_resumed(arguments)
         _refuse_targets(arguments)
-        with _terminable():
-            with _hydra_arguments(arguments):
-                config.register()
-                hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(application)()
-            application.measure_rounds()
+        with _hydra_arguments(arguments):
+            config.register()
+            hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(application)()
+        application.measure_rounds()
     except PerfexpError as error:
         application.failed(error)
     except FOREIGN_ERRORS as error:
         application.failed(user_error(error))
     except OSError as error:
         application.failed(disk_error(error))
-    except KeyboardInterrupt:
-        application.console.error("Interrupted. What is finished is on disk.")
-        application.exit_codes.append(130)
-    finally:
-        if application.campaign is not None:
-            application.campaign.close()
-    return max(application.exit_codes, default=0)
 
 
 class _Application:
@@ -95,6 +96,21 @@ class _Application:
         """Report an error and remember its exit code."""
         self.console.error(str(error))
         self.exit_codes.append(error.exit_code)
+
+    def interrupted(self) -> None:
+        """Report an interrupt, once, and remember its exit code."""
+        with suppress(KeyboardInterrupt), interrupts.held():  # another one tells nothing new
+            if 130 not in self.exit_codes:
+                self.exit_codes.append(130)
+                self.console.error("Interrupted. What is finished is on disk.")
+
+    def close(self) -> None:
+        """Sum the sweep up, if it is one; whoever does not want to wait for that interrupts it."""
+        try:
+            if self.campaign is not None:
+                self.campaign.close()
+        except KeyboardInterrupt:
+            self.interrupted()
 
     def __call__(self, composed: DictConfig) -> None:
         """Measure one composition.
@@ -124,7 +140,7 @@ class _Application:
         except PerfexpError as error:
             self._ended(assignment, error)
         except KeyboardInterrupt:
-            with suppress(UserError):  # interrupted so early that there is no record
+            with suppress(UserError), interrupts.held():  # interrupted so early that there is no record
                 self._enter(assignment, Record.load(assignment.folder))
             raise
         else:
@@ -173,7 +189,9 @@ class _Application:
             from perfexp.campaign import Campaign
 
             settings = HydraConfig.get()
-            axes = _axes([*self.arguments, *(f"{key}={value}" for key, value in _sweeper_params(settings).items())])
+            given = {override.key_or_group for override in _overrides(self.arguments)}
+            params = {key: value for key, value in _sweeper_params(settings).items() if key not in given}
+            axes = _axes([*self.arguments, *(f"{key}={value}" for key, value in params.items())])
             basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
             jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
             folder = Path(settings.sweep.dir)
@@ -244,17 +262,3 @@ def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends perfexp as Ctrl-C does: what is finished is recorded."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

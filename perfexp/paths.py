@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -38,9 +39,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 def append_line(path: Path, line: bytes) -> None:
     """Append one line and have it on disk before returning; a torn line left by a crash is cut off first.
 
+    A line that lacks nothing but its newline is whole: readers have taken it for one.
+
     Args:
         path: the file; created if missing.
-        line: ends in a newline.
+        line: JSON that ends in a newline.
     """
     with path.open("ab+") as file:
         size = file.seek(0, os.SEEK_END)
@@ -48,11 +51,24 @@ def append_line(path: Path, line: bytes) -> None:
             file.seek(size - 1)
             if file.read(1) != b"\n":
                 file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
+                content = file.read()
+                start = content.rfind(b"\n") + 1
+                if _is_json(content[start:]):
+                    line = b"\n" + line
+                else:
+                    file.truncate(start)
         file.seek(0, os.SEEK_END)
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def disk_error(error: OSError) -> PerfexpError:
@@ -116,6 +132,13 @@ class _Folder:
         new = [name for name in names if name not in known]
         if new:
             write_atomically(self.manifest, json.dumps({"files": [*known, *new]}, indent=1).encode() + b"\n")
+
+    def remove_leftovers(self) -> None:
+        """Remove what is left of files that a crash kept from being written; nobody else may be writing here."""
+        for name in (self.manifest.name, *self.claimed()):
+            if Path(name).name == name:
+                for leftover in self.root.glob(f".{glob.escape(name)}.{'[a-z0-9_]' * 8}"):
+                    leftover.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
         """The names in the manifest, relative to the run's folder."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from perfexp import interrupts
 from perfexp.errors import PerfexpError, UserError
 
 #: So long a process may take to end after it was asked to, before it is killed, and to vanish after that.
@@ -73,6 +74,7 @@ class WorkerProcess:
 
         Raises:
             SilenceError: it told nothing for longer than that.
+            KeyboardInterrupt: an interrupt that is held came.
         """
         limit, rest = silence_seconds, b""
         while (data := self._read(limit)) is not None:
@@ -118,6 +120,7 @@ class WorkerProcess:
         deadline = None if limit is None else time.monotonic() + limit
         while True:
             ended = self._wait(None if deadline is None else deadline - time.monotonic())
+            interrupts.check()
             if select.select([self._events], [], [], 0)[0]:
                 data = os.read(self._events, 65536)
                 if data or ended:
@@ -131,14 +134,15 @@ class WorkerProcess:
         """Wait until something arrives, the process ends, or the time is over; returns whether it has ended."""
         if not hasattr(os, "pidfd_open"):
             slice_seconds = _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
-            select.select([self._events], [], [], slice_seconds)
+            select.select([self._events, *interrupts.descriptors()], [], [], slice_seconds)
             return self._process.poll() is not None
         try:
             process = os.pidfd_open(self._process.pid)
         except ProcessLookupError:  # it has been waited for
             return True
         try:
-            ready = select.select([self._events, process], [], [], None if seconds is None else max(seconds, 0.0))[0]
+            waited_for = [self._events, process, *interrupts.descriptors()]
+            ready = select.select(waited_for, [], [], None if seconds is None else max(seconds, 0.0))[0]
         finally:
             os.close(process)
         return process in ready

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from perfexp import interrupts
 from perfexp.errors import PerfexpError
 from perfexp.job import Assignment, Run
 
@@ -30,20 +31,26 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
     """
     with ExitStack() as stack:
         runs: list[Run] = []
+        kept: list[tuple[Run, Record]] = []
         try:
             for assignment in assignments:
                 try:
                     runs.append(stack.enter_context(Run(assignment, console)))
                 except PerfexpError as error:
                     ended(assignment, error)
-            for replicate in range(max((run.assignment.plan.replicate for run in runs), default=0)):
-                for run in order(runs, replicate):
-                    _measure(run, replicate, runs, ended)
+            with interrupts.held():  # a second one finds all records on disk
+                try:
+                    for replicate in range(max((run.assignment.plan.replicate for run in runs), default=0)):
+                        for run in order(runs, replicate):
+                            _measure(run, replicate, runs, ended)
+                finally:
+                    for run in runs:
+                        if run.has_results:
+                            with suppress(PerfexpError):  # the disk is full; the points are on it
+                                kept.append((run, run.keep()))
         finally:
-            for run in runs:
-                if run.has_results:
-                    with suppress(PerfexpError):  # the disk is full; the points are on it
-                        ended(run.assignment, run.finish())
+            for run, record in kept:
+                ended(run.assignment, run.tell(record))
 
 
 def order(runs: Sequence[Run], replicate: int) -> list[Run]:
@@ -67,5 +74,5 @@ def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
         runs.remove(run)
         if run.has_results:
             with suppress(PerfexpError):
-                run.finish()
+                run.tell(run.keep())
         ended(run.assignment, error)

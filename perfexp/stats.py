@@ -23,6 +23,8 @@ _OUTLIER_SIGMAS = 6.0
 _OUTLIER_FLOOR = 0.005
 #: Effective samples below which a mean has no interval.
 _LEAST_FOR_MEAN = 10
+#: More calls than the clock needs go into a sample of `device` only while it stays shorter than this.
+_LONG_SAMPLE_SECONDS = 10e-3
 #: Autocorrelation below which the sum of τ ends.
 _RHO_FLOOR = 0.05
 
@@ -334,14 +336,14 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
     """How many calls k one pair of events has to span so that neither tick nor record falsifies the time.
 
     tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls; it is at most 1 µs a call as
-    well, as long as the k calls take no more than 5 ms: beyond, it is less than a thousandth anyway.
+    well, as long as the k calls take no more than 10 ms: beyond, it is less than a thousandth anyway.
 
     Args:
         call_seconds: rough time t of one call, > 0.
         tick_seconds: resolution of the clock.
         record_seconds: device time that recording one event costs.
     """
-    for_a_microsecond = min(math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(5e-3 / call_seconds))
+    for_a_microsecond = min(math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds))
     return max(
         1,
         math.ceil(tick_seconds / (0.001 * call_seconds) - 1e-9),

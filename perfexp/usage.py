@@ -14,6 +14,7 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp -m model=resnet18,alexnet batch_size=1,8               a run for each combination
   perfexp experiment=quick model=vgg16                           10 sizes
   perfexp list models                                            what a group offers
+  perfexp doctor                                                 can this machine measure, and what is missing
   perfexp show DIR                                               the report of a run again
   perfexp status                                                 what is done, failed, missing, being measured
   perfexp export DIR                                             one table of many runs, CSV and Parquet
@@ -26,7 +27,8 @@ Groups (group=option):
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
 composed configuration, --config-dir DIR adds options of your own, --hydra-help explains Hydra's other flags.
-`perfexp COMMAND --help` explains a command (list, show, status, export, log, ui, env); README.md has the rest."""
+`perfexp COMMAND --help` explains a command (list, doctor, show, status, export, log, ui, env); README.md has the
+rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:

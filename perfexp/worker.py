@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the points of a plan that have no result yet.
+    """Measure the points of a plan that have no result yet, or tell what this machine can measure with (`--probe`).
 
     Args:
         argv: command line without the program's name; the process's own if not given.
@@ -38,9 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0 when every point has its result, whatever that is.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _arguments(argv)
     _die_with_parent(arguments.parent)
     tell = Events(arguments.events_fd)
+    if arguments.probe:
+        from perfexp import survey
+
+        survey.answer(arguments.gpu_index, tell)
+        tell("finished")
+        return 0
     paths = RunPaths(arguments.directory)
     try:
         plan = config.load(paths.plan, arguments.plan_sha256)
@@ -49,20 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             measure(plan, paths, arguments.replicate, tell)
     except PerfexpError as error:
-        traceback.print_exc()
         tell("refused", message=str(error), exit_code=error.exit_code)
+        _log_traceback()
         return error.exit_code
     except OSError as error:  # of writing results: what goes wrong with a point is the point's result
-        traceback.print_exc()
         failure = disk_error(error)
         tell("refused", message=str(failure), exit_code=failure.exit_code)
+        _log_traceback()
         return failure.exit_code
     except Exception as error:  # outside of any point: loading the model, opening the device
-        traceback.print_exc()
         tell("failed", message=f"{type(error).__name__}: {error}".strip())
+        _log_traceback()
         return 1
     tell("finished")
     return 0
+
+
+def _log_traceback() -> None:
+    """The story goes to run.log, unless the disk is full, which the parent has been told."""
+    with suppress(OSError):
+        traceback.print_exc()
 
 
 class Events:
@@ -289,20 +301,34 @@ def _die_with_parent(parent: int | None) -> None:
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent and os.getppid() == 1:
+    if os.getppid() != parent and _has_ended(parent):  # before this process came to here
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _has_ended(process: int) -> bool:
+    """Whether a process is no more, or is only waited for by its parent (Linux)."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return True
+    return state in (b"Z", b"X")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="perfexp.worker", description=__doc__)
-    parser.add_argument("directory", type=Path, help="the run's folder with its plan.yaml")
-    parser.add_argument("--plan-sha256", required=True, help="of plan.yaml, from the process that composed it")
+    parser.add_argument("directory", type=Path, nargs="?", help="the run's folder with its plan.yaml")
+    parser.add_argument("--plan-sha256", help="of plan.yaml, from the process that composed it")
+    parser.add_argument("--probe", action="store_true", help="measure nothing: tell what this machine can measure with")
+    parser.add_argument("--gpu-index", type=int, help="with --probe: the CUDA device whose clocks are tried")
     parser.add_argument("--what", choices=("timed", "ttfp"), default="timed")
     parser.add_argument("--replicate", type=int, default=0)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--parent", type=int, help="process that must not outlive this one")
     parser.add_argument("--spawned-ns", type=int, help="the parent's monotonic clock when it started this process")
-    return parser
+    arguments = parser.parse_args(argv)
+    if not arguments.probe and (arguments.directory is None or arguments.plan_sha256 is None):
+        parser.error("a folder and --plan-sha256 are needed, or --probe")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
-    3: ("run", "launch", "process", "sinks"),
+    3: ("run", "launch", "process", "survey", "sinks"),
     2: ("models", "data", "algorithms", "modes", "probes"),
-    1: ("devices", "stopping", "environment", "sweep"),
-    0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts"),
+    1: ("devices", "stopping", "environment", "machine", "diagnosis", "sweep"),
+    0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts", "interrupts"),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from perfexp.devices import lock
 from perfexp.main import main
 from perfexp.record import Record, Status, Sweep
 
@@ -517,3 +518,152 @@ def test_a_batch_larger_than_the_data_costs_its_point_only(run, photographs):
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.UNSUPPORTED]
     assert "fewer than the 100" in printed
+
+
+def test_a_hanging_worker_is_ended_and_another_takes_the_rest(run):
+    code, _, [record] = run(
+        *FAKE, "batch_size=[1,100,2]", "model.faults.hang=1000000", "timeout_seconds=5", "output_dir=x"
+    )
+    assert code == 1
+    assert [point.status for point in record.points] == [Status.OK, Status.TIMEOUT, Status.OK]
+    assert "timeout_seconds" in record.points[1].error
+
+
+def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(run, tmp_path):
+    code, _, [record] = run(*FAKE, "batch_size=[1,100,2]", "model.faults.lost=1000000", "output_dir=x")
+    assert code == 1
+    assert [point.status for point in record.points] == [Status.OK, Status.FAILED, Status.OK]
+    assert (tmp_path / "x" / "run.log").read_text().count("-m perfexp.worker") == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [("kill", Status.KILLED, "SIGKILL"), ("crash", Status.KILLED, "SIGSEGV"), ("fail", Status.FAILED, "RuntimeError")],
+)
+def test_what_goes_wrong_in_one_point_is_its_status_and_the_others_are_measured(run, fault, status, told):
+    code, _, [record] = run(*FAKE, "batch_size=[1,100,2]", f"model.faults.{fault}=1000000", "output_dir=x")
+    assert code == 1
+    assert [point.status for point in record.points] == [Status.OK, status, Status.OK]
+    assert told in record.points[1].error
+
+
+def test_where_memory_runs_out_the_batch_that_fits_is_told(run):
+    _, printed, [record] = run(*FAKE, "batch_size=100", "model.faults.oom=1300000", "output_dir=x")
+    assert record.points[0].metric("batch_that_fits").value == 25
+    assert "A batch of 25 fits." in printed
+
+
+def test_where_not_even_one_sample_fits_that_is_told(run):
+    _, _, [record] = run(*FAKE, "batch_size=4", "model.faults.oom=100", "output_dir=x")
+    assert record.points[0].metric("batch_that_fits").value is None
+    assert "No smaller batch fits." in record.points[0].error
+
+
+def test_what_is_larger_than_what_had_no_memory_is_not_tried(run):
+    given = ("batch_size=[1,30,40]", "input_size=[224,256]", "model.faults.oom=1500000")
+    _, _, [record] = run(*FAKE, *given, "sweep.skip_larger=true", "output_dir=x")
+    statuses = {(point.key.batch_size, point.key.size_label): point.status.value for point in record.points}
+    assert statuses == {
+        (1, "224"): "ok",
+        (30, "224"): "oom",
+        (40, "224"): "oom_predicted",
+        (1, "256"): "ok",
+        (30, "256"): "oom_predicted",
+        (40, "256"): "oom_predicted",
+    }
+
+
+def test_a_run_is_resumed_by_its_folder(run, tmp_path):
+    run(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
+    lines = (tmp_path / "x" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "points.jsonl").write_bytes(lines[0] + lines[1][:40])  # killed while it wrote
+    (tmp_path / "x" / "record.json").unlink()
+    code, _, [record] = run("resume=x")
+    assert code == 1
+    assert (tmp_path / "x" / "points.jsonl").read_bytes().startswith(lines[0])
+    assert [point.status for point in record.points] == [Status.OK, Status.OK, Status.OOM]
+
+
+def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path):
+    run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
+    before = Sweep.load(tmp_path / "s")
+    points = (tmp_path / "s" / "1_2" / "points.jsonl").read_bytes()
+    for name in ("points.jsonl", "record.json"):
+        (tmp_path / "s" / "0_1" / name).unlink()
+    code, _, records = run("resume=s")
+    after = Sweep.load(tmp_path / "s")
+    assert code == 0
+    assert (after.uid, len(after.children)) == (before.uid, 2)
+    assert {record.sweep.uid for record in records} == {before.uid}
+    assert (tmp_path / "s" / "1_2" / "points.jsonl").read_bytes() == points
+
+
+def test_another_sweep_in_the_same_folder_is_refused(run):
+    run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
+    code, printed, _ = run(*FAKE, "-m", "batch_size=1,4", "output_dir=s")
+    assert code == 2
+    assert "another sweep" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["model=fake", "--config-dir=/somewhere"], "--config-dir=/somewhere"),
+        (["model=fake", "hydra.searchpath=[/somewhere]"], "hydra.searchpath"),
+        (["model=fake", "profiler.command=[sh]"], "profiler.command"),
+        (["model=fake", "model._target_=os.system"], "_target_"),
+        (None, "does not say by which command"),
+    ],
+)
+def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump({"command": command} if command else {}))
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert told in printed
+
+
+def test_nothing_to_resume_is_told(run):
+    code, printed, _ = run("resume=nowhere")
+    assert code == 2
+    assert "there is no run" in printed
+
+
+def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
+    code, _, records = run(*FAKE, "-m", "batch_size=1,2,4", "replicate=3", "output_dir=s")
+    points = sorted((point for record in records for point in record.points), key=lambda point: point.started)
+    rounds = [[point.key for point in points[index : index + 3]] for index in (0, 3, 6)]
+    assert code == 0
+    assert [{key.replicate for key in keys} for keys in rounds] == [{0}, {1}, {2}]
+    assert all({key.batch_size for key in keys} == {1, 2, 4} for keys in rounds)
+    assert len({tuple(key.batch_size for key in keys) for keys in rounds}) > 1
+
+
+def test_an_experiment_may_sweep_by_itself_and_the_command_line_wins(run, tmp_path):
+    code, printed, records = run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
+    assert code == 0
+    assert sorted(record.plan["mode"]["name"] for record in records) == ["inference", "train"]
+    assert "2 of 2 runs ended" in printed
+
+
+LOCKED = (*FAKE, "+gpu.script.lock_name=perfexp-test", "output_dir=x")
+
+
+def test_a_device_in_use_is_refused_where_that_is_wanted(run):
+    with lock.held("perfexp-test", wait=False, purpose="something else", waiting=print):
+        code, printed, records = run(*LOCKED, "device_lock=fail")
+    assert code == 2
+    assert f"process {os.getpid()} measures something else" in printed
+    assert not records
+
+
+def test_a_device_in_use_is_waited_for(tmp_path):
+    with lock.held("perfexp-test", wait=False, purpose="something else", waiting=print):
+        process = start(tmp_path, *LOCKED, "timeout_seconds=2")
+        wait_for(lambda: psutil.Process(process.pid).children())
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)  # longer than a worker may be silent: waiting is no hanging
+        assert points_in(tmp_path / "x") == 0
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    assert points_in(tmp_path / "x") == 1

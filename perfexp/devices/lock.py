@@ -13,10 +13,15 @@ from pathlib import Path
 from perfexp.errors import UserError
 from perfexp.paths import safe_name
 
+#: Descriptors of the locks that this process holds.
+_descriptors: set[int] = set()
+
 
 @contextmanager
 def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]) -> Iterator[None]:
     """While entered, no other process of this user measures on the device. The lock goes with the process.
+
+    A process that is forked meanwhile does not hold it: one that outlives this one keeps no device from others.
 
     Args:
         name: of the device, unique on this machine; None for one that needs no lock.
@@ -39,21 +44,35 @@ def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str],
             f"The lock of the device can't be kept in {path.parent}: {error.strerror}. "
             "Set XDG_RUNTIME_DIR to a folder of yours."
         ) from error
-    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+    _descriptors.add(descriptor)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = _owner(file.read())
+            owner = _owner(os.read(descriptor, 65536))
             if not wait:
                 raise UserError(
                     f"The device is in use: {owner}. Wait for it, or let perfexp do so: device_lock=wait."
                 ) from error
             waiting(owner)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps({"process": os.getpid(), "purpose": purpose}).encode())
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"process": os.getpid(), "purpose": purpose}).encode(), 0)
         yield
+    finally:
+        if descriptor in _descriptors:
+            _descriptors.remove(descriptor)
+            os.close(descriptor)
+
+
+def _forked() -> None:
+    """In a process that was forked: the locks are its parent's."""
+    while _descriptors:
+        os.close(_descriptors.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def holder(name: str) -> str | None:

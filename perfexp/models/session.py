@@ -284,15 +284,19 @@ class TorchSession:
                 "~mode.train.optimizer.NAME."
             ) from error
         if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
-            _begin_momentum(optimizer, parameters)
+            begin_momentum(optimizer, parameters)
         return optimizer
 
 
-def _begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
     """Begin the momentum of SGD at zero, which is what it is before the first gradient.
 
     The fused form of torch 2.11 otherwise makes it in the first step, and where that step is skipped because of an
     overflow leaves it as the memory was: the loss is NaN ever after (seen on an H200; LibreYOLO pull request 771).
+
+    Args:
+        optimizer: SGD with momentum and without dampening, with which its first gradient would count less.
+        parameters: that it trains.
     """
     for parameter in parameters:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -27,7 +27,7 @@ _QUEUE_SHARE = 0.8
 #: To find the depth, the queue is held for so long; a host that can't fill it in that time never fills it while timing.
 _PROBE_HOLD_SECONDS = 0.06
 #: The queue is held for so many times the host's time to fill it, and a little more.
-_HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 200e-6
+_HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.2, 200e-6
 #: Attempts to fill a held queue with one call before it counts as too large.
 _QUEUE_ATTEMPTS = 4
 #: Attempts to hold a queue long enough before the block is taken as it is.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from perfexp.record import Record, Status, Sweep, SweepChild
+from perfexp.record import Metric, Record, Status, Sweep, SweepChild
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.remarks import failures
 from perfexp.sinks.subject import one_line
-from perfexp.sinks.wording import bare_time, median_text, rate_text
+from perfexp.sinks.wording import bare_time, find_metric, median_text, rate_text
 from perfexp.summary import Row, rows
 
 
@@ -94,5 +94,11 @@ def _remarks(child: SweepChild, known: Sequence[Row]) -> str:
     """How many points there are, how it ended where that is not well, and the codes of its doubts."""
     codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts)
     points = [f"{len(_timed(known))} of {len(known)} points"] if len(known) > 1 else []
+    fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in map(_fitting, known) if metric and metric.value)
     status = [] if child.status is Status.OK else [child.status.value]
-    return ", ".join([*points, *status, *codes])
+    return ", ".join([*points, *status, *fits, *codes])
+
+
+def _fitting(row: Row) -> Metric | None:
+    """The batch size that would have fitted, where a point ran out of memory."""
+    return find_metric(row, "batch_that_fits")

@@ -12,7 +12,7 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Batch, Execution, Precision
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
-from perfexp.models.session import TorchSession
+from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.models.trial import why_refused
 
 FP32 = Precision(name="fp32")
@@ -413,6 +413,31 @@ def test_a_frozen_model_cannot_train() -> None:
 def test_cuda_graphs_need_cuda() -> None:
     with pytest.raises(UserError, match="cuda_graph needs a CUDA device"):
         open_session(cuda_graph=True)
+    with pytest.raises(Unsupported, match="has no CUDA graphs"):
+        open_session().capture(lambda: None)
+
+
+def test_a_copy_shares_nothing_and_takes_what_is_put_into_it() -> None:
+    session = open_session()
+    first, second = (session.random_batch((8, 8), 2, seed) for seed in (1, 2))
+    kept = session.copy(first)
+    inputs, targets = kept.inputs, kept.targets
+    assert session.copy(second, into=kept) is kept
+    torch.testing.assert_close(inputs, second.inputs)
+    torch.testing.assert_close(targets, second.targets)
+    assert not torch.equal(first.inputs, second.inputs)
+
+
+def test_the_momentum_of_fused_sgd_survives_an_overflow_in_its_first_step() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
+    begin_momentum(optimizer, [parameter])
+    for overflowed, gradient in ((1.0, float("inf")), (0.0, 1.0), (0.0, 1.0)):
+        # how torch's scaler tells a fused optimiser that a gradient overflowed
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor(overflowed)
+        parameter.grad = torch.full((3,), gradient)
+        optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), 1 - 0.1 * 1 - 0.1 * 1.9))
 
 
 def test_a_device_that_torch_does_not_know_is_refused() -> None:

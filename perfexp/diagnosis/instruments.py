@@ -1,0 +1,58 @@
+"""Instruments: energy meters outside of NVIDIA's boards, and profilers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from perfexp.diagnosis import Facts, Finding, missing, ok, part, untested, warn
+from perfexp.diagnosis.devices import cuda_devices
+
+_NSIGHT = {
+    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
+    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
+}
+
+
+def findings(facts: Facts) -> Iterator[Finding]:
+    """A line for each.
+
+    Args:
+        facts: of the machine.
+    """
+    machine = facts["machine"]
+    yield _rapl(machine["rapl"])
+    rocm = bool(part(facts, "torch").get("rocm"))
+    if rocm or machine["amd"]["driver"]:
+        yield _amdsmi(machine["amd"])
+        yield _tool("rocprofv3", machine["tools"], "ROCm has it: the package rocprofiler-sdk", tested=False)
+    if not rocm:
+        for name, remedy in _NSIGHT.items():
+            yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
+
+
+def _rapl(counters: Mapping[str, str | None]) -> Finding:
+    refused = {problem for problem in counters.values() if problem is not None}
+    if not counters:
+        remedy = "Linux has it on Intel's and AMD's processors, but rarely in virtual machines and containers"
+        return missing("RAPL", "the system shows no energy counter of the processor", remedy)
+    if refused:
+        remedy = "as root: chmod o+r /sys/class/powercap/intel-rapl*/energy_uj, after each start of the machine"
+        return missing("RAPL", f"{len(counters)} counters, not readable: {', '.join(sorted(refused))}", remedy)
+    return ok("RAPL", f"{len(counters)} counters, readable")
+
+
+def _amdsmi(amd: Mapping[str, Any]) -> Finding:
+    if amd["amdsmi"]:
+        return untested("amdsmi", "installed; ROCm has not been tried")
+    return missing("amdsmi", "not installed", "pip install /opt/rocm/share/amd_smi: energy of AMD's boards")
+
+
+def _tool(name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True) -> Finding:
+    found = tools[name]
+    if found is None:
+        return missing(name, "not found" if needed else "not found; only CUDA devices need it", remedy)
+    if not found["on_path"]:
+        return warn(name, f"{found['path']}, not on the PATH", f"PATH={PurePath(found['path']).parent}:$PATH")
+    return ok(name, found["path"]) if tested else untested(name, found["path"])

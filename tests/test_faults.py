@@ -1,0 +1,129 @@
+"""A few faults of each kind at fixed seeds; `benchmarks/faults.py` runs many."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from perfexp import interrupts
+from perfexp.devices import lock
+from perfexp.paths import RunPaths, append_line, write_atomically
+from perfexp.record import Key, Point, Status, point_to_line, read_points
+from tests.faults import KINDS, Trial, draw_pictures
+
+#: Number and kind of each trial: each kind once, the ones that depend most on the moment twice; with torch, some.
+TRIALS = [(number, kind, False) for number, kind in enumerate(KINDS)]
+TRIALS += [(11 + number, kind, False) for number, kind in enumerate(list(KINDS)[:5])]
+TRIALS += [(20 + number, kind, True) for number, kind in enumerate(("kill parent", "loader", "interrupt", "torn file"))]
+
+
+@pytest.fixture(scope="module")
+def ended(request, tmp_path_factory):
+    """A function that gives a trial that has ended. Two run at a time, in the order in which they are asked for."""
+    asked = [item.callspec.params["asked"] for item in request.session.items if "ended" in item.fixturenames]
+    pictures = draw_pictures(tmp_path_factory.mktemp("generated") / "pictures")
+
+    def run(number, kind, torch):
+        folder = tmp_path_factory.mktemp(kind.replace(" ", "-"))
+        trial = Trial(number, folder, short=True, pictures=pictures if torch else None, kind=kind)
+        trial.go()
+        return trial
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = {each: pool.submit(run, *each) for each in asked}
+        yield lambda each: futures[each].result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", TRIALS, ids=lambda each: f"{each[0]} {each[1]}{' with torch' if each[2] else ''}")
+def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(ended, asked):
+    trial = ended(asked)
+    printed = (trial.folder / "printed.txt").read_text()
+    assert not trial.outcome.problems, f"{trial.outcome.text}\n{trial.outcome.problems}\n{printed[-3000:]}"
+
+
+def test_every_kind_of_fault_is_among_the_trials():
+    assert {kind for _, kind, torch in TRIALS if not torch} == set(KINDS)
+
+
+def point(batch_size):
+    key = Key(phase="inference", input_size=(32, 32), batch_size=batch_size, precision="fp32")
+    return Point(key=key, status=Status.OK)
+
+
+def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
+    file = tmp_path / "points.jsonl"
+    append_line(file, point_to_line(point(1)))
+    append_line(file, point_to_line(point(2)))
+    os.truncate(file, file.stat().st_size - 1)
+    append_line(file, point_to_line(point(3)))
+    assert [each.key.batch_size for each in read_points(file)] == [1, 2, 3]
+
+
+def test_what_a_crash_left_of_a_file_that_was_being_written_is_removed(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.create()
+    (tmp_path / ".record.json.abc_1234").write_text("{")
+    (tmp_path / ".mine.abc_1234").write_text("")
+    (tmp_path / ".record.json.backup-of-mine").write_text("")
+    paths.remove_leftovers()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "manifest.json",
+        ".mine.abc_1234",
+        ".record.json.backup-of-mine",
+    }
+
+
+def test_a_forked_process_does_not_keep_the_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ready, end = os.pipe(), os.pipe()
+    with lock.held("device", wait=False, purpose="a test", waiting=lambda owner: None):
+        child = os.fork()
+        if not child:
+            os.close(end[1])
+            os.write(ready[1], b"!")
+            os.read(end[0], 1)  # as a loader that outlives its worker
+            os._exit(0)
+        os.read(ready[0], 1)
+        assert lock.holder("device") is not None
+    assert lock.holder("device") is None
+    os.close(end[1])
+    os.waitpid(child, 0)
+    for descriptor in (*ready, end[0]):
+        os.close(descriptor)
+
+
+def test_an_interrupt_waits_for_the_end_of_what_must_not_be_left_half_done(tmp_path):
+    with interrupts.handled():
+        with pytest.raises(KeyboardInterrupt), interrupts.held():
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+                write_atomically(tmp_path / "file", b"whole")
+        interrupts.check()  # two at once are one
+    assert (tmp_path / "file").read_bytes() == b"whole"
+
+
+def test_an_interrupt_that_waits_comes_through_where_it_is_asked_for():
+    with interrupts.handled(), interrupts.held():
+        interrupts.check()
+        with interrupts.held():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
+def test_an_interrupt_that_nothing_holds_comes_at_once():
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_worker_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    command = [sys.executable, "-m", "perfexp.worker", str(tmp_path), "--plan-sha256=0", f"--parent={gone.pid}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert (done.returncode, done.stdout + done.stderr) == (1, "")

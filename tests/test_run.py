@@ -1,0 +1,176 @@
+"""The measuring procedure of one point, on the scripted device: which times there are and what is doubted."""
+
+import numpy as np
+import pytest
+
+from perfexp import metrics
+from perfexp.data.rotating import Rotating
+from perfexp.data.synthetic import Synthetic
+from perfexp.devices import Cache
+from perfexp.devices.fake import FakeDevice
+from perfexp.models import Execution, Precision
+from perfexp.models.fake import FakeModel
+from perfexp.modes.inference import Inference
+from perfexp.modes.train import Train
+from perfexp.record import Key, Status
+from perfexp.run import Procedure
+from perfexp.stopping import Fixed
+from perfexp.stopping import Precision as PrecisionRule
+
+KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
+
+
+def measure(device=None, key=KEY, stopping=None, model=None, **settings):
+    device = device or FakeDevice(enqueue_seconds=1e-6)
+    script = {"base_seconds": 1e-3, "seconds_per_megapixel": 0.0, "noise": 0.0} | (model or {})
+    session = FakeModel(**script).open(
+        device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+    )
+    procedure = Procedure(
+        session=session,
+        device=device,
+        data=Synthetic(),
+        modes={"inference": Inference(), "train": Train(optimizer={})},
+        stopping=stopping or Fixed(warmup=2, measure=20),
+        percentiles=(50.0,),
+        **settings,
+    )
+    return procedure.measure(key)
+
+
+def median(point, name="device"):
+    return float(np.median(point.find_series(name).measured))
+
+
+def codes(point):
+    """Codes of the point's doubts; that of a busy machine comes from the real one that the tests run on."""
+    return [doubt.code for doubt in point.doubts if doubt.code != "busy_host"]
+
+
+def test_an_asynchronous_device_has_three_times_and_a_synchronous_one_has_one():
+    assert [series.name for series in measure().series] == ["throughput", "latency", "device"]
+    assert [series.name for series in measure(FakeDevice(asynchronous=False)).series] == ["latency"]
+
+
+def test_what_the_blocks_before_have_warmed_up_is_warm():
+    device = FakeDevice(enqueue_seconds=1e-6)
+    point = measure(device, stopping=PrecisionRule(warmup_seconds=0.5), model={"noise": 0.01})
+    first, *others = (series.warmup * series.calls_per_sample for series in point.series)
+    assert first >= 500
+    assert max(others) < 100
+
+
+def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph():
+    device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
+    point = measure(device, model={"launches": 1500})
+    assert point.facts["device_method"] == "graph"
+    assert median(point) == pytest.approx(1e-3 + 1e-6, rel=0.01)  # the gaps between 1500 kernels are gone
+    assert median(point, "throughput") == pytest.approx(2.5e-3, rel=0.01)
+    assert point.facts["bound_by"] == "mixed"
+    assert point.find_series("device").calls_per_sample >= 1
+    assert codes(point) == []
+
+
+def test_a_call_that_waits_inside_has_no_device_time_and_says_why():
+    point = measure(model={"waits": True})
+    assert point.find_series("device") is None
+    assert point.facts["device_method"] == "none"
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "synchronising"]
+    assert "a capture can not wait" in doubt.detail
+    assert point.status is Status.OK
+
+
+def test_a_graph_saves_the_gaps_between_kernels():
+    gaps = {"graph_gap_seconds": 10e-6, "enqueue_seconds": 1e-6}
+    eager = measure(FakeDevice(**gaps), model={"launches": 50})
+    graph = measure(FakeDevice(**gaps), model={"launches": 50}, graph=True)
+    assert median(eager) == pytest.approx(1e-3 + 50 * 10e-6, rel=0.01)
+    assert median(graph) == pytest.approx(1e-3 + 10e-6, rel=0.01)
+
+
+def test_a_training_step_as_a_graph_has_its_data_apart():
+    key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
+    point = measure(key=key, graph=True)
+    assert [series.name for series in point.series if series.name.startswith("phase/")] == ["phase/data", "phase/graph"]
+    assert median(point) == pytest.approx(1e-3 * (1 + 0.01 + 2 + 0.1), rel=0.01)
+
+
+def test_phases_behind_a_held_queue_are_the_devices_own_times():
+    key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
+    device = FakeDevice(enqueue_seconds=100e-6)  # the host takes 400 µs for a step of 31 µs
+    point = measure(device, key=key, model={"base_seconds": 10e-6})
+    assert median(point, "phase/backward") == pytest.approx(20e-6, rel=0.01)
+    assert point.metric("phases_over_whole").value == pytest.approx(1.0, abs=0.01)
+    assert point.facts["bound_by"] == "launch"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_flushed_cache_shows_in_every_call(asynchronous):
+    script = {"asynchronous": asynchronous, "enqueue_seconds": 1e-6}
+    name = "device" if asynchronous else "latency"
+    warm = measure(FakeDevice(**script), model={"cold_seconds": 0.5e-3})
+    cold = measure(FakeDevice(**script), model={"cold_seconds": 0.5e-3}, cache=Cache.flush)
+    assert median(warm, name) == pytest.approx(1e-3, rel=0.01)
+    assert median(cold, name) == pytest.approx(1.5e-3, rel=0.01)  # without the flush itself
+    assert cold.find_series("throughput") is None
+    assert "bound_by" not in cold.facts
+
+
+def test_a_flushed_call_that_is_too_short_to_be_timed_alone_says_so():
+    device = FakeDevice(enqueue_seconds=1e-6, tick_seconds=1e-6, record_seconds=2e-6)
+    point = measure(device, model={"base_seconds": 20e-6}, cache=Cache.flush)
+    assert point.find_series("device").calls_per_sample == 1
+    assert "below_resolution" in codes(point)
+
+
+def test_rotating_inputs_take_turns_and_are_more_than_the_cache():
+    class Batch:
+        def __init__(self):
+            self.inputs, self.targets = np.ones(100), None
+
+    class Batches:
+        constant, per_epoch = True, 7
+
+        def next(self):
+            return Batch()
+
+    class Session:
+        def copy(self, batch, into=None):
+            return Batch()
+
+    rotating = Rotating(Batches(), Session(), cache_bytes=4000)
+    seen = [id(rotating.next().inputs) for _ in range(3 * rotating.copies)]
+    assert rotating.copies * 800 > 2 * 4000
+    assert len(set(seen)) == rotating.copies
+    assert seen[: rotating.copies] == seen[rotating.copies : 2 * rotating.copies]
+    assert not rotating.constant
+    assert len(list(rotating.epoch())) == 7
+
+
+@pytest.mark.parametrize(("clocks", "doubted"), [([2e9, 1.9e9], True), ([2e9, 1.97e9], False), ([], False)])
+def test_a_clock_that_moves_is_a_doubt_and_cycles_stand_beside_the_time(clocks, doubted):
+    point = measure(FakeDevice(enqueue_seconds=1e-6, clock_hertz=clocks))
+    assert ("clock_moved" in codes(point)) == doubted
+    cycles = point.metric("cycles_per_call")
+    assert (cycles is None) == (not clocks)
+    if cycles:
+        assert cycles.value == pytest.approx(1e-3 * np.mean(clocks), rel=0.01)
+
+
+def test_a_lost_device_is_asked_for_nothing_more():
+    device = FakeDevice(enqueue_seconds=1e-6)
+    point = measure(device, model={"faults": {"lost": 100}})
+    assert point.status is Status.FAILED
+    assert device.is_lost()
+    assert "device_after" not in point.facts
+
+
+def test_figures_of_the_users_own_are_kept_whatever_becomes_of_the_point(monkeypatch):
+    def forward(self, inputs):
+        metrics.metric("own", 3.0)
+        raise ValueError("broken")
+
+    monkeypatch.setattr("perfexp.models.fake.FakeSession.forward", forward)
+    point = measure()
+    assert point.status is Status.FAILED
+    assert point.metric("custom/own").value == 3.0
