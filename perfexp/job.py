@@ -27,7 +27,6 @@ from perfexp.record import (
     SweepMembership,
     missing,
     overall_status,
-    point_to_line,
     points_from_lines,
     read_points,
 )
@@ -223,13 +222,18 @@ def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:
     """Write the plan; in a folder that has this plan already, what failed is forgotten. Returns the file's SHA-256."""
     if paths.plan.exists():
         _refuse_other_plan(paths, plain)
-        points = read_points(paths.points)
-        kept = [point for point in points if point.status in _FINAL]
-        if len(kept) < len(points):
-            write_atomically(paths.points, b"".join(map(point_to_line, kept)))
+        if any(point.status not in _FINAL for point in read_points(paths.points)):
+            write_atomically(paths.points, b"".join(_final_lines(paths.points)))
     content = config.to_yaml(_without_passwords(plain))
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
+
+
+def _final_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a points.jsonl whose result stays, byte for byte."""
+    for line in path.read_bytes().split(b"\n"):
+        if any(point.status in _FINAL for point in points_from_lines(line)):
+            yield line + b"\n"
 
 
 def _refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:

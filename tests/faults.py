@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -148,7 +148,8 @@ class Fault:
         stays: what may have become of a point once the run was gone on with, beside `ok`.
         kills_parent: whether the run ends without a word.
         code: what the first run's exit code may be, given that of its record; None for the usual rule.
-        complete: whether the first run has to give every point a result.
+        complete: whether a folder with points has to have a record after the first run.
+        at_most: so many points, at most, may be the worse for it; None for any number.
     """
 
     text: str
@@ -209,6 +210,8 @@ class Trial:
                 self._go()
         except _Violation as violation:
             outcome.problems.append(str(violation))
+        except Exception as error:
+            outcome.problems.append(f"the trial itself failed: {type(error).__name__}: {error}")
         finally:
             for process in self._marked():
                 with suppress(psutil.Error):
@@ -228,7 +231,8 @@ class Trial:
         at_once = fault.kills_parent and fault.mend is None and self.random.random() < 0.5
         if not at_once:
             self._nothing_runs("the run")
-            self._look()
+        self._look()
+        if not at_once:
             self._check_first(code, hit)
         if fault.mend:
             fault.mend()
@@ -517,27 +521,27 @@ def _silence(trial: Trial) -> str:
     return f"timeout_seconds={TORCH_SILENCE_SECONDS if trial.torch else SILENCE_SECONDS}"
 
 
-def _signalled(trial: Trial, number: signal.Signals, **more: object) -> Fault:
+def _signalled(trial: Trial, number: signal.Signals) -> Fault:
     def inject() -> None:
         worker = trial.worker()
         if worker is not None:
             with suppress(psutil.Error):
                 worker.send_signal(number)
 
-    return Fault(text=f"{number.name} to the worker", inject=inject, **more)  # type: ignore[arg-type]
+    return Fault(text=f"{number.name} to the worker", inject=inject)
 
 
 def kill_worker(trial: Trial) -> Fault:
     number = trial.random.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGTERM])
-    return _signalled(trial, number, leads_to=frozenset({Status.KILLED}), at_most=1)
+    return replace(_signalled(trial, number), leads_to=frozenset({Status.KILLED}), at_most=1)
 
 
 def stop_worker(trial: Trial) -> Fault:
     """A worker that falls silent before it has finished anything costs all points, a later one that under way."""
     alone = trial.course.workers == 1 and trial.moment.points > 0
-    leads_to = frozenset({Status.TIMEOUT})
-    settings = (_silence(trial),)
-    return _signalled(trial, signal.SIGSTOP, leads_to=leads_to, settings=settings, at_most=1 if alone else None)
+    fault = _signalled(trial, signal.SIGSTOP)
+    leads_to, at_most = frozenset({Status.TIMEOUT}), 1 if alone else None
+    return replace(fault, settings=(_silence(trial),), leads_to=leads_to, at_most=at_most)
 
 
 def kill_parent(trial: Trial) -> Fault:
@@ -591,14 +595,10 @@ def _limited(trial: Trial) -> Fault:
 
 
 def _scripted(trial: Trial, name: str, status: Status, worst: int) -> Fault:
-    """The largest points go wrong; those of a sweep with a batch of two as well."""
-    count = trial.course.points if trial.course_name == "sizes" else 1
-    largest = max(size for size in _sizes_of(trial.course))
-    side = largest - trial.random.randint(1, min(worst, count) if count > 1 else worst)
-    settings = (f"model.faults.{name}={2 * side**2 if trial.course.jobs else side**2}",)
-    if name == "hang":
-        settings += (_silence(trial),)
-    most = 2 * side**2 if trial.course.jobs else side**2
+    """Some of the largest points go wrong, in a sweep those of its larger batch size."""
+    side = max(_sizes_of(trial.course)) - trial.random.randint(1, worst)
+    most = side**2 * (2 if trial.course.jobs else 1)
+    settings = (f"model.faults.{name}={most}", *((_silence(trial),) if name == "hang" else ()))
     return Fault(text=f"scripted: {name}", settings=settings, most=most, scripted=status)
 
 
@@ -627,17 +627,13 @@ def crash(trial: Trial) -> Fault:
 
 def full_disk(trial: Trial) -> Fault:
     """A small file system that something else fills, or where none can be mounted, a limit on the size of files."""
-    code = {"code": lambda code, usual: code in (1, 2) or code == usual == 0}
-    more = {**code, "leads_to": frozenset({Status.FAILED, Status.INTERRUPTED}), "complete": False}
-    if trial.random.random() < 0.7 and _mounted(trial):
-        ballast = trial.run / "ballast"
+    mounted = trial.random.random() < 0.7 and _mounted(trial)
+    ballast = trial.run / "ballast"
 
-        def fill() -> None:
-            with suppress(OSError), ballast.open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
-
-        return Fault(text="the disk is full", inject=fill, mend=lambda: ballast.unlink(missing_ok=True), **more)  # type: ignore[arg-type]
+    def fill() -> None:
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
 
     def limit() -> None:
         """Whatever is started later inherits it; the worker that is there already gets it too."""
@@ -649,7 +645,14 @@ def full_disk(trial: Trial) -> Fault:
             for process in (parent, *parent.children()):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
 
-    return Fault(text="files may not grow", inject=limit, **more)  # type: ignore[arg-type]
+    return Fault(
+        text="the disk is full" if mounted else "files may not grow",
+        inject=fill if mounted else limit,
+        mend=lambda: ballast.unlink(missing_ok=True),
+        leads_to=frozenset({Status.FAILED, Status.INTERRUPTED}),
+        code=lambda code, usual: code in (1, 2) or code == usual == 0,
+        complete=False,
+    )
 
 
 def _mounted(trial: Trial) -> bool:

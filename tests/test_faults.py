@@ -1,5 +1,6 @@
 """A few faults of each kind at fixed seeds; `benchmarks/faults.py` runs many."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,14 +12,15 @@ import pytest
 
 from perfexp import interrupts
 from perfexp.devices import lock
+from perfexp.main import main
 from perfexp.paths import RunPaths, append_line, write_atomically
 from perfexp.record import Key, Point, Status, point_to_line, read_points
 from tests.faults import KINDS, Trial, draw_pictures
 
-#: Number and kind of each trial: each kind once, the ones that depend most on the moment twice; with torch, some.
+#: Number and kind of each trial: each kind once, those that depend most on the moment twice; with torch, some.
 TRIALS = [(number, kind, False) for number, kind in enumerate(KINDS)]
-TRIALS += [(11 + number, kind, False) for number, kind in enumerate(list(KINDS)[:5])]
-TRIALS += [(20 + number, kind, True) for number, kind in enumerate(("kill parent", "loader", "interrupt", "torn file"))]
+TRIALS += [(11 + number, kind, False) for number, kind in enumerate((*list(KINDS)[:5], "full disk", "torn file"))]
+TRIALS += [(20, "kill parent", True), (21, "loader", True)]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,21 @@ def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
     os.truncate(file, file.stat().st_size - 1)
     append_line(file, point_to_line(point(3)))
     assert [each.key.batch_size for each in read_points(file)] == [1, 2, 3]
+
+
+def test_what_is_measured_stays_byte_for_byte_where_something_else_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "output_dir=run"]
+    command.append("batch_size=[1,2]")
+    assert main(command) == 0
+    file = tmp_path / "run" / "points.jsonl"
+    first, second = map(json.loads, file.read_bytes().splitlines())
+    first["metrics"].append({"name": "whole/bytes", "value": 330, "unit": "bytes"})  # and not 330.0
+    written = json.dumps(first).encode() + b"\n"
+    file.write_bytes(written + json.dumps(second | {"status": "failed"}).encode() + b"\n")
+    assert main(command) == 0
+    assert file.read_bytes().startswith(written)
+    assert [each.status for each in read_points(file)] == [Status.OK, Status.OK]
 
 
 def test_what_a_crash_left_of_a_file_that_was_being_written_is_removed(tmp_path):

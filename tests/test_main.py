@@ -343,15 +343,17 @@ def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, numbe
     assert "Traceback" not in printed
 
 
-def test_a_killed_worker_costs_one_point_and_another_takes_the_rest(tmp_path):
+def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_path):
     process = start(tmp_path, *FAKE, sizes(60), "stopping.measure=4000", "output_dir=x")
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
     os.kill(worker_of(process), signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)
     statuses = [point.status for point in Record.load(tmp_path / "x").points]
-    assert process.returncode == 1, printed
-    assert statuses.count(Status.KILLED) == 1
-    assert statuses.count(Status.OK) == len(statuses) - 1
+    killed = statuses.count(Status.KILLED)  # none, where the signal came while the second one was being kept
+    assert killed <= 1
+    assert process.returncode == killed, printed
+    assert statuses.count(Status.OK) == len(statuses) - killed
+    assert (tmp_path / "x" / "run.log").read_text().count("perfexp.worker") == 2
 
 
 def test_a_worker_does_not_outlive_its_parent(tmp_path):
