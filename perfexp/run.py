@@ -383,7 +383,7 @@ def _add_cycles(point: Point, before: dict[str, Any], after: dict[str, Any]) -> 
     clocks = [hertz for state in (before, after) if (hertz := state.get("canary_hertz"))]
     if series is not None and series.measured and clocks:
         cycles = float(np.median(series.measured)) * float(np.mean(clocks))
-        point.metrics.append(Metric(name="cycles_per_call", value=cycles, unit="1", estimated=True))
+        point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
 
 
 def _epoch_metric(point: Point, batches: Batches) -> Metric:

@@ -41,6 +41,7 @@ def ended(request, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc and limits those of others")
 @pytest.mark.parametrize("asked", TRIALS, ids=lambda each: f"{each[0]} {each[1]}{' with torch' if each[2] else ''}")
 def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(ended, asked):
     trial = ended(asked)

@@ -151,7 +151,7 @@ def test_rotating_inputs_take_turns_and_are_more_than_the_cache():
 def test_a_clock_that_moves_is_a_doubt_and_cycles_stand_beside_the_time(clocks, doubted):
     point = measure(FakeDevice(enqueue_seconds=1e-6, clock_hertz=clocks))
     assert ("clock_moved" in codes(point)) == doubted
-    cycles = point.metric("cycles_per_call")
+    cycles = point.metric("device/cycles_per_call")
     assert (cycles is None) == (not clocks)
     if cycles:
         assert cycles.value == pytest.approx(1e-3 * np.mean(clocks), rel=0.01)
