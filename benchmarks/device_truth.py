@@ -88,8 +88,8 @@ def measure(name: str) -> dict[str, Any]:
     for _ in range(10):
         call()
     k, chunk = timing.calls_and_chunk(call, device)
-    clean = timing.Chain(call, device, chunk, k, hold=True)
-    long = timing.Chain(call, device, max(1, chunk // 32), 32 * k, hold=True) if chunk >= 32 else None
+    clean = timing.Chain(call, device, chunk, k)
+    long = timing.Chain(call, device, max(1, chunk // 32), 32 * k) if chunk >= 32 else None
     launches = max(1, count_launches(call, device))
     count = max(1, min(chunk, PROFILED_LAUNCHES // (launches * k)))
     rounds = []

@@ -191,12 +191,10 @@ class Procedure:
         k, chunk = timing.calls_and_chunk(step.call, self.device, self._flush())
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
             self.progress("throughput")
-            free = timing.Chain(step.call, self.device, chunk or 1, k)
-            self._take(point, "throughput", free, k)
-            point.metrics += [
-                Metric(name="loop/host_seconds", value=free.host_seconds / free.calls, unit="seconds"),
-                Metric(name="loop/wall_seconds", value=free.wall_seconds / free.calls, unit="seconds"),
-            ]
+            self._take(point, "throughput", timing.Loop(step.call, self.device, k), k)
+            host = timing.issue_seconds(step.call, self.device, chunk * k) if chunk else None
+            reason = None if chunk else "a call does not fit into the device's queue, and the host waits for room"
+            point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
         self.progress("latency")
         latency = timing.Latency(step.call, self.device, self._flush())
         self._take(point, "latency", latency, percentiles=self.percentiles)
@@ -222,7 +220,7 @@ class Procedure:
         """The device's own time, and what it says of the loop."""
         self.progress("device time")
         device, flush = self.device, self._flush()
-        held = timing.Chain(call, device, chunk, k, hold=True, flush=flush)
+        held = timing.Chain(call, device, chunk, k, flush=flush)
         series = self._take(point, "device", held, k)
         _judge_bound(point)
         if held.held.starved:
@@ -365,16 +363,18 @@ def _busy(point: Point) -> float:
 
 
 def _judge_bound(point: Point) -> None:
-    """What limits the pipelined loop, where the device's time is known."""
-    series = point.find_series("device")
-    loop = [point.metric(name) for name in ("loop/host_seconds", "loop/wall_seconds")]
-    host, wall = (metric.value if metric else None for metric in loop)
-    if series is None or not series.measured or host is None or wall is None:
+    """What limits the pipelined loop, where the device's time is known; medians of all three times."""
+    device, loop = (point.find_series(name) for name in ("device", "throughput"))
+    if device is None or loop is None or not device.measured or not loop.measured:
         return
-    device_seconds = stats.median_interval(series.measured).value
-    point.facts["bound_by"] = bound = stats.bound_by(host, wall, device_seconds)
-    if bound == "launch":
-        point.doubts.append(doubts.launch_bound(host, wall, device_seconds))
+    host = metric.value if (metric := point.metric("loop/host_seconds")) else None
+    wall, busy = (stats.median_interval(series.measured).value for series in (loop, device))
+    bound = stats.bound_by(host, wall, busy)
+    if bound is None:
+        return
+    point.facts["bound_by"] = bound
+    if bound == "launch" and host is not None:
+        point.doubts.append(doubts.launch_bound(host, wall, busy))
 
 
 def _add_cycles(point: Point, before: dict[str, Any], after: dict[str, Any]) -> None:

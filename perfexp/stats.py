@@ -352,19 +352,21 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
     )
 
 
-def bound_by(host_seconds: float, wall_seconds: float, device_seconds: float) -> str:
+def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:
     """What limits a pipelined loop.
 
     Args:
-        host_seconds: H, time per call that the host needs to issue the un-synchronised loop.
+        host_seconds: H, time per call that the host needs to issue it; None where that can't be known.
         wall_seconds: W, wall time per call of that loop.
         device_seconds: D, time that the device works on one call.
 
     Returns:
-        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`.
+        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`; None without H, but for `gpu`.
     """
     if device_seconds / wall_seconds >= 0.95:
         return "gpu"
+    if host_seconds is None:
+        return None
     if host_seconds / wall_seconds >= 0.95 and device_seconds / wall_seconds < 0.90:
         return "launch"
     return "mixed"

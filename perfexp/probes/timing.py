@@ -24,12 +24,12 @@ Samples = NDArray[np.float64]
 #: So much of the device's queue is filled at the most: beyond its depth the host is made to wait, which looks like a
 #: call that is slow to launch.
 _QUEUE_SHARE = 0.8
-#: To find the depth, the queue is held for so long; a host that can't fill it in that time never fills it while timing.
-_PROBE_HOLD_SECONDS = 0.06
+#: To find the depth, the queue is held for so long, one attempt after the other, until a call fits.
+_PROBE_HOLDS_SECONDS = (0.06, 0.06, 0.06, 1.0)
+#: Fills of the queue from which the host time of issuing a call is taken.
+_ISSUE_FILLS = 7
 #: The queue is held for so many times the host's time to fill it, and a little more.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.2, 200e-6
-#: Attempts to fill a held queue with one call before it counts as too large.
-_QUEUE_ATTEMPTS = 4
 #: Attempts to hold a queue long enough before the block is taken as it is.
 _HOLD_ATTEMPTS = 4
 
@@ -188,22 +188,73 @@ class Hold:
 
 
 @dataclass
-class Chain:
-    """Events around every k calls of a pipelined loop on an asynchronous device, in chunks that fit its queue.
+class Loop:
+    """Events around every k calls of a pipelined loop that never waits: the wall time per call that it keeps up.
 
-    With `hold` the queue is filled behind a wait, so that the device never starves: its own time per call. Without,
-    it is the wall time per call of the loop as the host can issue it.
+    A first call fills the pipeline before each block. Beyond the queue's depth the host is made to wait for the device,
+    which changes nothing in the loop's time.
+
+    Attributes:
+        call: what is timed.
+        device: that works.
+        calls_per_sample: k.
+    """
+
+    call: Call
+    device: Device
+    calls_per_sample: int = 1
+    _events: list[Event] = field(default_factory=list)
+
+    def __call__(self, samples: int) -> Samples:
+        """Take so many samples, seconds per call."""
+        call, k, device, events = self.call, self.calls_per_sample, self.device, self._events
+        while len(events) < samples + 1:
+            events.append(device.new_event())
+        record = device.record
+        device.synchronize()
+        call()
+        record(events[0])
+        for index in range(1, samples + 1):
+            for _ in range(k):
+                call()
+            record(events[index])
+        device.synchronize()
+        between = [device.elapsed_seconds(events[index], events[index + 1]) for index in range(samples)]
+        return np.asarray(between) / k
+
+
+def issue_seconds(call: Call, device: Device, calls: int) -> float:
+    """Host time of issuing a call, where the queue is never full: beyond its depth the host is made to wait.
+
+    Args:
+        call: to be issued.
+        device: asynchronous.
+        calls: that its queue takes.
+
+    Returns:
+        The median over a few fills of the queue, seconds per call.
+    """
+    taken = []
+    for _ in range(_ISSUE_FILLS):
+        device.synchronize()
+        start = device.now_ns()
+        for _ in range(calls):
+            call()
+        taken.append((device.now_ns() - start) * 1e-9 / calls)
+    device.synchronize()
+    return float(np.median(taken))
+
+
+@dataclass
+class Chain:
+    """Events around every k calls whose queue is filled behind a wait, so that the device never starves: its own time.
 
     Attributes:
         call: what is timed.
         device: that works.
         chunk: samples that fit into the queue at once.
         calls_per_sample: k.
-        hold: whether the queue is held while it is filled.
         flush: enqueued before each sample, outside of its time: then each sample has two events of its own.
-        host_seconds: host time of issuing all calls so far.
-        wall_seconds: wall time of them, the final synchronise of each chunk included.
-        calls: how many those were.
         held: how the queue is held.
     """
 
@@ -211,11 +262,7 @@ class Chain:
     device: Device
     chunk: int
     calls_per_sample: int = 1
-    hold: bool = False
     flush: Call | None = None
-    host_seconds: float = 0.0
-    wall_seconds: float = 0.0
-    calls: int = 0
     held: Hold = field(default_factory=Hold)
     _events: list[Event] = field(default_factory=list)
 
@@ -225,7 +272,7 @@ class Chain:
         left = samples
         while left > 0:
             count = min(self.chunk, left)
-            taken.append(self.held.fill(partial(self._chunk, count)) if self.hold else self._chunk(count, 0.0).seconds)
+            taken.append(self.held.fill(partial(self._chunk, count)))
             left -= count
         return np.concatenate(taken)
 
@@ -241,15 +288,10 @@ class Chain:
         start = device.now_ns()
         device.record(events[0])
         pairs = self._joined(samples) if self.flush is None else self._apart(samples, self.flush)
-        issued = device.now_ns()
-        starved = device.passed(events[0])
+        host_seconds, starved = (device.now_ns() - start) * 1e-9, device.passed(events[0])
         device.synchronize()
-        end = device.now_ns()
-        self.host_seconds += (issued - start) * 1e-9
-        self.wall_seconds += (end - start) * 1e-9
-        self.calls += samples * self.calls_per_sample
         between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
-        return Filled(np.asarray(between) / self.calls_per_sample, (issued - start) * 1e-9, starved)
+        return Filled(np.asarray(between) / self.calls_per_sample, host_seconds, starved)
 
     def _joined(self, samples: int) -> list[tuple[int, int]]:
         """Calls with one event between two samples; returns which events are around each sample."""
@@ -273,7 +315,13 @@ class Chain:
 
 
 def samples_in_queue(
-    call: Call, device: Device, calls_per_sample: int = 1, *, flush: Call | None = None, most: int = 2000
+    call: Call,
+    device: Device,
+    calls_per_sample: int = 1,
+    *,
+    flush: Call | None = None,
+    most: int = 2000,
+    hold_seconds: float = _PROBE_HOLDS_SECONDS[0],
 ) -> int:
     """How many samples the device's queue takes with room to spare, found by filling it while it is held.
 
@@ -283,13 +331,15 @@ def samples_in_queue(
         calls_per_sample: k; each sample also has an event.
         flush: enqueued before each sample, with one more event; or None.
         most: no more than so many are of interest.
+        hold_seconds: for how long the queue is held.
 
     Returns:
-        0 where not even one sample fits: the call has more launches than the queue has places, or it waits inside.
+        0 where not even one sample fits: the call has more launches than the queue has places, it waits inside, or the
+        host needs longer to issue it.
     """
     held, mark = device.new_event(), device.new_event()
     device.synchronize()
-    device.hold(_PROBE_HOLD_SECONDS)
+    device.hold(hold_seconds)
     device.record(held)
     fit = 0
     while fit < most:
@@ -317,16 +367,20 @@ def calls_and_chunk(call: Call, device: Device, flush: Call | None = None) -> tu
     Returns:
         k and the chunk of a `Chain`; the chunk is 0 where not even one call fits into the queue.
     """
-    # the first calls may still make the allocator ask the driver for memory, which waits for the device
-    chunk = next(filter(None, (samples_in_queue(call, device, flush=flush) for _ in range(_QUEUE_ATTEMPTS))), 0)
-    if chunk == 0 or flush is not None:
-        return 1, chunk
+    # The first calls may still make the allocator ask the driver for memory, which waits for the device; and a call
+    # whose data comes from the host may take that host long to issue.
+    fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
+    single = next(filter(None, fits), 0)
+    if single == 0 or flush is not None:
+        return 1, single
     # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
-    rough = float(np.median(Chain(call, device, min(chunk, 10), hold=True)(10)))
+    rough = float(np.median(Chain(call, device, min(single, 10))(10)))
     k = stats.calls_per_sample(max(rough, 1e-9), device.event_tick_seconds, device.record_seconds)
-    while k > 1 and (chunk := samples_in_queue(call, device, k)) == 0:
+    while k > 1:
+        if chunk := samples_in_queue(call, device, k):
+            return k, chunk
         k //= 2
-    return k, chunk
+    return 1, single
 
 
 @dataclass

@@ -22,7 +22,7 @@ def repeat(device, work_seconds, launches=1):
 @pytest.mark.parametrize("work_seconds", [5e-6, 50e-6])
 def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
-    seconds = timing.Chain(repeat(device, work_seconds), device, 400, hold=True)(500)
+    seconds = timing.Chain(repeat(device, work_seconds), device, 400)(500)
     # the first block finds out how long the queue has to be held
     assert np.median(seconds) == pytest.approx(work_seconds, rel=1e-6)
     assert seconds[1:] == pytest.approx(np.full(499, work_seconds), rel=1e-6)
@@ -31,8 +31,24 @@ def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds
 @pytest.mark.parametrize(("work_seconds", "wall_seconds"), [(5e-6, 20e-6), (50e-6, 50e-6)])
 def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
-    seconds = timing.Chain(repeat(device, work_seconds), device, 400)(500)
+    seconds = timing.Loop(repeat(device, work_seconds), device)(500)
     assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("launches", [20, 80, 400, 800, 1600, 3000])
+@pytest.mark.parametrize(("host_seconds", "work_seconds"), [(4e-6, 5e-6), (4e-6, 3e-6)])
+@pytest.mark.parametrize("samples", [1, 10, 100])
+def test_the_loop_is_as_fast_as_one_without_any_measuring(launches, host_seconds, work_seconds, samples):
+    plain = FakeDevice(enqueue_seconds=host_seconds)
+    call = repeat(plain, launches * work_seconds, launches)
+    for _ in range(500):
+        call()
+    plain.synchronize()
+    truth = plain.now_ns() * 1e-9 / 500
+    device = FakeDevice(enqueue_seconds=host_seconds)
+    loop = timing.Loop(repeat(device, launches * work_seconds, launches), device)
+    seconds = np.concatenate([loop(samples) for _ in range(5)])
+    assert seconds.mean() == pytest.approx(truth, rel=0.01)
 
 
 def test_latency_is_host_device_and_synchronise_together():
@@ -53,25 +69,37 @@ def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
             device.launch(work_seconds * next(noise))
 
         chunk = timing.samples_in_queue(call, device)
-        held = float(np.median(timing.Chain(call, device, chunk, hold=True)(calls)))
-        free = timing.Chain(call, device, chunk)
-        free(calls)
-        assert stats.bound_by(free.host_seconds / free.calls, free.wall_seconds / free.calls, held) == verdict
+        held = float(np.median(timing.Chain(call, device, chunk)(calls)))
+        wall = float(np.median(timing.Loop(call, device)(calls)))
+        assert stats.bound_by(timing.issue_seconds(call, device, chunk), wall, held) == verdict
 
 
-def test_a_chunk_never_fills_the_queue_to_where_the_host_has_to_wait():
+def test_the_host_time_is_that_of_a_queue_with_room():
     """Beyond its depth the queue itself slows the host down, and a device-bound call would look launch-bound."""
     device = FakeDevice(enqueue_seconds=20e-6, queue_depth=1000)
     call = repeat(device, 50e-6)
-    free = timing.Chain(call, device, timing.samples_in_queue(call, device))
-    free(5000)
-    assert free.host_seconds / free.calls == pytest.approx(20e-6, rel=0.01)
+    assert timing.issue_seconds(call, device, timing.samples_in_queue(call, device)) == pytest.approx(20e-6, rel=0.01)
+
+
+@pytest.mark.parametrize("launches", [600, 900])
+def test_a_call_of_which_the_queue_takes_only_one_is_measured_one_by_one(launches):
+    device = FakeDevice(enqueue_seconds=1e-6, record_seconds=2e-6)
+    k, chunk = timing.calls_and_chunk(repeat(device, 2e-3, launches), device)
+    assert (k, chunk) == (1, 1)
+
+
+def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
+    device = FakeDevice(enqueue_seconds=80e-3)
+    k, chunk = timing.calls_and_chunk(repeat(device, 2e-3), device)
+    assert k == 1
+    assert chunk > 1
+    assert np.median(timing.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(2e-3, rel=1e-6)
 
 
 def test_a_call_of_many_launches_still_fits():
     device = FakeDevice(enqueue_seconds=2e-6, queue_depth=1000)
     call = repeat(device, 1e-3, launches=300)
-    seconds = timing.Chain(call, device, timing.samples_in_queue(call, device), hold=True)(20)
+    seconds = timing.Chain(call, device, timing.samples_in_queue(call, device))(20)
     assert np.median(seconds) == pytest.approx(1e-3, rel=1e-6)
 
 
@@ -97,21 +125,21 @@ def test_a_host_too_slow_to_fill_the_queue_fills_what_it_can():
 def test_a_coarse_tick_is_overcome_by_more_calls_per_sample():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
     k = stats.calls_per_sample(10e-6, device.event_tick_seconds)
-    seconds = timing.Chain(repeat(device, 10e-6), device, 8, k, hold=True)(30)
+    seconds = timing.Chain(repeat(device, 10e-6), device, 8, k)(30)
     assert k == 103
     assert np.abs(seconds / 10e-6 - 1).max() <= 0.001
 
 
 def test_without_more_calls_the_same_tick_would_be_wrong():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
-    seconds = timing.Chain(repeat(device, 10e-6), device, 400, hold=True)(300)
+    seconds = timing.Chain(repeat(device, 10e-6), device, 400)(300)
     assert np.abs(seconds / 10e-6 - 1).max() > 0.02
 
 
 def test_a_queue_that_can_not_be_held_is_told():
     device = FakeDevice(enqueue_seconds=20e-6)
     device.hold = lambda seconds: None
-    chain = timing.Chain(repeat(device, 5e-6), device, 400, hold=True)
+    chain = timing.Chain(repeat(device, 5e-6), device, 400)
     chain(100)
     assert chain.held.starved == 1
 
@@ -178,7 +206,7 @@ def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_secon
     call = repeat(device, 5e-6)
     found, chunk = timing.calls_and_chunk(call, device)
     assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
-    seconds = timing.Chain(call, device, chunk, found, hold=True)(20)
+    seconds = timing.Chain(call, device, chunk, found)(20)
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
 
 
