@@ -17,6 +17,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from perfexp.algorithms import Backend, OnUnsupported
 from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.gpus import GpuFacts
@@ -117,6 +118,17 @@ class FakeModelSettings:
     waits: bool = False
     cold_seconds: float = 0.0
     faults: FakeFaults = field(default_factory=FakeFaults)
+
+
+@dataclass(kw_only=True)
+class ForcedAlgorithm:
+    """Settings of `perfexp.algorithms.forced.Forced`. `layers` has no type: a typed mapping takes no new keys."""
+
+    _target_: str = MISSING
+    name: str = MISSING
+    backend: Backend = Backend.auto
+    on_unsupported: OnUnsupported = OnUnsupported.fallback
+    layers: Any = None
 
 
 @dataclass(kw_only=True)
@@ -298,6 +310,7 @@ def register() -> None:
         ("schema", "gpu", Gpu),
         ("schema/model", "torchvision", TorchvisionModel),
         ("schema/model", "fake", FakeModelSettings),
+        ("schema/algorithm", "forced", ForcedAlgorithm),
         ("schema/data", "synthetic", SyntheticData),
         ("schema/data", "images", ImagesData),
         ("schema/stopping", "precision", PrecisionRule),

@@ -33,6 +33,7 @@ class Job:
         prefix: arguments before the worker's own (`nsys profile …`, `numactl …`).
         timeout_seconds: a worker that tells nothing for so long is ended; None for never.
         listener: gets the worker's events.
+        refusal: why the measurement was given up before its end, if it was.
     """
 
     paths: RunPaths
@@ -42,6 +43,7 @@ class Job:
     prefix: Sequence[str] = ()
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
+    refusal: str | None = None
 
     @property
     def replicates(self) -> list[int]:
@@ -91,14 +93,15 @@ def measure(job: Job, replicate: int) -> None:
 
 
 def results(job: Job) -> list[Point]:
-    """Every point's result so far, in the plan's order; `interrupted` where there is none.
+    """Every point's result so far, in the plan's order; `interrupted`, with the reason, where there is none.
 
     Args:
         job: what was to be measured.
     """
     found = {point.key: point for point in read_points(job.paths.points)}
+    reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
     return [
-        found.get(key) or Point(key=key, status=Status.INTERRUPTED, error="the run was interrupted")
+        found.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
         for key in (*job.timed, *job.first_predictions)
     ]
 
@@ -122,7 +125,7 @@ def _one_worker(job: Job, what: str, replicate: int) -> _Ending:
     command += [f"--plan-sha256={job.plan_sha256}", f"--what={what}", f"--replicate={replicate}"]
     process = WorkerProcess(command, job.paths.log)
     current: Key | None = None
-    refusal, failure, silent = None, None, False
+    refusal, failure, silence = None, None, None
     try:
         for event in process.events(job.timeout_seconds):
             if event["event"] == "point":
@@ -134,14 +137,17 @@ def _one_worker(job: Job, what: str, replicate: int) -> _Ending:
             elif event["event"] == "failed":
                 failure = str(event["message"])
             job.listener(event)
-    except SilenceError:
-        silent = True
+    except SilenceError as error:
+        silence = error
     finally:
         code = process.end()
     if refusal is not None:
+        job.refusal = str(refusal)
+        if current is not None:
+            _give_up(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
         raise refusal
-    if silent:
-        text = f"the worker told nothing for {job.timeout_seconds:g} s (timeout_seconds) and was ended"
+    if silence is not None and not silence.finished:
+        text = f"the worker told nothing for {silence.seconds:g} s (timeout_seconds) and was ended"
         return _Ending(status=Status.TIMEOUT, text=text, current=current, hopeless=True)
     return _death(code, current, failure)
 

@@ -22,7 +22,7 @@ from perfexp import config, interrupts, naming, usage
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error
-from perfexp.resume import CONFIG_DIR, with_resumed
+from perfexp.resume import CONFIG_DIR, joined_flags, with_resumed
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(application: _Application, arguments: list[str]) -> None:
     try:
-        application.arguments = arguments = with_resumed(arguments)
+        application.arguments = arguments = with_resumed(joined_flags(arguments))
         _refuse_targets(arguments)
         with _hydra_arguments(arguments):
             config.register()
@@ -123,6 +123,10 @@ class _Application:
         from perfexp.sinks.console import Console
 
         settings = HydraConfig.get()
+        if settings.mode == RunMode.MULTIRUN and not str(settings.launcher["_target_"]).endswith("BasicLauncher"):
+            raise UserError(
+                "Runs of a sweep are measured one after the other, on this machine: leave hydra/launcher at basic."
+            )
         command = [f"--config-dir={folder}" for folder in _flag_values(self.arguments, *CONFIG_DIR)]
         command += list(settings.overrides.task)
         try:
@@ -131,8 +135,7 @@ class _Application:
             assignment = self._assignment(plain)
         except PerfexpError as error:
             return self.failed(error)
-        local = str(settings.launcher["_target_"]).endswith("BasicLauncher")
-        if settings.mode == RunMode.MULTIRUN and local and assignment.plan.replicate > 1:
+        if settings.mode == RunMode.MULTIRUN and assignment.plan.replicate > 1:
             self._waiting.append(assignment)
             return
         try:

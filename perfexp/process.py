@@ -29,7 +29,16 @@ Event = dict[str, Any]
 
 
 class SilenceError(Exception):
-    """A worker told nothing for too long."""
+    """A worker told nothing for too long.
+
+    Args:
+        seconds: for how long.
+        finished: whether it had told its last event.
+    """
+
+    def __init__(self, seconds: float, *, finished: bool) -> None:
+        super().__init__(f"nothing was told for {seconds:g} s")
+        self.seconds, self.finished = seconds, finished
 
 
 class WorkerProcess:
@@ -76,13 +85,13 @@ class WorkerProcess:
             SilenceError: it told nothing for longer than that.
             KeyboardInterrupt: an interrupt that is held came.
         """
-        limit, rest = silence_seconds, b""
-        while (data := self._read(limit)) is not None:
+        limit, finished, rest = silence_seconds, False, b""
+        while (data := self._read(limit, finished=finished)) is not None:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 event = json.loads(line)
                 limit = None if event.get("patient") else silence_seconds
-                if event["event"] == "finished":
+                if finished := event["event"] == "finished":
                     limit = _EXIT_SECONDS
                 yield event
 
@@ -115,7 +124,7 @@ class WorkerProcess:
             )
         return self._process.returncode
 
-    def _read(self, limit: float | None) -> bytes | None:
+    def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
         """What has arrived; None once the process has ended and everything was read."""
         deadline = None if limit is None else time.monotonic() + limit
         while True:
@@ -128,7 +137,7 @@ class WorkerProcess:
             elif ended:
                 return None
             if deadline is not None and time.monotonic() >= deadline:
-                raise SilenceError
+                raise SilenceError(limit or 0.0, finished=finished)
 
     def _wait(self, seconds: float | None) -> bool:
         """Wait until something arrives, the process ends, or the time is over; returns whether it has ended."""

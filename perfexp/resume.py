@@ -13,8 +13,10 @@ from perfexp.record import Sweep
 #: Hydra's flags for a folder of the user's own groups.
 CONFIG_DIR = ("--config-dir", "-cd")
 _MULTIRUN = ("-m", "--multirun")
-#: Overrides that could have code run which nobody typed here.
-_UNSAFE = ("hydra", "profiler", "_target_")
+#: Overrides that could have code run which nobody typed here, and what could read the environment.
+_UNSAFE, _UNSAFE_ANYWHERE = ("hydra", "profiler"), ("_target_", "${")
+#: Overrides that say where output goes and are kept all the same: names of options, not addresses.
+_KEPT = ("stage", "tracking")
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
@@ -31,10 +33,26 @@ def with_resumed(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     others = [text for text in arguments if not text.startswith("resume=")]
     folder = Path(folders[-1])
-    stored = [text for text in _stored(folder) if not text.startswith("output_dir=")]
+    stored, is_sweep = _stored(folder)
     _refuse_unsafe(stored, others, folder)
-    kept = [text for text in stored if not text.startswith("-") or text in _MULTIRUN]
-    return [*kept, f"output_dir={_quoted(str(folder.absolute()))}", *others]
+    kept = [text for text in stored if text in _MULTIRUN or (text[0] != "-" and (_is_measured(text) or _is_kept(text)))]
+    alone = [] if is_sweep else ["hydra.mode=RUN"]  # a file of the experiment's may ask for a sweep
+    return [*kept, *alone, f"output_dir={_quoted(str(folder.absolute()))}", *others]
+
+
+def joined_flags(arguments: Sequence[str]) -> list[str]:
+    """A command line in which `--config-dir DIR` is one word, as `--config-dir=DIR`.
+
+    Args:
+        arguments: as the user typed them.
+    """
+    joined: list[str] = []
+    for text in arguments:
+        if joined and joined[-1] in CONFIG_DIR:
+            joined[-1] = f"{CONFIG_DIR[0]}={text}"
+        else:
+            joined.append(text)
+    return joined
 
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
@@ -48,19 +66,25 @@ def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _is_measured(argument: str) -> bool:
+    """Whether an override says what is measured, rather than where output goes and how it looks."""
     return argument.lstrip("+~").partition("=")[0].split(".")[0] not in config.NOT_MEASURED
 
 
-def _stored(folder: Path) -> list[str]:
+def _is_kept(argument: str) -> bool:
+    return argument.partition("=")[0] in _KEPT
+
+
+def _stored(folder: Path) -> tuple[list[str], bool]:
+    """The command of a folder's sweep or run, and whether it is a sweep."""
     if SweepPaths(folder).summary.is_file():
-        return Sweep.load(folder).command
+        return Sweep.load(folder).command, True
     plan = RunPaths(folder).plan
     if not plan.is_file():
         raise UserError(f"resume={folder}: there is no run (plan.yaml) and no sweep (sweep.json) to go on with.")
     command = config.read(plan).get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
         raise UserError(f"resume={folder}: its plan.yaml does not say by which command it was started.")
-    return list(command)
+    return list(command), False
 
 
 def _refuse_unsafe(stored: Sequence[str], given: Sequence[str], folder: Path) -> None:
@@ -72,7 +96,7 @@ def _refuse_unsafe(stored: Sequence[str], given: Sequence[str], folder: Path) ->
                 f"resume={folder}: it was started with {text}, whose files choose code. If it is yours, "
                 f"say so again: perfexp --config-dir={value} resume={folder}"
             )
-        if key.lstrip("+~").startswith(_UNSAFE) or "_target_" in text:
+        if key.lstrip("+~").startswith(_UNSAFE) or any(part in text for part in _UNSAFE_ANYWHERE):
             raise UserError(
                 f"resume={folder}: '{text}' is not taken from a file. Repeat the command that started it, "
                 f"with output_dir={folder}."

@@ -47,10 +47,11 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
                     for run in runs:
                         if run.has_results:
                             with suppress(PerfexpError):  # the disk is full; the points are on it
-                                kept.append((run, run.keep()))
+                                kept.append((run, record := run.keep()))
+                                ended(run.assignment, record)
         finally:
             for run, record in kept:
-                ended(run.assignment, run.tell(record))
+                run.tell(record)
 
 
 def order(runs: Sequence[Run], replicate: int) -> list[Run]:

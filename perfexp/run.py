@@ -140,10 +140,12 @@ class Procedure:
             first_loss = self._first_call(step, batches)
             if self.graph:
                 step = graphed(step, self.session, constant=batches.constant)
+            self._warm_memory(point, step)
             if step.trains and self.epochs:
                 self._epochs(point, step)
             else:
                 self._times(point, step)
+            point.metrics += self.device.memory()  # before whatever is not the call that was timed
             if step.trains:
                 self._training_figures(point, step, batches, first_loss)
             if self.data.labelled and (self.epochs or not step.trains):
@@ -151,9 +153,17 @@ class Procedure:
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
-            point.metrics += self.device.memory()  # before the graph, which has memory of its own
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
+
+    def _warm_memory(self, point: Point, step: Step) -> None:
+        """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""
+        step.call()
+        self.device.synchronize()
+        peak = next((metric for metric in self.device.memory() if metric.name == "memory/peak_bytes"), None)
+        if peak is not None:
+            point.metrics.append(msgspec.structs.replace(peak, name="memory/warmup_peak_bytes"))
+        self.device.reset_peak_memory(give_back=False)
 
     @contextmanager
     def _batches(self, key: Key, *, training: bool) -> Iterator[Batches]:
@@ -235,6 +245,8 @@ class Procedure:
         waits = self.device.waits_inside(step.call)
         self.progress("capturing a graph")
         try:
+            if self.cache is Cache.rotate:
+                raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
             call = graphed(step, self.session, constant=batches.constant).call
             k, chunk = timing.calls_and_chunk(call, self.device, self._flush())
             if not chunk:
@@ -297,7 +309,7 @@ class Procedure:
             point.metrics.append(Metric(name="data_share", value=share, unit="1"))
         names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
         whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
-        if whole is None:
+        if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
             return
         ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
@@ -358,8 +370,8 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
 
 
 def _busy(point: Point) -> float:
-    """For how many seconds the device has worked on a point's calls so far."""
-    return sum(sum(series.samples) * series.calls_per_sample for series in point.series)
+    """For how many seconds the device has worked on a point's calls so far; an epoch is the sum of its steps."""
+    return sum(sum(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
 
 
 def _judge_bound(point: Point) -> None:

@@ -175,6 +175,7 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: E
         tell: where it is told which point this is.
         spawned_ns: the parent's monotonic clock when it started this process.
     """
+    from perfexp import environment
     from perfexp.run import verdict
 
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
@@ -199,6 +200,8 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: E
         except Exception as error:
             traceback.print_exc()
             point.status, point.error = verdict(error, device)
+        if not device.is_lost():
+            _refuse_other_environment(paths, {**environment.collect(), "device": device.facts()})
     point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
     append_line(paths.points, point_to_line(point))
     tell("done", key=_plain(key), status=point.status.value)
@@ -266,7 +269,7 @@ def _model(plan: config.Plan) -> Any:
 
 
 def _write_environment(paths: RunPaths, device: Any, session: Any) -> None:
-    """What is true when this process measures, and what is doubtful from its start.
+    """What is true when this process measures, and what is doubtful from its start; earlier doubts stay.
 
     Raises:
         UserError: the folder has points that were measured in another environment.
@@ -274,17 +277,31 @@ def _write_environment(paths: RunPaths, device: Any, session: Any) -> None:
     from perfexp import environment
 
     facts = {**environment.collect(), "device": device.facts(), "session": session.facts()}
-    if paths.environment.exists() and read_points(paths.points):
-        before = json.loads(paths.environment.read_bytes())["environment"]
-        changed = [f"{name}: {old} → {new}" for name, old, new in environment.differences(before, facts)]
-        if changed:
-            raise UserError(
-                f"The points in {paths.root} were measured in another environment ({'; '.join(changed)}). "
-                "Choose another output_dir: one record tells of one environment."
-            )
-    doubts = [_doubt(doubt) for doubt in (*device.doubts(), *session.doubts())]
+    before = _refuse_other_environment(paths, facts)
+    found = [_doubt(doubt) for doubt in (*device.doubts(), *session.doubts())]
+    doubts = [*before, *(doubt for doubt in found if doubt not in before)]
     content = json.dumps({"environment": facts, "doubts": doubts}, indent=1, default=str)
     write_atomically(paths.environment, content.encode() + b"\n")
+
+
+def _refuse_other_environment(paths: RunPaths, facts: dict[str, Any]) -> list[dict[str, str]]:
+    """Compare with the environment of the points that are there already; returns the doubts of that.
+
+    Raises:
+        UserError: it is another one.
+    """
+    from perfexp import environment
+
+    if not paths.environment.exists() or not read_points(paths.points):
+        return []
+    before = json.loads(paths.environment.read_bytes())
+    changed = [f"{name}: {old} → {new}" for name, old, new in environment.differences(before["environment"], facts)]
+    if changed:
+        raise UserError(
+            f"The points in {paths.root} were measured in another environment ({'; '.join(changed)}). "
+            "Choose another output_dir: one record tells of one environment."
+        )
+    return list(before["doubts"])
 
 
 def _doubt(doubt: Doubt) -> dict[str, str]:

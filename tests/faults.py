@@ -30,6 +30,7 @@ from pathlib import Path
 import psutil
 
 from perfexp import config
+from perfexp.devices import lock
 from perfexp.errors import PerfexpError
 from perfexp.paths import RunPaths
 from perfexp.record import Key, Point, Record, Status, Sweep, points_from_lines
@@ -48,7 +49,7 @@ SILENCE_SECONDS, TORCH_SILENCE_SECONDS = 3, 20
 FINAL = {Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED}
 
 COMMON = ("tracking=none", "stopping=fixed", "output_dir=run")
-FAKE = ("model=fake", "gpu=fake", "stopping.measure=300", "+gpu.script.lock_name=scripted")
+FAKE = ("model=fake", "gpu=fake", "stopping.measure=300")
 TORCH = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu", "execution.threads=1")
 FEW_CALLS = ("stopping.warmup=1", "stopping.measure=3")
 
@@ -189,6 +190,7 @@ class Trial:
         self.run = folder / "run"
         self.stack = ExitStack()
         self.outcome = Outcome(number, self.kind)
+        self.lock_name = f"trial-{os.getpid()}-{folder.name}"
         choice = torch_courses(pictures) if pictures else courses(12 if short else 40)
         if self.kind == "loader":
             choice = {"pictures": choice["pictures"]}
@@ -220,7 +222,8 @@ class Trial:
 
     def _go(self) -> None:
         fault, outcome = self.fault, self.outcome
-        arguments = (*self.course.arguments, *COMMON, *fault.settings)
+        own = () if self.torch else (f"+gpu.script.lock_name={self.lock_name}",)
+        arguments = (*self.course.arguments, *own, *COMMON, *fault.settings)
         self._start((*arguments, *fault.once))
         hit = fault.inject is not None and self._wait_for_moment()
         self._look()
@@ -246,13 +249,11 @@ class Trial:
         self._check_last(code)
 
     def _start(self, arguments: Sequence[str]) -> None:
-        for name in ("runtime", "temporary"):
-            (self.folder / name).mkdir(exist_ok=True, mode=0o700)
+        (self.folder / "temporary").mkdir(exist_ok=True)
         environment = {
             **os.environ,
             MARKER: str(self.folder),
             "PYTHONPATH": str(ROOT),
-            "XDG_RUNTIME_DIR": str(self.folder / "runtime"),
             "TMPDIR": str(self.folder / "temporary"),
         }
         with (self.folder / "printed.txt").open("ab") as printed:
@@ -349,13 +350,15 @@ class Trial:
                         told.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
                 raise _Violation(f"{what} left running: {'; '.join(told)}")
             psutil.wait_procs(left, timeout=0.1)
-        while locked := [str(path) for name in ("run.log", "*.lock") for path in self._locked(name)]:
+        while locked := [str(path) for path in self._locked()]:
             if time.monotonic() > end:
                 raise _Violation(f"{what} left locked: {', '.join(locked)}")
             time.sleep(0.01)
 
-    def _locked(self, pattern: str) -> list[Path]:
-        return [path for path in self.folder.rglob(pattern) if _is_locked(path)]
+    def _locked(self) -> list[Path]:
+        """Folders and the device; the processor's lock is every trial's, and goes with its process."""
+        device = lock.lock_path(self.lock_name)
+        return [path for path in (*self.folder.rglob("run.log"), device) if path.exists() and _is_locked(path)]
 
     def _check(self, holds: bool, problem: str) -> None:
         if not holds:

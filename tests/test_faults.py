@@ -97,7 +97,7 @@ def test_what_a_crash_left_of_a_file_that_was_being_written_is_removed(tmp_path)
 
 
 def test_a_forked_process_does_not_keep_the_device(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(lock, "TEMPORARY", tmp_path)
     ready, end = os.pipe(), os.pipe()
     with lock.held("device", wait=False, purpose="a test", waiting=lambda owner: None):
         child = os.fork()

@@ -11,8 +11,6 @@ from perfexp.models import Batch, Session
 
 #: All copies together are so many times as large as the caches.
 _TIMES_CACHE = 2
-#: … but there are no more than so many.
-_MOST_COPIES = 1024
 
 
 class Rotating:
@@ -28,8 +26,8 @@ class Rotating:
 
     def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
         first = batches.next()
-        size = max(int(getattr(first.inputs, "nbytes", 0)), 1)
-        count = min(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, _MOST_COPIES)
+        size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
+        count = math.ceil(_TIMES_CACHE * cache_bytes / size) + 1
         copies = [first, *(session.copy(batches.next()) for _ in range(max(count, 2) - 1))]
         self._cycle = cycle(copies)
         self.copies = len(copies)

@@ -86,11 +86,18 @@ class Device(Protocol):
     def is_lost(self) -> bool:
         """Whether nothing can be done on it any more by this process (after an error that outlives its call)."""
 
-    def reset_peak_memory(self) -> None:
-        """Forget the peak of memory so far, where that can be done."""
+    def reset_peak_memory(self, *, give_back: bool = True) -> None:
+        """Forget the peak of memory so far, where that can be done.
+
+        Args:
+            give_back: whether memory that is held without need is given back to the system before.
+        """
 
     def memory(self) -> list[Metric]:
-        """`memory/peak_bytes` since the last reset, and what else the device knows; None with a reason otherwise."""
+        """`memory/peak_bytes` since the last reset, and what else the device knows; None with a reason otherwise.
+
+        What perfexp itself holds there (to flush a cache) is not counted.
+        """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an exception says that this device, or its host, ran out of memory."""

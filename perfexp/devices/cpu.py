@@ -98,11 +98,13 @@ class CpuDevice:
         """Never: without it nothing could ask."""
         return False
 
-    def reset_peak_memory(self) -> None:
+    def reset_peak_memory(self, *, give_back: bool = True) -> None:
         """Give back what is not needed, and set the peak of the resident memory back to what then is (Linux)."""
-        gc.collect()
-        with suppress(OSError, AttributeError):  # glibc keeps what was freed; other libraries have no such function
-            ctypes.CDLL(None).malloc_trim(0)
+        if give_back:
+            self._flushed = None
+            gc.collect()
+            with suppress(OSError, AttributeError):  # glibc keeps what was freed; other libraries have no such function
+                ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -110,6 +112,8 @@ class CpuDevice:
         """Peak resident memory of the process, libraries and data included: since the reset where the system can."""
         peak = _peak_resident_bytes()
         reason = None if peak is not None else "the system does not tell the peak resident memory"
+        if peak is not None and self._flushed is not None:
+            peak -= self._flushed.nbytes
         return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:

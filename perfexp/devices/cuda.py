@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import statistics
 import time
@@ -18,6 +19,8 @@ from perfexp.devices.nvml import find_board
 from perfexp.errors import DeviceMismatch
 from perfexp.record import Doubt, Metric
 
+#: What libraries say that do not get their memory from torch's allocator.
+_OUT_OF_MEMORY = re.compile(r"CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|HIP out of memory", re.I)
 #: So many times the size of the second-level cache is written to drive everything else out of it.
 _FLUSH_FACTOR = 2
 #: Cycles of the spin by which its rate is found; from here on its time is proportional to them.
@@ -136,22 +139,26 @@ class CudaDevice:
             return True
         return False
 
-    def reset_peak_memory(self) -> None:
-        """See `Device`; what torch's allocator holds without need is given back first."""
+    def reset_peak_memory(self, *, give_back: bool = True) -> None:
+        """See `Device`."""
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        if give_back:
+            self._flushed = None
+            gc.collect()
+            torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> list[Metric]:
         """Peaks of torch's allocator, and what the board has more in use than before the context was made."""
         used = self._board.used_bytes() if self._board else None
         known = used is not None and self._used_before_bytes is not None
+        own = self._flushed.nbytes if self._flushed is not None else 0
         return [
-            Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated(), unit="bytes"),
-            Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved(), unit="bytes"),
+            Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated() - own, unit="bytes"),
+            Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved() - own, unit="bytes"),
             Metric(
                 name="memory/device_bytes",
-                value=used - self._used_before_bytes if known else None,  # type: ignore[operator]
+                value=used - self._used_before_bytes - own if known else None,  # type: ignore[operator]
                 unit="bytes",
                 reason=None if known else self._no_board or "the driver does not tell the memory in use",
             ),
@@ -159,7 +166,7 @@ class CudaDevice:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Device`."""
-        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+        return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
     def state(self) -> dict[str, Any]:
         """What the driver says, and the clock that the spin of known cycles shows."""

@@ -184,7 +184,7 @@ class FakeDevice:
         """See `Device`."""
         return self.lost
 
-    def reset_peak_memory(self) -> None:
+    def reset_peak_memory(self, *, give_back: bool = True) -> None:
         """It has no memory."""
 
     def memory(self) -> list[Metric]:

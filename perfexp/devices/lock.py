@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-import tempfile
+import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 from perfexp.errors import UserError
 from perfexp.paths import safe_name
 
+#: Where every process of every user may write.
+TEMPORARY = Path("/tmp")
 #: Descriptors of the locks that this process holds.
 _descriptors: set[int] = set()
 
@@ -35,15 +39,7 @@ def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str],
     if name is None:
         yield
         return
-    path = lock_path(name)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UserError(
-            f"The lock of the device can't be kept in {path.parent}: {error.strerror}. "
-            "Set XDG_RUNTIME_DIR to a folder of yours."
-        ) from error
+    descriptor = _open(name, os.O_RDWR | os.O_CREAT)
     _descriptors.add(descriptor)
     try:
         try:
@@ -80,33 +76,59 @@ def holder(name: str) -> str | None:
 
     Args:
         name: of the device.
+
+    Raises:
+        UserError: locks can't be kept here.
     """
+    if not lock_path(name).exists():
+        return None
+    descriptor = _open(name, os.O_RDONLY)
     try:
-        with lock_path(name).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _owner(file.read())
-    except OSError:
-        pass
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(os.read(descriptor, 65536))
+    finally:
+        os.close(descriptor)
     return None
 
 
 def lock_path(name: str) -> Path:
-    """The file of a device's lock: in the user's run directory, or in one of their own among the temporary files.
+    """The file of a device's lock.
+
+    It follows from the user alone, not from the environment: a session and a batch job of one user have to meet here.
 
     Args:
         name: of the device.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    usable = runtime is not None and os.access(runtime, os.W_OK)
-    folder = Path(runtime) / "perfexp" if runtime and usable else Path(tempfile.gettempdir()) / f"perfexp-{os.getuid()}"
-    return folder / f"{safe_name(name)}.lock"
+    return TEMPORARY / f"perfexp-{os.getuid()}" / f"{safe_name(name)}.lock"
+
+
+def _open(name: str, flags: int) -> int:
+    """A lock's file, in a folder that is this user's alone.
+
+    Raises:
+        UserError: there is none, or somebody else could have put it there.
+    """
+    path = lock_path(name)
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        folder = path.parent.lstat()
+        if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) & 0o077:
+            raise PermissionError(errno.EPERM, "it is not a folder of yours alone")
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, "it holds something that is no file")
+    except OSError as error:
+        raise UserError(
+            f"The lock of the device can't be kept in {path.parent}: {error.strerror}. Have that folder removed."
+        ) from error
+    return descriptor
 
 
 def _owner(content: bytes) -> str:
     try:
         facts = json.loads(content)
-        return f"process {facts['process']} measures {facts['purpose']}"
+        return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", f"process {facts['process']} measures {facts['purpose']}")
     except (ValueError, KeyError, TypeError):
         return "another process measures"

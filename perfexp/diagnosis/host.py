@@ -37,7 +37,7 @@ def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
     if not folder["writable"]:
-        return fail("device lock", f"{folder['path']} can't be written", "set XDG_RUNTIME_DIR to a folder of yours")
+        return fail("device lock", f"{folder['path']} can't be written", "have it removed: it has to be yours alone")
     if holder:
         return warn("device lock", f"held: {holder}", "wait for it, or let a run do so: device_lock=wait")
     return ok("device lock", "free")

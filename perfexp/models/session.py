@@ -131,6 +131,8 @@ class TorchSession:
 
     def reset(self) -> None:
         """See `Session`."""
+        if self._execution.compile:
+            torch.compiler.reset()
         if self._untrained is not None:
             self._untrained.seek(0)
             state = torch.load(self._untrained, map_location=self._device.identifier, weights_only=True)
@@ -143,9 +145,8 @@ class TorchSession:
             return self._run(inputs)
 
     def first_forward(self, batch: Batch) -> Any:
-        """See `Session`. A compiled model is compiled anew: after eight sizes torch would fall back to eager."""
+        """See `Session`."""
         if self._execution.compile:
-            torch.compiler.reset()
             self._check_shape(batch.inputs)  # the compiler would make much ado of a shape that does not fit
         try:
             return self.forward(batch.inputs)

@@ -510,9 +510,9 @@ def test_a_file_of_ones_own_that_is_damaged_is_an_error(tmp_path, capsys):
 
 
 def test_who_holds_the_lock_of_a_device_is_seen(tmp_path, monkeypatch, quiet_machine):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(lock, "TEMPORARY", tmp_path)
     path = lock.lock_path("cpu")
-    path.parent.mkdir()
+    path.parent.mkdir(mode=0o700)
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps({"process": os.getpid(), "purpose": "outputs/x"}).encode())
