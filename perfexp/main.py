@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -252,8 +253,8 @@ def _refuse_targets(arguments: Sequence[str]) -> None:
 @contextmanager
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Hand a command line to Hydra, which reads sys.argv, and have it raise its errors instead of printing them."""
-    multirun = ("-m", "--multirun")  # argparse takes it before or after all overrides, but not between them
-    ordered = sorted(arguments, key=lambda argument: argument not in multirun)
+    # argparse takes flags before or after all overrides, but not between them
+    ordered = sorted(arguments, key=lambda text: text not in ("-m", "--multirun") and not re.match("--[^=]+=", text))
     saved, sys.argv = sys.argv, ["perfexp", *ordered]
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -614,6 +615,7 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
         (["model=fake", "hydra.searchpath=[/somewhere]"], "hydra.searchpath"),
         (["model=fake", "profiler.command=[sh]"], "profiler.command"),
         (["model=fake", "model._target_=os.system"], "_target_"),
+        (["model=fake", "seed=${oc.env:HOME}"], "oc.env"),
         (None, "does not say by which command"),
     ],
 )
@@ -669,3 +671,98 @@ def test_a_device_in_use_is_waited_for(tmp_path):
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0, printed
     assert points_in(tmp_path / "x") == 1
+
+
+def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
+    run(*FAKE, "output_dir=x")
+    plan = yaml.safe_load((tmp_path / "x" / "plan.yaml").read_bytes())
+    plan["command"] += ["tracking=mlflow", "tracking.uri=http://127.0.0.1:9/", "timeout_seconds=1e-9", "tracking=none"]
+    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump(plan))
+    code, printed, _ = run("resume=x")
+    assert code == 0
+    assert "127.0.0.1:9" not in printed
+
+
+def test_a_run_of_a_sweep_that_an_experiment_makes_is_resumed_alone(run, tmp_path):
+    run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
+    sweep = (tmp_path / "s" / "sweep.json").read_bytes()
+    folder = tmp_path / "s" / "0_train"
+    (folder / "points.jsonl").unlink()
+    code, _, records = run(f"resume={folder}")
+    assert code == 0
+    assert len(records) == 2
+    assert (tmp_path / "s" / "sweep.json").read_bytes() == sweep
+    assert not (folder / "sweep.json").exists()
+    assert Record.load(folder).sweep.uid == Sweep.load(tmp_path / "s").uid
+
+
+def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
+    (tmp_path / "mine" / "stopping").mkdir(parents=True)
+    (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
+        "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
+    )
+    given = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=quickly", "output_dir=x")
+    assert run("--config-dir", "mine", *given)[0] == 0
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert "--config-dir=mine" in printed
+    assert run("--config-dir=mine", "resume=x")[0] == 0
+    assert run("resume=x", "--config-dir", "mine")[0] == 0
+
+
+def test_runs_of_a_sweep_are_not_handed_to_other_launchers(tmp_path):
+    plugin = tmp_path / "hydra_plugins" / "perfexp_other"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text(
+        "from hydra._internal.core_plugins.basic_launcher import BasicLauncher\n"
+        "class OtherLauncher(BasicLauncher):\n"
+        "    pass\n"
+    )
+    (tmp_path / "mine" / "hydra" / "launcher").mkdir(parents=True)
+    (tmp_path / "mine" / "hydra" / "launcher" / "other.yaml").write_text(
+        "_target_: hydra_plugins.perfexp_other.OtherLauncher\n"
+    )
+    given = (*FAKE, "--config-dir=mine", "-m", "batch_size=1,2", "hydra/launcher=other", "output_dir=s")
+    process = start(tmp_path, *given)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, printed
+    assert "leave hydra/launcher at basic" in printed
+    assert not list(tmp_path.rglob("record.json"))
+
+
+def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(photographs, broken)
+    given = ("model=resnet18", "gpu=cpu", "data=images", f"data.root={broken}", "data.workers=0", "tracking=none")
+    next(broken.rglob("*.jpg")).write_bytes(b"no picture")
+    code, _, [record] = run(
+        *given, "ttfp=false", "stopping=fixed", "input_size=[32,48]", "batch_size=12", "stopping.measure=1",
+        "stopping.warmup=0", "output_dir=x",
+    )  # fmt: skip
+    assert code == 2
+    assert [point.status for point in record.points] == [Status.FAILED, Status.INTERRUPTED]
+    assert "can't be read" in record.points[0].error
+    assert record.points[1].error.startswith("not tried: ")
+
+
+def test_doubts_of_an_earlier_worker_stay(run, tmp_path):
+    run(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    environment = json.loads((tmp_path / "x" / "environment.json").read_bytes())
+    environment["doubts"].append({"code": "shared_device", "detail": "seen before", "remedy": ""})
+    (tmp_path / "x" / "environment.json").write_text(json.dumps(environment))
+    lines = (tmp_path / "x" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "points.jsonl").write_bytes(lines[0])
+    _, _, [record] = run("resume=x")
+    assert [doubt.code for doubt in record.doubts] == ["simulated", "shared_device"]
+
+
+def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path):
+    run("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=x")
+    environment = json.loads((tmp_path / "x" / "environment.json").read_bytes())
+    environment["environment"]["device"]["name"] = "another device"
+    (tmp_path / "x" / "environment.json").write_text(json.dumps(environment))
+    lines = (tmp_path / "x" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "points.jsonl").write_bytes(lines[0])
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert "another environment (device.name: another device" in printed

@@ -12,7 +12,7 @@ from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.record import Key, Status
+from perfexp.record import Key, Metric, Status
 from perfexp.run import Procedure
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
@@ -182,3 +182,39 @@ def test_figures_of_the_users_own_are_kept_whatever_becomes_of_the_point(monkeyp
     point = measure()
     assert point.status is Status.FAILED
     assert point.metric("custom/own").value == 3.0
+
+
+def test_phases_with_warm_caches_are_not_held_against_a_flushed_call():
+    key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
+    point = measure(key=key, model={"cold_seconds": 0.5e-3}, cache=Cache.flush)
+    assert point.find_series("phase/forward") is not None
+    assert point.metric("phases_over_whole") is None
+    assert "phases_disagree" not in codes(point)
+
+
+def test_a_graph_does_not_take_the_place_of_rotating_inputs():
+    point = measure(model={"launches": 1500}, cache=Cache.rotate)
+    assert point.find_series("device") is None
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
+    assert "cache=rotate" in doubt.detail
+
+
+def test_the_peak_of_the_first_calls_stands_apart():
+    class Remembering(FakeDevice):
+        peak = 0
+
+        def reset_peak_memory(self, *, give_back=True):
+            self.peak = 100
+
+        def memory(self):
+            return [Metric(name="memory/peak_bytes", value=self.peak, unit="bytes")]
+
+        def launch(self, work_seconds, host_seconds=None):
+            calls, self.calls = getattr(self, "calls", 0), getattr(self, "calls", 0) + 1
+            self.peak = max(self.peak, 900 if calls < 2 else 300)
+            return super().launch(work_seconds, host_seconds)
+
+    point = measure(Remembering(enqueue_seconds=1e-6))
+    assert point.metric("memory/warmup_peak_bytes").value == 900
+    assert point.metric("memory/peak_bytes").value == 300
+    assert len([metric for metric in point.metrics if metric.name == "memory/peak_bytes"]) == 1
