@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 
 from perfexp import doubts, environment, metrics, stats
+from perfexp.algorithms import Algorithm
+from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
 from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
@@ -40,6 +42,7 @@ class Procedure:
         data: where its inputs come from.
         modes: by phase.
         stopping: when enough has been measured.
+        algorithm: that has been applied to the model.
         percentiles: that the latency is asked for.
         probes: by name.
         epochs: whole passes over the data in training, or None for as many steps as the stopping rule wants.
@@ -54,6 +57,7 @@ class Procedure:
     data: Data
     modes: dict[str, Mode]
     stopping: StoppingRule
+    algorithm: Algorithm = field(default_factory=Default)
     percentiles: Sequence[float] = (50.0, 95.0, 99.0)
     probes: dict[str, Probe] = field(default_factory=dict)
     epochs: int | None = None
@@ -126,6 +130,7 @@ class Procedure:
     @contextmanager
     def _step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
         """The call of a point, on weights as they were loaded and with its memory counted from here."""
+        self.algorithm.forget()
         self.session.reset()
         self.device.reset_peak_memory()
         mode = self.modes[key.phase]
@@ -138,6 +143,7 @@ class Procedure:
     def _measure(self, point: Point) -> None:
         with self._step(point.key) as (step, batches):
             first_loss = self._first_call(step, batches)
+            self._report_algorithm(point)
             if self.graph:
                 step = graphed(step, self.session, constant=batches.constant)
             self._warm_memory(point, step)
@@ -155,6 +161,16 @@ class Procedure:
             self._probe(point, step)
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
+
+    def _report_algorithm(self, point: Point) -> None:
+        """By what the convolutions of the first call were computed; it is decided once for each shape."""
+        report = self.algorithm.report()
+        if report is None:
+            return
+        point.metrics.append(report.metric())
+        point.facts["algorithm"] = report.facts()
+        doubt = report.doubt()
+        point.doubts += [doubt] if doubt else []
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""

@@ -23,6 +23,7 @@ from perfexp.paths import RunPaths, append_line, disk_error, write_atomically
 from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line, read_points
 
 if TYPE_CHECKING:
+    from perfexp.algorithms import Algorithm
     from perfexp.data import Data
     from perfexp.devices import Device
     from perfexp.models import Session
@@ -119,10 +120,11 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
         device.start()
         session = _open(plan, device, data)
         _write_environment(paths, device, session)
-        with config.build(plan.algorithm).applied(session):
+        algorithm = config.build(plan.algorithm)
+        with algorithm.applied(session):
             gc.collect()
             gc.freeze()  # what is loaded by now stays: the collections before each timed block need not look at it
-            procedure = _procedure(plan, session, device, data, tell)
+            procedure = _procedure(plan, session, device, data, algorithm, tell)
             for key in sweep.order(keys, replicate, plan.seed):
                 tell("point", key=_plain(key))
                 known = read_points(paths.points) if skip_larger else []
@@ -146,7 +148,9 @@ def _alone(plan: config.Plan, paths: RunPaths, device: Device, tell: Events) -> 
         yield
 
 
-def _procedure(plan: config.Plan, session: Session, device: Device, data: Data, tell: Events) -> Procedure:
+def _procedure(
+    plan: config.Plan, session: Session, device: Device, data: Data, algorithm: Algorithm, tell: Events
+) -> Procedure:
     from perfexp.run import Procedure
 
     return Procedure(
@@ -155,6 +159,7 @@ def _procedure(plan: config.Plan, session: Session, device: Device, data: Data, 
         data=data,
         modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
         stopping=config.build(plan.stopping),
+        algorithm=algorithm,
         percentiles=plan.percentiles,
         probes={name: config.build(node) for name, node in plan.probe.items()},
         epochs=plan.epochs,

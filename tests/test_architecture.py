@@ -46,6 +46,8 @@ TORCH_FREE = (
     "probes/timing",
     "algorithms/__init__",
     "algorithms/default",
+    "algorithms/choice",
+    "algorithms/report",
 )
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -63,6 +63,7 @@ def targets(node):
     [
         ("model/torchvision", "model=torchvision"),
         ("model/fake", "model=fake"),
+        ("algorithm/forced", "algorithm=gemm"),
         ("data/synthetic", "data=synthetic"),
         ("data/images", "data=images"),
         ("stopping/precision", "stopping=normal"),
@@ -129,6 +130,12 @@ def test_an_experiment_sets_its_sizes_and_the_user_still_wins():
     mine = config.typed(plan("experiment=quick", "sweep.num_sizes=4", "sweep.max_size=230", "percentiles=[50,95]"))
     assert [key.input_size[0] for key in mine.timed_keys()] == [224, 226, 228, 230]
     assert mine.percentiles == [50.0, 95.0]
+
+
+def test_layers_are_given_algorithms_on_the_command_line():
+    given = plan("algorithm=winograd", "algorithm.layers={features.0:implicit gemm,layer1.*:fft}")["algorithm"]
+    assert given["layers"] == {"features.0": "implicit gemm", "layer1.*": "fft"}
+    assert config.build(given).name == "winograd"
 
 
 def test_the_batch_sweep_goes_from_1_to_128():

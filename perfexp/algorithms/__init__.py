@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Protocol
 
+from perfexp.algorithms.report import AlgorithmReport
 from perfexp.models import Session
 
 
@@ -28,11 +29,7 @@ class OnUnsupported(StrEnum):
 
 
 class Algorithm(Protocol):
-    """What an `algorithm` node of the configuration builds.
-
-    One that replaces something may say what ran, by `forget()` and `report()` as `perfexp.algorithms.forced.Forced`
-    has them.
-    """
+    """What an `algorithm` node of the configuration builds."""
 
     def applied(self, session: Session) -> AbstractContextManager[None]:
         """While entered, the session's model computes its convolutions by this algorithm; undone on leaving.
@@ -40,3 +37,9 @@ class Algorithm(Protocol):
         Args:
             session: a loaded model.
         """
+
+    def forget(self) -> None:
+        """What ran before is no longer in the report: a point begins."""
+
+    def report(self) -> AlgorithmReport | None:
+        """What ran since the last `forget`; None where nothing was asked for."""

@@ -22,3 +22,9 @@ class Default:
     def applied(self, session: Session) -> Iterator[None]:
         """See `Algorithm`."""
         yield
+
+    def forget(self) -> None:
+        """Nothing is remembered."""
+
+    def report(self) -> None:
+        """See `Algorithm`; nothing was asked for."""

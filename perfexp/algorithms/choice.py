@@ -1,0 +1,37 @@
+"""Choice: which layer gets which algorithm, by its name or a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from perfexp.errors import UserError, did_you_mean
+
+
+def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, str]) -> list[str]:
+    """The algorithm of each layer. An exact name beats a pattern, then the last one wins.
+
+    Args:
+        layers: the names of each; a module that is used in several places has several.
+        name: algorithm of those that no pattern is for.
+        patterns: algorithms by a layer's name or a pattern (`features.*`), as a shell has them.
+
+    Raises:
+        UserError: a pattern fits no layer.
+    """
+    for pattern in patterns:
+        if not any(_fits(pattern, names) for names in layers):
+            known = [names[0] for names in layers]
+            hint = did_you_mean(pattern, known)
+            raise UserError(f"algorithm.layers: no 2-D convolution of the model is called {pattern!r}. {hint}")
+    return [_choice(names, name, patterns) for names in layers]
+
+
+def _choice(names: Sequence[str], name: str, patterns: Mapping[str, str]) -> str:
+    exact = [algorithm for pattern, algorithm in patterns.items() if pattern in names]
+    fitting = exact or [algorithm for pattern, algorithm in patterns.items() if _fits(pattern, names)]
+    return fitting[-1] if fitting else name
+
+
+def _fits(pattern: str, names: Sequence[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)

@@ -1,0 +1,143 @@
+"""Convolution: the arithmetic of a 2-D convolution's shape, which all algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+Pair = tuple[int, int]
+
+#: What the sums of half-precision numbers are kept in, as tensor cores do.
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """What a convolution computes, whatever its inputs' size: y = Σ x[c, s·p + d·k] · w[o, c, k].
+
+    Attributes:
+        in_channels: C.
+        out_channels: O.
+        kernel: height and width in elements, without dilation.
+        stride: s, down and across.
+        padding: zeros at the left, right, top and bottom.
+        dilation: d, down and across.
+        groups: G; the outputs of a group see C / G inputs.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        weight_shape: Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: str | int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Convolution:
+        """From the arguments of `torch.nn.functional.conv2d`.
+
+        Args:
+            weight_shape: (O, C / G, kernel height, kernel width).
+            stride: for both directions, or down and across.
+            padding: zeros on each side, or down and across, or `same` or `valid`.
+            dilation: for both directions, or down and across.
+            groups: G.
+        """
+        out_channels, per_group, *kernel = weight_shape
+        spread = _pair(dilation)
+        return cls(
+            in_channels=per_group * groups,
+            out_channels=out_channels,
+            kernel=(kernel[0], kernel[1]),
+            stride=_pair(stride),
+            padding=_sides(padding, _pair(kernel), spread),
+            dilation=spread,
+            groups=groups,
+        )
+
+    @property
+    def in_group(self) -> int:
+        """C / G, input channels that an output sees."""
+        return self.in_channels // self.groups
+
+    @property
+    def out_group(self) -> int:
+        """O / G, output channels of a group."""
+        return self.out_channels // self.groups
+
+    @property
+    def positions(self) -> Iterator[Pair]:
+        """Rows and columns of the kernel's elements."""
+        return ((row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1]))
+
+    def output_size(self, height: int, width: int) -> Pair:
+        """Height and width of the outputs; none is positive where the kernel does not fit.
+
+        Args:
+            height: of the inputs, without padding.
+            width: likewise.
+        """
+        left, right, top, bottom = self.padding
+        return (
+            (height + top + bottom - self.dilation[0] * (self.kernel[0] - 1) - 1) // self.stride[0] + 1,
+            (width + left + right - self.dilation[1] * (self.kernel[1] - 1) - 1) // self.stride[1] + 1,
+        )
+
+    def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
+        """The inputs with their zeros around them.
+
+        Args:
+            inputs: (N, C, H, W).
+            height: in all, at least; further zeros are added at the bottom. Less crops nothing.
+            width: likewise, at the right.
+        """
+        left, right, top, bottom = self.padding
+        bottom += max(0, height - inputs.shape[2] - top - bottom)
+        right += max(0, width - inputs.shape[3] - left - right)
+        if not (left or right or top or bottom):
+            return inputs
+        return pad(inputs, (left, right, top, bottom))
+
+    def flops(self, batch: int, height: int, width: int) -> int:
+        """Two for each multiplication that the definition of a convolution has, whatever an algorithm saves.
+
+        Args:
+            batch: N.
+            height: of the inputs, without padding.
+            width: likewise.
+        """
+        rows, columns = self.output_size(height, width)
+        return 2 * batch * self.out_channels * rows * columns * self.in_group * self.kernel[0] * self.kernel[1]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of that data type are kept in: float32 for the half precisions, otherwise itself."""
+    return _WIDE.get(dtype, dtype)
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[-1])
+
+
+def _sides(padding: str | int | Sequence[int], kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:
+    """Left, right, top, bottom. Where `same` needs an odd number of zeros, torch puts one more at the end."""
+    if isinstance(padding, str):
+        needed = [
+            spread * (size - 1) if padding == "same" else 0 for size, spread in zip(kernel, dilation, strict=True)
+        ]
+        return needed[1] // 2, needed[1] - needed[1] // 2, needed[0] // 2, needed[0] - needed[0] // 2
+    down, across = _pair(padding)
+    return across, across, down, down
