@@ -251,6 +251,7 @@ def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
     assert "4 runs" in printed
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
     code, _, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.faults.oom=1000000", "output_dir=s")
     assert code == 1
@@ -258,6 +259,7 @@ def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
     assert Sweep.load(tmp_path / "s").children[1].status is Status.OOM
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_path):
     code, _, _ = run(*FAKE, "-m", "input_size=32,0,64", "output_dir=s")
     assert code == 2
@@ -266,6 +268,7 @@ def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_pat
     assert "no pixels" in children[1].error
 
 
+@pytest.mark.slow
 def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
     _, _, records = run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     last = next(record for record in records if record.plan["batch_size"] == 2)
@@ -274,6 +277,7 @@ def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
     assert Record.load(tmp_path / "again").plan_hash == last.plan_hash
 
 
+@pytest.mark.slow
 def test_stages_have_folders_of_their_own(run, tmp_path):
     fake = ("model=fake", "gpu=fake", "tracking=none")
     run(*fake, "experiment=sanity")
@@ -283,12 +287,14 @@ def test_stages_have_folders_of_their_own(run, tmp_path):
     assert [point.key.input_size[0] for point in quick.points if point.key.phase == "inference"] == [224, 368, 512]
 
 
+@pytest.mark.slow
 def test_full_is_a_hundred_sizes_from_224_to_512(run):
     _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "experiment=full", "stopping=fixed")
     sides = [point.key.input_size[0] for point in record.points]
     assert (len(sides), sides[0], sides[-1]) == (100, 224, 512)
 
 
+@pytest.mark.slow
 def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
     run(*FAKE, "-m", "experiment=sanity", "model.name=a,b")
     assert {path.name for path in (tmp_path / "outputs/1_sanity").iterdir()} == {"a_default_fake", "b_default_fake"}
@@ -329,6 +335,7 @@ def sizes(count):
 LONG = (*FAKE, sizes(400), "stopping.measure=2000", "output_dir=x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, number, run):
     process = start(tmp_path, *LONG)
@@ -344,6 +351,7 @@ def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, numbe
     assert "Traceback" not in printed
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_path):
     process = start(tmp_path, *FAKE, sizes(60), "stopping.measure=4000", "output_dir=x")
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
@@ -403,6 +411,7 @@ def test_the_scripted_worker_starts_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_loses_no_finished_point(tmp_path):
     """A limit on the size of files stands for the full disk: writing fails in the same way, in the worker too."""
     code = (
@@ -483,6 +492,7 @@ def test_points_of_another_environment_are_not_mixed_in(run, tmp_path):
     assert "another device → scripted device" in printed
 
 
+@pytest.mark.slow
 def test_two_perfexps_do_not_measure_into_one_folder(tmp_path, run):
     process = start(tmp_path, *LONG)
     wait_for(lambda: points_in(tmp_path / "x") >= 1)
@@ -523,6 +533,7 @@ def test_a_batch_larger_than_the_data_costs_its_point_only(run, photographs):
     assert "fewer than the 100" in printed
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_is_ended_and_another_takes_the_rest(run):
     code, _, [record] = run(
         *FAKE, "batch_size=[1,100,2]", "model.faults.hang=1000000", "timeout_seconds=5", "output_dir=x"
@@ -587,6 +598,7 @@ def test_a_run_is_resumed_by_its_folder(run, tmp_path):
     assert [point.status for point in record.points] == [Status.OK, Status.OK, Status.OOM]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path):
     run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     before = Sweep.load(tmp_path / "s")
@@ -601,6 +613,7 @@ def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path
     assert (tmp_path / "s" / "1_2" / "points.jsonl").read_bytes() == points
 
 
+@pytest.mark.slow
 def test_another_sweep_in_the_same_folder_is_refused(run):
     run(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     code, printed, _ = run(*FAKE, "-m", "batch_size=1,4", "output_dir=s")
@@ -633,6 +646,7 @@ def test_nothing_to_resume_is_told(run):
     assert "there is no run" in printed
 
 
+@pytest.mark.slow
 def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
     code, _, records = run(*FAKE, "-m", "batch_size=1,2,4", "replicate=3", "output_dir=s")
     points = sorted((point for record in records for point in record.points), key=lambda point: point.started)
@@ -661,6 +675,7 @@ def test_a_device_in_use_is_refused_where_that_is_wanted(run):
     assert not records
 
 
+@pytest.mark.slow
 def test_a_device_in_use_is_waited_for(tmp_path):
     with lock.held("perfexp-test", wait=False, purpose="something else", waiting=print):
         process = start(tmp_path, *LOCKED, "timeout_seconds=2")
@@ -683,6 +698,7 @@ def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
     assert "127.0.0.1:9" not in printed
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_that_an_experiment_makes_is_resumed_alone(run, tmp_path):
     run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
     sweep = (tmp_path / "s" / "sweep.json").read_bytes()
@@ -730,6 +746,7 @@ def test_runs_of_a_sweep_are_not_handed_to_other_launchers(tmp_path):
     assert not list(tmp_path.rglob("record.json"))
 
 
+@pytest.mark.slow
 def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(photographs, broken)

@@ -61,6 +61,7 @@ def test_silence_is_told_and_patience_is_kept(tmp_path):
     assert process.end() < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_nothing_that_a_worker_started_outlives_it(tmp_path, ending):
     process = worker(tmp_path, CHILDREN + ending)
@@ -69,6 +70,7 @@ def test_nothing_that_a_worker_started_outlives_it(tmp_path, ending):
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow
 def test_children_that_keep_the_pipe_open_do_not_hide_that_the_worker_has_ended(tmp_path):
     process = worker(tmp_path, CHILDREN + "children[0].kill()")
     [event] = process.events(60)

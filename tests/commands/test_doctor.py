@@ -440,6 +440,7 @@ def test_what_is_needed_is_compared_with_what_is_installed():
 # the command
 
 
+@pytest.mark.slow
 def test_the_command_runs_here_says_what_it_found_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
