@@ -25,7 +25,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices.cuda import CudaDevice
-from perfexp.probes import timing
+from perfexp.probes import queue
 
 ROUNDS = 5
 #: So long the device works before each reading, so that its clock has settled.
@@ -87,9 +87,9 @@ def measure(name: str) -> dict[str, Any]:
     device.start()
     for _ in range(10):
         call()
-    k, chunk = timing.calls_and_chunk(call, device)
-    clean = timing.Chain(call, device, chunk, k)
-    long = timing.Chain(call, device, max(1, chunk // 32), 32 * k) if chunk >= 32 else None
+    k, chunk = queue.calls_and_chunk(call, device)
+    clean = queue.Chain(call, device, chunk, k)
+    long = queue.Chain(call, device, max(1, chunk // 32), 32 * k) if chunk >= 32 else None
     launches = max(1, count_launches(call, device))
     count = max(1, min(chunk, PROFILED_LAUNCHES // (launches * k)))
     rounds = []
@@ -103,14 +103,14 @@ def measure(name: str) -> dict[str, Any]:
     return {**median, "k": k, "launches": launches, "same": statistics.median(ratios), "known": bool(long)}
 
 
-def settle(clean: timing.Chain, k: int) -> None:
+def settle(clean: queue.Chain, k: int) -> None:
     """Keep the device at work for a while."""
     done = 0.0
     while done < SETTLE_SECONDS:
         done += float(clean(clean.chunk).sum()) * k
 
 
-def profiled(chain: timing.Chain, device: CudaDevice, samples: int, calls: int) -> dict[str, float]:
+def profiled(chain: queue.Chain, device: CudaDevice, samples: int, calls: int) -> dict[str, float]:
     """The same chain under CUPTI: what the events and what the kernels say, seconds per call."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         seconds = chain(samples)

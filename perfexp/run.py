@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfexp import doubts, environment, metrics, stats
+from perfexp import doubts, environment, metrics, stats, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
 from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
-from perfexp.errors import OutOfMemory, Unsupported, UserError
+from perfexp.errors import Unsupported, UserError
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
-from perfexp.probes import Probe, ProbeContext, timing
+from perfexp.probes import Probe, ProbeContext, queue, timing
 from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
 
@@ -85,7 +85,7 @@ class Procedure:
                 raise
             except Exception as error:
                 traceback.print_exc()
-                point.status, point.error = verdict(error, self.device)
+                point.status, point.error = verdicts.verdict(error, self.device)
         point.metrics += custom.values()
         if not self.device.is_lost():
             self._close(point, before)
@@ -104,7 +104,7 @@ class Procedure:
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
             point.doubts += doubts.of_device(before, after)
-            _add_cycles(point, before, after)
+            verdicts.add_cycles(point, before, after)
         if point.status is Status.OOM:
             fits = self._batch_that_fits(point.key)
             point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
@@ -122,7 +122,7 @@ class Procedure:
                         self._first_call(step, batches)
                 return batch_size
             except Exception as error:
-                if verdict(error, self.device)[0] is not Status.OOM:
+                if verdicts.verdict(error, self.device)[0] is not Status.OOM:
                     return None
             batch_size //= 2
         return None
@@ -214,11 +214,11 @@ class Procedure:
         point.series.append(timing.series("latency", timing.HostChain(step.call, self.device, self._flush()), monitor))
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
-        k, chunk = timing.calls_and_chunk(step.call, self.device, self._flush())
+        k, chunk = queue.calls_and_chunk(step.call, self.device, self._flush())
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
             self.progress("throughput")
-            self._take(point, "throughput", timing.Loop(step.call, self.device, k), k)
-            host = timing.issue_seconds(step.call, self.device, chunk * k) if chunk else None
+            self._take(point, "throughput", queue.Loop(step.call, self.device, k), k)
+            host = queue.issue_seconds(step.call, self.device, chunk * k) if chunk else None
             reason = None if chunk else "a call does not fit into the device's queue, and the host waits for room"
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
         self.progress("latency")
@@ -237,7 +237,9 @@ class Procedure:
         percentiles: Sequence[float] = (),
     ) -> Series:
         """A series until the stopping rule has enough; the blocks before it have warmed the device up."""
-        monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=_busy(point))
+        monitor = self.stopping.begin(
+            calls_per_sample=k, percentiles=percentiles, busy_seconds=verdicts.busy_seconds(point)
+        )
         series = timing.series(name, block, monitor, k)
         point.series.append(series)
         return series
@@ -246,9 +248,9 @@ class Procedure:
         """The device's own time, and what it says of the loop."""
         self.progress("device time")
         device, flush = self.device, self._flush()
-        held = timing.Chain(call, device, chunk, k, flush=flush)
+        held = queue.Chain(call, device, chunk, k, flush=flush)
         series = self._take(point, "device", held, k)
-        _judge_bound(point)
+        verdicts.judge_bound(point)
         if held.held.starved:
             point.doubts.append(doubts.queue_starved(held.held.starved))
         if flush is not None and series.measured:
@@ -264,14 +266,14 @@ class Procedure:
             if self.cache is Cache.rotate:
                 raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
             call = graphed(step, self.session, constant=batches.constant).call
-            k, chunk = timing.calls_and_chunk(call, self.device, self._flush())
+            k, chunk = queue.calls_and_chunk(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("neither does the queue take the call as a graph")
         except Exception as error:
-            status, text = verdict(error, self.device)
-            if status is Status.FAILED:
+            if self.device.is_lost():
                 raise
-            reason = text if status is Status.UNSUPPORTED else "the memory is not enough for its graph"
+            status, text = verdicts.verdict(error, self.device)  # what has been measured stays, whatever it is
+            reason = "the memory is not enough for its graph" if status is Status.OOM else text
             point.doubts.append(doubts.synchronising(reason) if waits else doubts.queue_exceeded(reason))
             return
         self._device_time(point, call, k, chunk)
@@ -314,9 +316,9 @@ class Procedure:
         self.progress("phases")
         chunk = 0
         if held and self.device.asynchronous:
-            chunk = timing.samples_in_queue(timing.Segments(step.segments, self.device).once, self.device)
-        block = timing.Segments(step.segments, self.device, chunk)
-        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=_busy(point)))
+            chunk = queue.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
+        block = queue.Segments(step.segments, self.device, chunk)
+        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=verdicts.busy_seconds(point)))
         for name, seconds in block.parts().items():
             point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
         data = point.find_series("phase/data")
@@ -340,7 +342,7 @@ class Procedure:
             point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
         if not np.isfinite(last):
             point.doubts.append(doubts.loss_not_finite(last))
-        point.metrics.append(_epoch_metric(point, batches))
+        point.metrics.append(verdicts.epoch_metric(point, batches.per_epoch))
 
     def _accuracy(self, point: Point) -> None:
         """Top-1 accuracy over one pass of the evaluation data; not timed."""
@@ -370,59 +372,3 @@ class Procedure:
             for _ in range(_PROBED_CALLS):
                 step.call()
             self.device.synchronize()
-
-
-def verdict(error: Exception, device: Device) -> tuple[Status, str]:
-    """What an exception makes of a point: its status and the text of the error.
-
-    Args:
-        error: raised while the point was measured.
-        device: it was measured on.
-    """
-    if isinstance(error, Unsupported):
-        return Status.UNSUPPORTED, str(error)
-    text = f"{type(error).__name__}: {error}".strip()
-    return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
-
-
-def _busy(point: Point) -> float:
-    """For how many seconds the device has worked on a point's calls so far; an epoch is the sum of its steps."""
-    return sum(sum(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
-
-
-def _judge_bound(point: Point) -> None:
-    """What limits the pipelined loop, where the device's time is known; medians of all three times."""
-    device, loop = (point.find_series(name) for name in ("device", "throughput"))
-    if device is None or loop is None or not device.measured or not loop.measured:
-        return
-    host = metric.value if (metric := point.metric("loop/host_seconds")) else None
-    wall, busy = (stats.median_interval(series.measured).value for series in (loop, device))
-    bound = stats.bound_by(host, wall, busy)
-    if bound is None:
-        return
-    point.facts["bound_by"] = bound
-    if bound == "launch" and host is not None:
-        point.doubts.append(doubts.launch_bound(host, wall, busy))
-
-
-def _add_cycles(point: Point, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """A call in cycles of the device's clock, which a change of that clock does not change."""
-    series = point.find_series("device")
-    clocks = [hertz for state in (before, after) if (hertz := state.get("canary_hertz"))]
-    if series is not None and series.measured and clocks:
-        cycles = float(np.median(series.measured)) * float(np.mean(clocks))
-        point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
-
-
-def _epoch_metric(point: Point, batches: Batches) -> Metric:
-    """Seconds of an epoch: measured where whole ones were run, otherwise extrapolated from the step."""
-    measured = point.find_series("epoch")
-    if measured is not None:
-        value = stats.median_interval(measured.samples).value
-        return Metric(name="epoch_seconds", value=value, unit="seconds")
-    step = point.find_series("throughput") or point.find_series("latency")
-    if batches.per_epoch is None or step is None or not step.measured:
-        reason = "the data has no end: give data.num_samples to have an epoch"
-        return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
-    value = batches.per_epoch * float(np.mean(step.measured))
-    return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)

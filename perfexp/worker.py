@@ -181,7 +181,7 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: E
         spawned_ns: the parent's monotonic clock when it started this process.
     """
     from perfexp import environment
-    from perfexp.run import verdict
+    from perfexp.verdicts import verdict
 
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()

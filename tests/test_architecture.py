@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
-    3: ("run", "launch", "process", "survey", "sinks"),
+    3: ("run", "verdicts", "launch", "process", "survey", "sinks"),
     2: ("models", "data", "algorithms", "modes", "probes"),
     1: ("devices", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts", "interrupts"),
@@ -44,6 +44,7 @@ TORCH_FREE = (
     "data/rotating",
     "probes/__init__",
     "probes/timing",
+    "probes/queue",
     "algorithms/__init__",
     "algorithms/default",
     "algorithms/choice",

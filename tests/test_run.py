@@ -218,3 +218,15 @@ def test_the_peak_of_the_first_calls_stands_apart():
     assert point.metric("memory/warmup_peak_bytes").value == 900
     assert point.metric("memory/peak_bytes").value == 300
     assert len([metric for metric in point.metrics if metric.name == "memory/peak_bytes"]) == 1
+
+
+def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypatch):
+    def broken(self, call):
+        raise ValueError("broken")
+
+    monkeypatch.setattr("perfexp.models.fake.FakeSession.capture", broken)
+    point = measure(model={"launches": 1500})
+    assert point.status is Status.OK
+    assert median(point, "throughput") > 0
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
+    assert "ValueError: broken" in doubt.detail

@@ -50,7 +50,9 @@ def trial_outputs(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.
     try:
         with _quiet(), torch.inference_mode(False), torch.no_grad(), mode:
             fakes = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-            return torch.func.functional_call(module, fakes, (torch.empty(shape, dtype=dtype, device=device),))
+            inputs = torch.empty(shape, dtype=dtype, device=device)
+            # tie_weights would leave a fake behind as the weight of a module that is known under two names
+            return torch.func.functional_call(module, fakes, (inputs,), tie_weights=False)
     except _INCONCLUSIVE as error:
         raise Inconclusive(str(error)) from error
 

@@ -410,6 +410,16 @@ def test_a_frozen_model_cannot_train() -> None:
         open_session(Pooled().requires_grad_(False)).optimizer({"name": "sgd"})
 
 
+def test_a_trial_leaves_a_module_with_two_names_as_it_was() -> None:
+    module = Pooled()
+    module.again = module.conv
+    weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert why_refused(module, torch.ones(2, 3, 2, 2)) is not None
+    for name, tensor in module.state_dict().items():
+        assert type(tensor) is torch.Tensor
+        torch.testing.assert_close(tensor, weights[name])
+
+
 def test_cuda_graphs_need_cuda() -> None:
     with pytest.raises(UserError, match="cuda_graph needs a CUDA device"):
         open_session(cuda_graph=True)

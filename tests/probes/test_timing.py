@@ -7,7 +7,7 @@ import pytest
 
 from perfexp import stats
 from perfexp.devices.fake import FakeDevice
-from perfexp.probes import timing
+from perfexp.probes import queue, timing
 from perfexp.stopping import Fixed, Precision
 
 
@@ -22,7 +22,7 @@ def repeat(device, work_seconds, launches=1):
 @pytest.mark.parametrize("work_seconds", [5e-6, 50e-6])
 def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
-    seconds = timing.Chain(repeat(device, work_seconds), device, 400)(500)
+    seconds = queue.Chain(repeat(device, work_seconds), device, 400)(500)
     # the first block finds out how long the queue has to be held
     assert np.median(seconds) == pytest.approx(work_seconds, rel=1e-6)
     assert seconds[1:] == pytest.approx(np.full(499, work_seconds), rel=1e-6)
@@ -31,7 +31,7 @@ def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds
 @pytest.mark.parametrize(("work_seconds", "wall_seconds"), [(5e-6, 20e-6), (50e-6, 50e-6)])
 def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
-    seconds = timing.Loop(repeat(device, work_seconds), device)(500)
+    seconds = queue.Loop(repeat(device, work_seconds), device)(500)
     assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
 
 
@@ -46,7 +46,7 @@ def test_the_loop_is_as_fast_as_one_without_any_measuring(launches, host_seconds
     plain.synchronize()
     truth = plain.now_ns() * 1e-9 / 500
     device = FakeDevice(enqueue_seconds=host_seconds)
-    loop = timing.Loop(repeat(device, launches * work_seconds, launches), device)
+    loop = queue.Loop(repeat(device, launches * work_seconds, launches), device)
     seconds = np.concatenate([loop(samples) for _ in range(5)])
     assert seconds.mean() == pytest.approx(truth, rel=0.01)
 
@@ -68,38 +68,38 @@ def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
         def call(device=device, noise=noise):
             device.launch(work_seconds * next(noise))
 
-        chunk = timing.samples_in_queue(call, device)
-        held = float(np.median(timing.Chain(call, device, chunk)(calls)))
-        wall = float(np.median(timing.Loop(call, device)(calls)))
-        assert stats.bound_by(timing.issue_seconds(call, device, chunk), wall, held) == verdict
+        chunk = queue.samples_in_queue(call, device)
+        held = float(np.median(queue.Chain(call, device, chunk)(calls)))
+        wall = float(np.median(queue.Loop(call, device)(calls)))
+        assert stats.bound_by(queue.issue_seconds(call, device, chunk), wall, held) == verdict
 
 
 def test_the_host_time_is_that_of_a_queue_with_room():
     """Beyond its depth the queue itself slows the host down, and a device-bound call would look launch-bound."""
     device = FakeDevice(enqueue_seconds=20e-6, queue_depth=1000)
     call = repeat(device, 50e-6)
-    assert timing.issue_seconds(call, device, timing.samples_in_queue(call, device)) == pytest.approx(20e-6, rel=0.01)
+    assert queue.issue_seconds(call, device, queue.samples_in_queue(call, device)) == pytest.approx(20e-6, rel=0.01)
 
 
 @pytest.mark.parametrize("launches", [600, 900])
 def test_a_call_of_which_the_queue_takes_only_one_is_measured_one_by_one(launches):
     device = FakeDevice(enqueue_seconds=1e-6, record_seconds=2e-6)
-    k, chunk = timing.calls_and_chunk(repeat(device, 2e-3, launches), device)
+    k, chunk = queue.calls_and_chunk(repeat(device, 2e-3, launches), device)
     assert (k, chunk) == (1, 1)
 
 
 def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
     device = FakeDevice(enqueue_seconds=80e-3)
-    k, chunk = timing.calls_and_chunk(repeat(device, 2e-3), device)
+    k, chunk = queue.calls_and_chunk(repeat(device, 2e-3), device)
     assert k == 1
     assert chunk > 1
-    assert np.median(timing.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(2e-3, rel=1e-6)
+    assert np.median(queue.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(2e-3, rel=1e-6)
 
 
 def test_a_call_of_many_launches_still_fits():
     device = FakeDevice(enqueue_seconds=2e-6, queue_depth=1000)
     call = repeat(device, 1e-3, launches=300)
-    seconds = timing.Chain(call, device, timing.samples_in_queue(call, device))(20)
+    seconds = queue.Chain(call, device, queue.samples_in_queue(call, device))(20)
     assert np.median(seconds) == pytest.approx(1e-3, rel=1e-6)
 
 
@@ -107,39 +107,39 @@ def test_a_call_of_many_launches_still_fits():
 def test_the_queue_is_filled_to_find_out_how_much_it_takes(launches, fits):
     """1,000 places and an event for each sample; four fifths of what goes in."""
     device = FakeDevice(enqueue_seconds=5e-6, queue_depth=1000)
-    found = timing.samples_in_queue(repeat(device, 1e-3, launches=launches), device)
+    found = queue.samples_in_queue(repeat(device, 1e-3, launches=launches), device)
     assert found == pytest.approx(fits, abs=1)
     assert (found == 0) == (fits == 0)
 
 
 def test_a_call_that_waits_inside_never_fits():
     device = FakeDevice()
-    assert timing.samples_in_queue(lambda: (device.launch(1e-5), device.synchronize()), device) == 0
+    assert queue.samples_in_queue(lambda: (device.launch(1e-5), device.synchronize()), device) == 0
 
 
 def test_a_host_too_slow_to_fill_the_queue_fills_what_it_can():
     device = FakeDevice(enqueue_seconds=1e-3, queue_depth=1000)
-    assert 1 <= timing.samples_in_queue(repeat(device, 1e-6), device) <= 60
+    assert 1 <= queue.samples_in_queue(repeat(device, 1e-6), device) <= 60
 
 
 def test_a_coarse_tick_is_overcome_by_more_calls_per_sample():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
     k = stats.calls_per_sample(10e-6, device.event_tick_seconds)
-    seconds = timing.Chain(repeat(device, 10e-6), device, 8, k)(30)
+    seconds = queue.Chain(repeat(device, 10e-6), device, 8, k)(30)
     assert k == 103
     assert np.abs(seconds / 10e-6 - 1).max() <= 0.001
 
 
 def test_without_more_calls_the_same_tick_would_be_wrong():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
-    seconds = timing.Chain(repeat(device, 10e-6), device, 400)(300)
+    seconds = queue.Chain(repeat(device, 10e-6), device, 400)(300)
     assert np.abs(seconds / 10e-6 - 1).max() > 0.02
 
 
 def test_a_queue_that_can_not_be_held_is_told():
     device = FakeDevice(enqueue_seconds=20e-6)
     device.hold = lambda seconds: None
-    chain = timing.Chain(repeat(device, 5e-6), device, 400)
+    chain = queue.Chain(repeat(device, 5e-6), device, 400)
     chain(100)
     assert chain.held.starved == 1
 
@@ -154,7 +154,7 @@ def test_the_host_chain_on_a_synchronous_device():
 def test_segments_split_a_call_into_its_parts(asynchronous):
     device = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6)
     parts = (("forward", lambda: device.launch(30e-6)), ("backward", lambda: device.launch(60e-6)))
-    block = timing.Segments(parts, device)
+    block = queue.Segments(parts, device)
     sums = block(10)
     found = block.parts()
     extra = 0 if asynchronous else 1e-6
@@ -204,9 +204,9 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
 def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_seconds, k):
     device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
     call = repeat(device, 5e-6)
-    found, chunk = timing.calls_and_chunk(call, device)
+    found, chunk = queue.calls_and_chunk(call, device)
     assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
-    seconds = timing.Chain(call, device, chunk, found)(20)
+    seconds = queue.Chain(call, device, chunk, found)(20)
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
 
 
@@ -218,6 +218,6 @@ def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance()
         if next(waits, False):
             device.synchronize()
 
-    k, chunk = timing.calls_and_chunk(call, device)
+    k, chunk = queue.calls_and_chunk(call, device)
     assert k == 1
     assert chunk > 1

@@ -1,0 +1,325 @@
+"""Queue: an asynchronous device's queue, how much it takes, and blocks of calls with it held full or left to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from perfexp import stats
+from perfexp.devices import Device, Event
+from perfexp.probes.timing import Call, Samples
+
+#: So much of the device's queue is filled at the most: beyond its depth the host is made to wait, which looks like a
+#: call that is slow to launch.
+_QUEUE_SHARE = 0.8
+#: To find the depth, the queue is held for so long, one attempt after the other, until a call fits.
+_PROBE_HOLDS_SECONDS = (0.06, 0.06, 0.06, 1.0)
+#: Fills of the queue from which the host time of issuing a call is taken.
+_ISSUE_FILLS = 7
+#: The queue is held for so many times the host's time to fill it, and a little more.
+_HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.2, 200e-6
+#: Attempts to hold a queue long enough before the block is taken as it is.
+_HOLD_ATTEMPTS = 4
+
+
+class Filled(NamedTuple):
+    """One fill of the device's queue.
+
+    Attributes:
+        seconds: what was timed.
+        host_seconds: that the host needed to fill it.
+        starved: whether the device was done waiting before the host was done filling.
+    """
+
+    seconds: Samples
+    host_seconds: float
+    starved: bool
+
+
+@dataclass
+class Hold:
+    """How long the device's queue has to be held while it is filled; learnt from one fill to the next.
+
+    Attributes:
+        starved: fills that were taken although the device did not wait until the end.
+    """
+
+    starved: int = 0
+    _seconds: float = 0.0
+
+    def fill(self, chunk: Callable[[float], Filled]) -> Samples:
+        """Fill the queue until the device waits to the end, or a few times in vain.
+
+        Args:
+            chunk: fills it behind a wait of so many seconds.
+        """
+        for _ in range(_HOLD_ATTEMPTS):
+            filled = chunk(self._seconds)
+            needed = _HOLD_FACTOR * filled.host_seconds + _HOLD_EXTRA_SECONDS
+            self._seconds = max(2 * self._seconds if filled.starved else self._seconds, needed)
+            if not filled.starved:
+                return filled.seconds
+        self.starved += 1
+        return filled.seconds
+
+
+@dataclass
+class Loop:
+    """Events around every k calls of a pipelined loop that never waits: the wall time per call that it keeps up.
+
+    A first call fills the pipeline before each block. Beyond the queue's depth the host is made to wait for the device,
+    which changes nothing in the loop's time.
+
+    Attributes:
+        call: what is timed.
+        device: that works.
+        calls_per_sample: k.
+    """
+
+    call: Call
+    device: Device
+    calls_per_sample: int = 1
+    _events: list[Event] = field(default_factory=list)
+
+    def __call__(self, samples: int) -> Samples:
+        """Take so many samples, seconds per call."""
+        call, k, device, events = self.call, self.calls_per_sample, self.device, self._events
+        while len(events) < samples + 1:
+            events.append(device.new_event())
+        record = device.record
+        device.synchronize()
+        call()
+        record(events[0])
+        for index in range(1, samples + 1):
+            for _ in range(k):
+                call()
+            record(events[index])
+        device.synchronize()
+        between = [device.elapsed_seconds(events[index], events[index + 1]) for index in range(samples)]
+        return np.asarray(between) / k
+
+
+def issue_seconds(call: Call, device: Device, calls: int) -> float:
+    """Host time of issuing a call, where the queue is never full: beyond its depth the host is made to wait.
+
+    Args:
+        call: to be issued.
+        device: asynchronous.
+        calls: that its queue takes.
+
+    Returns:
+        The median over a few fills of the queue, seconds per call.
+    """
+    taken = []
+    for _ in range(_ISSUE_FILLS):
+        device.synchronize()
+        start = device.now_ns()
+        for _ in range(calls):
+            call()
+        taken.append((device.now_ns() - start) * 1e-9 / calls)
+    device.synchronize()
+    return float(np.median(taken))
+
+
+@dataclass
+class Chain:
+    """Events around every k calls whose queue is filled behind a wait, so that the device never starves: its own time.
+
+    Attributes:
+        call: what is timed.
+        device: that works.
+        chunk: samples that fit into the queue at once.
+        calls_per_sample: k.
+        flush: enqueued before each sample, outside of its time: then each sample has two events of its own.
+        held: how the queue is held.
+    """
+
+    call: Call
+    device: Device
+    chunk: int
+    calls_per_sample: int = 1
+    flush: Call | None = None
+    held: Hold = field(default_factory=Hold)
+    _events: list[Event] = field(default_factory=list)
+
+    def __call__(self, samples: int) -> Samples:
+        """Take so many samples, device seconds per call."""
+        taken: list[Samples] = []
+        left = samples
+        while left > 0:
+            count = min(self.chunk, left)
+            taken.append(self.held.fill(partial(self._chunk, count)))
+            left -= count
+        return np.concatenate(taken)
+
+    def _chunk(self, samples: int, hold_seconds: float) -> Filled:
+        """One fill of the queue."""
+        device = self.device
+        while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
+            self._events.append(device.new_event())
+        events = self._events
+        device.synchronize()
+        if hold_seconds:
+            device.hold(hold_seconds)
+        start = device.now_ns()
+        device.record(events[0])
+        pairs = self._joined(samples) if self.flush is None else self._apart(samples, self.flush)
+        host_seconds, starved = (device.now_ns() - start) * 1e-9, device.passed(events[0])
+        device.synchronize()
+        between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
+        return Filled(np.asarray(between) / self.calls_per_sample, host_seconds, starved)
+
+    def _joined(self, samples: int) -> list[tuple[int, int]]:
+        """Calls with one event between two samples; returns which events are around each sample."""
+        call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
+        for index in range(1, samples + 1):
+            for _ in range(k):
+                call()
+            record(events[index])
+        return [(index, index + 1) for index in range(samples)]
+
+    def _apart(self, samples: int, flush: Call) -> list[tuple[int, int]]:
+        """As `_joined`, each sample with events of its own."""
+        call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
+        for index in range(1, 2 * samples, 2):
+            flush()
+            record(events[index])
+            for _ in range(k):
+                call()
+            record(events[index + 1])
+        return [(index, index + 1) for index in range(1, 2 * samples, 2)]
+
+
+def samples_in_queue(
+    call: Call,
+    device: Device,
+    calls_per_sample: int = 1,
+    *,
+    flush: Call | None = None,
+    most: int = 2000,
+    hold_seconds: float = _PROBE_HOLDS_SECONDS[0],
+) -> int:
+    """How many samples the device's queue takes with room to spare, found by filling it while it is held.
+
+    Args:
+        call: to be timed.
+        device: asynchronous.
+        calls_per_sample: k; each sample also has an event.
+        flush: enqueued before each sample, with one more event; or None.
+        most: no more than so many are of interest.
+        hold_seconds: for how long the queue is held.
+
+    Returns:
+        0 where not even one sample fits: the call has more launches than the queue has places, it waits inside, or the
+        host needs longer to issue it.
+    """
+    held, mark = device.new_event(), device.new_event()
+    device.synchronize()
+    device.hold(hold_seconds)
+    device.record(held)
+    fit = 0
+    while fit < most:
+        if flush is not None:
+            flush()
+            device.record(mark)
+        for _ in range(calls_per_sample):
+            call()
+        device.record(mark)
+        if device.passed(held):  # the host was made to wait until the hold was over
+            break
+        fit += 1
+    device.synchronize()
+    return max(1, int(_QUEUE_SHARE * fit)) if fit else 0
+
+
+def calls_and_chunk(call: Call, device: Device, flush: Call | None = None) -> tuple[int, int]:
+    """How many calls a sample needs on an asynchronous device, and how many such samples its queue takes.
+
+    Args:
+        call: to be timed.
+        device: asynchronous.
+        flush: enqueued before each sample, or None; with it every sample is one call.
+
+    Returns:
+        k and the chunk of a `Chain`; the chunk is 0 where not even one call fits into the queue.
+    """
+    # The first calls may still make the allocator ask the driver for memory, which waits for the device; and a call
+    # whose data comes from the host may take that host long to issue.
+    fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
+    single = next(filter(None, fits), 0)
+    if single == 0 or flush is not None:
+        return 1, single
+    # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
+    rough = float(np.median(Chain(call, device, min(single, 10))(10)))
+    k = stats.calls_per_sample(max(rough, 1e-9), device.event_tick_seconds, device.record_seconds)
+    while k > 1:
+        if chunk := samples_in_queue(call, device, k):
+            return k, chunk
+        k //= 2
+    return 1, single
+
+
+@dataclass
+class Segments:
+    """A call taken apart: events between its named parts, in a pass of its own.
+
+    Attributes:
+        segments: names and parts, in order.
+        device: that works.
+        chunk: calls for which the device's queue is held while it is filled; 0 where it is not held, so that a part
+            also has the time in which the device waits for the host.
+        held: how it is held.
+        taken: seconds of each part so far, shape (calls, parts).
+    """
+
+    segments: tuple[tuple[str, Call], ...]
+    device: Device
+    chunk: int = 0
+    held: Hold = field(default_factory=Hold)
+    taken: list[Samples] = field(default_factory=list)
+
+    def __call__(self, samples: int) -> Samples:
+        """Run so many calls; returns their sums, seconds per call."""
+        left, before = samples, len(self.taken)
+        while left > 0:
+            count = min(self.chunk or left, left)
+            take = partial(self._pass, count)
+            self.taken.append(self.held.fill(take) if self.chunk else take(0.0).seconds)
+            left -= count
+        return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
+
+    def once(self) -> None:
+        """One call with its events, whose times nobody reads: for finding out how many the queue takes."""
+        mark = self.device.new_event()
+        for _, part in self.segments:
+            part()
+            self.device.record(mark)
+
+    def _pass(self, samples: int, hold_seconds: float) -> Filled:
+        device, parts = self.device, [part for _, part in self.segments]
+        events = [device.new_event() for _ in range(samples * len(parts) + 1)]
+        record = device.record
+        device.synchronize()
+        if hold_seconds:
+            device.hold(hold_seconds)
+        start = device.now_ns()
+        record(events[0])
+        place = 0
+        for _ in range(samples):
+            for part in parts:
+                part()
+                place += 1
+                record(events[place])
+        host_seconds, starved = (device.now_ns() - start) * 1e-9, device.passed(events[0])
+        device.synchronize()
+        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
+        return Filled(np.asarray(between).reshape(samples, len(parts)), host_seconds, starved)
+
+    def parts(self) -> dict[str, Samples]:
+        """Seconds of each part by name, all calls so far."""
+        everything = np.concatenate(self.taken)
+        return {name: everything[:, column] for column, (name, _) in enumerate(self.segments)}

@@ -1,0 +1,88 @@
+"""Verdicts: what follows from what a point has measured so far: its status, its bound, its cycles, its epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from perfexp import doubts, stats
+from perfexp.devices import Device
+from perfexp.errors import OutOfMemory, Unsupported
+from perfexp.record import Metric, Point, Status
+
+
+def verdict(error: Exception, device: Device) -> tuple[Status, str]:
+    """What an exception makes of a point: its status and the text of the error.
+
+    Args:
+        error: raised while the point was measured.
+        device: it was measured on.
+    """
+    if isinstance(error, Unsupported):
+        return Status.UNSUPPORTED, str(error)
+    text = f"{type(error).__name__}: {error}".strip()
+    return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
+
+
+def busy_seconds(point: Point) -> float:
+    """For how long the device has worked on a point's calls so far; an epoch is the sum of its steps.
+
+    Args:
+        point: under way.
+    """
+    return sum(sum(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
+
+
+def judge_bound(point: Point) -> None:
+    """Add what limits the pipelined loop, where the device's time is known; by the medians of all three times.
+
+    Args:
+        point: whose loop has been timed.
+    """
+    device, loop = (point.find_series(name) for name in ("device", "throughput"))
+    if device is None or loop is None or not device.measured or not loop.measured:
+        return
+    host = metric.value if (metric := point.metric("loop/host_seconds")) else None
+    wall, busy = (stats.median_interval(series.measured).value for series in (loop, device))
+    bound = stats.bound_by(host, wall, busy)
+    if bound is None:
+        return
+    point.facts["bound_by"] = bound
+    if bound == "launch" and host is not None:
+        point.doubts.append(doubts.launch_bound(host, wall, busy))
+
+
+def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Add a call's time in cycles of the device's clock, which a lasting change of that clock does not change.
+
+    Args:
+        point: whose device time is known.
+        before: the device's state before it.
+        after: likewise, after it.
+    """
+    series = point.find_series("device")
+    clocks = [hertz for state in (before, after) if (hertz := state.get("canary_hertz"))]
+    if series is not None and series.measured and clocks:
+        cycles = float(np.median(series.measured)) * float(np.mean(clocks))
+        point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
+
+
+def epoch_metric(point: Point, batches_per_epoch: int | None) -> Metric:
+    """Seconds of an epoch: measured where whole ones were run, otherwise extrapolated from the step.
+
+    Args:
+        point: a training.
+        batches_per_epoch: None where the data has no end.
+    """
+    measured = point.find_series("epoch")
+    if measured is not None:
+        value = stats.median_interval(measured.samples).value
+        return Metric(name="epoch_seconds", value=value, unit="seconds")
+    step = point.find_series("throughput") or point.find_series("latency")
+    if batches_per_epoch is None or step is None or not step.measured:
+        reason = "the data has no end: give data.num_samples to have an epoch"
+        return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
+    value = batches_per_epoch * float(np.mean(step.measured))
+    return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)
