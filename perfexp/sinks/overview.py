@@ -25,8 +25,14 @@ from perfexp.sinks.wording import (
 )
 from perfexp.summary import Row, across
 
-#: Metrics that the tables show in places of their own, and those that only the measuring code's doubts are about.
-_SHOWN_ELSEWHERE = (PEAK_MEMORY, DATA_SHARE, "phases_over_whole", "loop/host_seconds")
+#: Metrics that the tables show in places of their own, and those that a reader looks up in the CSV.
+_SHOWN_ELSEWHERE = (
+    PEAK_MEMORY,
+    DATA_SHARE,
+    "memory/warmup_peak_bytes",
+    "phases_over_whole",
+    "loop/host_seconds",
+)
 
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
