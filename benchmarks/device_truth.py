@@ -87,7 +87,7 @@ def measure(name: str) -> dict[str, Any]:
     device.start()
     for _ in range(10):
         call()
-    k, chunk = queue.calls_and_chunk(call, device)
+    k, chunk, *_ = queue.fit(call, device)
     clean = queue.Chain(call, device, chunk, k)
     long = queue.Chain(call, device, max(1, chunk // 32), 32 * k) if chunk >= 32 else None
     launches = max(1, count_launches(call, device))

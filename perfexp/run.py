@@ -32,6 +32,17 @@ _PHASES_TOLERANCE = 0.05
 _PROBED_CALLS = 3
 
 
+class _Counted:
+    """A call that counts how often it is called."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call, self.calls = call, 0
+
+    def __call__(self) -> None:
+        self._call()
+        self.calls += 1
+
+
 @dataclass(kw_only=True)
 class Procedure:
     """What stays the same from point to point.
@@ -214,13 +225,15 @@ class Procedure:
         point.series.append(timing.series("latency", timing.HostChain(step.call, self.device, self._flush()), monitor))
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
-        k, chunk = queue.calls_and_chunk(step.call, self.device, self._flush())
+        counted = _Counted(step.call)
+        k, chunk, loop_calls, call_seconds = queue.fit(counted, self.device, self._flush())
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
-            self.progress("throughput")
-            self._take(point, "throughput", queue.Loop(step.call, self.device, k), k)
-            host = queue.issue_seconds(step.call, self.device, chunk * k) if chunk else None
+            host = queue.issue_seconds(counted, self.device, chunk * k) if chunk else None
             reason = None if chunk else "a call does not fit into the device's queue, and the host waits for room"
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
+            self.progress("throughput")
+            loop = queue.Loop(step.call, self.device, loop_calls)
+            self._take(point, "throughput", loop, loop_calls, busy_seconds=counted.calls * call_seconds)
         self.progress("latency")
         latency = timing.Latency(step.call, self.device, self._flush())
         self._take(point, "latency", latency, percentiles=self.percentiles)
@@ -235,11 +248,11 @@ class Procedure:
         block: Callable[[int], timing.Samples],
         k: int = 1,
         percentiles: Sequence[float] = (),
+        busy_seconds: float = 0.0,
     ) -> Series:
-        """A series until the stopping rule has enough; the blocks before it have warmed the device up."""
-        monitor = self.stopping.begin(
-            calls_per_sample=k, percentiles=percentiles, busy_seconds=verdicts.busy_seconds(point)
-        )
+        """A series until the stopping rule has enough; the blocks before it, and other calls, have warmed it up."""
+        busy_seconds += verdicts.busy_seconds(point)
+        monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
         series = timing.series(name, block, monitor, k)
         point.series.append(series)
         return series
@@ -266,7 +279,7 @@ class Procedure:
             if self.cache is Cache.rotate:
                 raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
             call = graphed(step, self.session, constant=batches.constant).call
-            k, chunk = queue.calls_and_chunk(call, self.device, self._flush())
+            k, chunk, *_ = queue.fit(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("neither does the queue take the call as a graph")
         except Exception as error:

@@ -19,7 +19,7 @@ _QUEUE_SHARE = 0.8
 #: To find the depth, the queue is held for so long, one attempt after the other, until a call fits.
 _PROBE_HOLDS_SECONDS = (0.06, 0.06, 0.06, 1.0)
 #: Fills of the queue from which the host time of issuing a call is taken.
-_ISSUE_FILLS = 7
+_ISSUE_FILLS = 5
 #: The queue is held for so many times the host's time to fill it, and a little more.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.2, 200e-6
 #: Attempts to hold a queue long enough before the block is taken as it is.
@@ -236,31 +236,45 @@ def samples_in_queue(
     return max(1, int(_QUEUE_SHARE * fit)) if fit else 0
 
 
-def calls_and_chunk(call: Call, device: Device, flush: Call | None = None) -> tuple[int, int]:
+class Fit(NamedTuple):
+    """How the calls of a point are grouped.
+
+    Attributes:
+        calls_per_sample: k of a `Chain`.
+        chunk: its samples that the device's queue takes; 0 where not even one call fits.
+        loop_calls: k of a `Loop`, whose samples are of the wall's time and vary more than an event costs.
+        call_seconds: rough device time of a call; 0 where that is not known.
+    """
+
+    calls_per_sample: int
+    chunk: int
+    loop_calls: int = 1
+    call_seconds: float = 0.0
+
+
+def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
     """How many calls a sample needs on an asynchronous device, and how many such samples its queue takes.
 
     Args:
         call: to be timed.
         device: asynchronous.
         flush: enqueued before each sample, or None; with it every sample is one call.
-
-    Returns:
-        k and the chunk of a `Chain`; the chunk is 0 where not even one call fits into the queue.
     """
     # The first calls may still make the allocator ask the driver for memory, which waits for the device; and a call
     # whose data comes from the host may take that host long to issue.
     fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
     single = next(filter(None, fits), 0)
     if single == 0 or flush is not None:
-        return 1, single
+        return Fit(1, single)
     # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
-    rough = float(np.median(Chain(call, device, min(single, 10))(10)))
-    k = stats.calls_per_sample(max(rough, 1e-9), device.event_tick_seconds, device.record_seconds)
+    rough = max(float(np.median(Chain(call, device, min(single, 10))(10))), 1e-9)
+    tick, record = device.event_tick_seconds, device.record_seconds
+    k, loop_calls = (stats.calls_per_sample(rough, tick, record, microsecond=wanted) for wanted in (True, False))
     while k > 1:
         if chunk := samples_in_queue(call, device, k):
-            return k, chunk
+            return Fit(k, chunk, loop_calls, rough)
         k //= 2
-    return 1, single
+    return Fit(1, single, loop_calls, rough)
 
 
 @dataclass

@@ -84,13 +84,13 @@ def test_the_host_time_is_that_of_a_queue_with_room():
 @pytest.mark.parametrize("launches", [600, 900])
 def test_a_call_of_which_the_queue_takes_only_one_is_measured_one_by_one(launches):
     device = FakeDevice(enqueue_seconds=1e-6, record_seconds=2e-6)
-    k, chunk = queue.calls_and_chunk(repeat(device, 2e-3, launches), device)
+    k, chunk, *_ = queue.fit(repeat(device, 2e-3, launches), device)
     assert (k, chunk) == (1, 1)
 
 
 def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
     device = FakeDevice(enqueue_seconds=80e-3)
-    k, chunk = queue.calls_and_chunk(repeat(device, 2e-3), device)
+    k, chunk, *_ = queue.fit(repeat(device, 2e-3), device)
     assert k == 1
     assert chunk > 1
     assert np.median(queue.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(2e-3, rel=1e-6)
@@ -204,7 +204,7 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
 def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_seconds, k):
     device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
     call = repeat(device, 5e-6)
-    found, chunk = queue.calls_and_chunk(call, device)
+    found, chunk, *_ = queue.fit(call, device)
     assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
     seconds = queue.Chain(call, device, chunk, found)(20)
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
@@ -218,6 +218,6 @@ def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance()
         if next(waits, False):
             device.synchronize()
 
-    k, chunk = queue.calls_and_chunk(call, device)
+    k, chunk, *_ = queue.fit(call, device)
     assert k == 1
     assert chunk > 1
