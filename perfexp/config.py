@@ -128,6 +128,9 @@ class ForcedAlgorithm:
     name: str = MISSING
     backend: Backend = Backend.auto
     on_unsupported: OnUnsupported = OnUnsupported.fallback
+    workspace_bytes: int | None = None
+    backward_data: str | None = None
+    backward_filter: str | None = None
     layers: Any = None
 
 

@@ -178,10 +178,9 @@ class Procedure:
         report = self.algorithm.report()
         if report is None:
             return
-        point.metrics.append(report.metric())
+        point.metrics += report.metrics()
         point.facts["algorithm"] = report.facts()
-        doubt = report.doubt()
-        point.doubts += [doubt] if doubt else []
+        point.doubts += report.doubts()
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""

@@ -11,9 +11,11 @@ from perfexp.models import Session
 
 
 class Backend(StrEnum):
-    """Whose code computes: `torch` is ours in torch's operations, `auto` the nearest to the device that there is."""
+    """Whose code computes: cuDNN's kernels, ours for Triton, ours in torch's operations, or the first that can."""
 
     auto = "auto"
+    cudnn = "cudnn"
+    triton = "triton"
     torch = "torch"
 
 

@@ -67,6 +67,11 @@ class Convolution:
         )
 
     @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        """(O, C / G, kernel height, kernel width)."""
+        return (self.out_channels, self.in_group, *self.kernel)
+
+    @property
     def in_group(self) -> int:
         """C / G, input channels that an output sees."""
         return self.in_channels // self.groups

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 
 from perfexp.algorithms import Backend, OnUnsupported
+from perfexp.algorithms.backends import GUESS, SWITCHED, Support, supports_of
 from perfexp.algorithms.choice import choose
-from perfexp.algorithms.layer import DEFAULT, Layer
+from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.layer import Layer
+from perfexp.algorithms.operators import DEFAULT
+from perfexp.algorithms.passes import Pass, Problem
 from perfexp.algorithms.portable import ALGORITHMS, canonical
 from perfexp.algorithms.report import AlgorithmReport
 from perfexp.errors import Unsupported, UserError
@@ -17,6 +21,37 @@ from perfexp.models import Session
 
 #: Layers that an error names before it counts the rest.
 _NAMED = 5
+_OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
+
+
+@contextmanager
+def _search() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _onednn(enabled: bool) -> Iterator[None]:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        raise UserError("this torch has no oneDNN; choose algorithm=native, or algorithm=default.")
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+#: What is switched for the whole model, by algorithm.
+_SWITCHES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "benchmark": _search,
+    "onednn": lambda: _onednn(True),
+    "native": lambda: _onednn(False),
+}
 
 
 class Forced:
@@ -26,6 +61,9 @@ class Forced:
         name: of the algorithm.
         backend: whose code computes.
         on_unsupported: what becomes of layers that it can't compute.
+        workspace_bytes: limit of what cuDNN may take beside the tensors of a call, or None.
+        backward_data: algorithm of cuDNN's for the gradient of the inputs, in place of what the name means there.
+        backward_filter: likewise for the gradient of the weights.
         layers: another algorithm, or `default`, by a layer's name or a pattern; an exact name beats a pattern, then the
             last wins.
 
@@ -39,16 +77,30 @@ class Forced:
         name: str,
         backend: Backend = Backend.auto,
         on_unsupported: OnUnsupported = OnUnsupported.fallback,
+        workspace_bytes: int | None = None,
+        backward_data: str | None = None,
+        backward_filter: str | None = None,
         layers: Mapping[str, str] | None = None,
     ) -> None:
-        valid = [*ALGORITHMS, DEFAULT]
-        self.name = canonical(name, valid)
+        valid = [*ALGORITHMS, GUESS, DEFAULT]
+        self.name = canonical(name, [*valid, *SWITCHED])
         self.backend = Backend(backend)
         self._on_unsupported = OnUnsupported(on_unsupported)
         if not isinstance(layers, Mapping | None):
             raise UserError(f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}.")
         self._patterns = {pattern: canonical(str(each), valid) for pattern, each in (layers or {}).items()}
+        if workspace_bytes is not None and workspace_bytes < 0:
+            raise UserError(f"algorithm.workspace_bytes={workspace_bytes} has to be at least 0, or null for no limit.")
+        self._workspace_bytes = workspace_bytes
+        named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
+        self._backward = {
+            which: canonical(given, list(CODES[which]), f"{which} algorithm of cuDNN's")
+            for which, given in named.items()
+            if given is not None
+        }
         self._layers: list[Layer] = []
+        self._refused: list[Problem] = []
+        self._device = torch.device("cpu")
 
     @contextmanager
     def applied(self, session: Session) -> Iterator[None]:
@@ -58,25 +110,34 @@ class Forced:
             UserError: the model has no such layers, none that the algorithm can compute, or, where that is an error,
                 one that it can't.
         """
-        self._layers = self._layers_of(session)
-        self._check()
-        try:
+        with ExitStack() as stack:
+            if self.name in _SWITCHES:
+                stack.enter_context(_SWITCHES[self.name]())
+            self._layers = self._layers_of(session)
+            self._check()
             for layer in self._layers:
+                stack.callback(layer.remove)
                 layer.install()
             yield
-        finally:
-            for layer in reversed(self._layers):
-                layer.remove()
 
     def forget(self) -> None:
         """What ran before is no longer in the report: to be called before a point is measured."""
+        self._refused.clear()
         for layer in self._layers:
             layer.forget()
 
     def report(self) -> AlgorithmReport:
-        """What ran since the last `forget`."""
-        layers = tuple(report for layer in self._layers for report in layer.reports())
-        return AlgorithmReport(name=self.name, backend=Backend.torch.value, layers=layers)
+        """What ran since the last `forget`.
+
+        Raises:
+            Unsupported: nothing ran as asked.
+        """
+        layers = tuple(each for layer in self._layers for each in layer.reports())
+        report = AlgorithmReport(name=self.name, layers=layers)
+        if report.share == 0 and self._refused:
+            reasons = {each.name: f"{each.requested}: {each.reason}" for each in layers if each.reason}
+            raise Unsupported(f"{_told(reasons, len(self._layers))} {self._remedy(self._refused)}")
+        return report
 
     def _layers_of(self, session: Session) -> list[Layer]:
         module = getattr(session, "module", None)
@@ -88,44 +149,57 @@ class Forced:
                 names.setdefault(child, []).append(name)
         if not names:
             raise UserError(f"algorithm={self.name}: the model has no 2-D convolution; choose algorithm=default.")
+        self._device = next(iter(names)).weight.device
         chosen = choose(list(names.values()), self.name, self._patterns)
+        supports = {algorithm: self._supports(algorithm, self._device) for algorithm in dict.fromkeys(chosen)}
         return [
-            Layer(aliases[0], child, algorithm, self._refuse)
+            Layer(aliases[0], child, algorithm, supports[algorithm], self._refuse)
             for (child, aliases), algorithm in zip(names.items(), chosen, strict=True)
         ]
+
+    def _supports(self, algorithm: str, device: torch.device) -> list[Support]:
+        return supports_of(algorithm, self.backend, device, self._workspace_bytes, self._backward)
 
     def _check(self) -> None:
         """What can be said before there are inputs; a point that is to be skipped says it itself."""
         if self._on_unsupported is OnUnsupported.skip:
             return
         forced = [layer for layer in self._layers if layer.requested != DEFAULT]
-        reasons = {layer: reason for layer in forced if (reason := layer.why_not(ALGORITHMS[layer.requested]))}
+        reasons = {layer: reason for layer in forced if (reason := layer.why_not())}
+        told = {layer.name: f"{layer.requested}: {reason}" for layer, reason in reasons.items()}
         if reasons and self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{_told(reasons, len(forced))} {self._remedy(reasons)}")
+            raise UserError(f"{_told(told, len(forced))} {self._remedy(layers=reasons)} {_OTHERWISE}")
         if forced and len(reasons) == len(forced):
-            raise UserError(f"{_told(reasons, len(forced))} {_alternatives(reasons)}")
+            raise UserError(f"{_told(told, len(forced))} {self._remedy(layers=reasons)}")
 
-    def _refuse(self, layer: Layer, reason: str) -> None:
+    def _refuse(self, layer: Layer, problem: Problem, reason: str) -> None:
         """A layer can't compute its inputs by its algorithm."""
+        self._refused.append(problem)
+        told = _told({layer.name: f"{layer.requested}: {reason}"}, 0)
         if self._on_unsupported is OnUnsupported.skip:
-            raise Unsupported(_told({layer: reason}, 0))
+            raise Unsupported(told)
         if self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{_told({layer: reason}, 0)} {self._remedy({layer: reason})}")
+            raise UserError(f"{told} {self._remedy([problem])} {_OTHERWISE}")
 
-    @staticmethod
-    def _remedy(reasons: Mapping[Layer, str]) -> str:
-        return f"{_alternatives(reasons)} Or set algorithm.on_unsupported to fallback or skip."
+    def _remedy(self, problems: Iterable[Problem] = (), layers: Iterable[Layer] = ()) -> str:
+        """The algorithms that can compute all of these, and layers of which no inputs are known."""
+        able = [name for name in ALGORITHMS if self._can(name, problems, layers)]
+        return f"What can: {', '.join([*able, DEFAULT])}."
+
+    def _can(self, name: str, problems: Iterable[Problem], layers: Iterable[Layer]) -> bool:
+        try:
+            supports = self._supports(name, self._device)
+        except UserError:
+            return False
+        computed = ((each.choose(problem).values() for each in supports) for problem in dict.fromkeys(problems))
+        return all(any(all(not one.reason for one in choice) for choice in each) for each in computed) and not any(
+            layer.why_not(supports) for layer in layers
+        )
 
 
-def _told(reasons: Mapping[Layer, str], asked: int) -> str:
+def _told(reasons: Mapping[str, str], asked: int) -> str:
     """Which layers can't be computed, and why."""
-    named = [f"{layer.name} ({layer.requested}: {reason})" for layer, reason in list(reasons.items())[:_NAMED]]
+    named = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_NAMED]]
     rest = [f"{len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
     count = f"{len(reasons)} of {asked} convolutions" if asked else "A convolution"
     return f"{count} can't be computed by the algorithm that is asked for: {', '.join(named + rest)}."
-
-
-def _alternatives(reasons: Mapping[Layer, str]) -> str:
-    layers: Sequence[Layer] = list(reasons)
-    able = [name for name, each in ALGORITHMS.items() if not any(layer.why_not(each) for layer in layers)]
-    return f"What can: {', '.join([*able, DEFAULT])}."

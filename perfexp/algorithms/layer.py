@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
+from perfexp.algorithms.backends import Choice, PassChoice, Support, engines_of
+from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.portable import ALGORITHMS, Portable, effective_dtype, misfit
-from perfexp.algorithms.report import LayerReport, LayerStatus
+from perfexp.algorithms.engines import OF_TORCH, Engines, forward_plan
+from perfexp.algorithms.operators import CUDNN, DEFAULT
+from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.plan import Plan
+from perfexp.algorithms.portable import effective_dtype, is_channels_last, misfit
+from perfexp.algorithms.report import LayerReport, LayerStatus, PassReport
 from perfexp.errors import PerfexpError
 
-#: What a layer does that no algorithm is for.
-DEFAULT = "default"
+
+class _Decision(NamedTuple):
+    """What computes inputs of one kind: no engines for torch itself, a plan where cuDNN can be called without it."""
+
+    engines: Engines | None = None
+    plan: Plan | None = None
+
+
+#: Torch computes.
+_NOTHING = _Decision()
 
 
 class Layer:
@@ -30,31 +44,39 @@ class Layer:
         name: as the model calls it.
         module: the convolution.
         requested: name of an algorithm, or `default`.
-        refuse: called with the layer and the reason when the algorithm can't compute a shape, before torch does.
+        supports: backends that are asked for it, the first one first; none for `default`.
+        refuse: called with the layer, the problem and the reason when they can't compute it, before torch does.
     """
 
     def __init__(
-        self, name: str, module: torch.nn.Conv2d, requested: str, refuse: Callable[[Layer, str], None]
+        self,
+        name: str,
+        module: torch.nn.Conv2d,
+        requested: str,
+        supports: Sequence[Support],
+        refuse: Callable[[Layer, Problem, str], None],
     ) -> None:
         self.name, self.requested = name, requested
         self._module, self._refuse = module, refuse
-        self._algorithm = None if requested == DEFAULT else ALGORITHMS[requested]
+        self._supports = supports
         self._pads_first = module.padding_mode != "zeros"
         self._settings: Any = (module.stride, 0 if self._pads_first else module.padding, module.dilation, module.groups)
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
         self._convolution = Convolution.of(shape, *self._settings)
         self._covered: dict[str, Any] = {}
         self._own: Callable[..., Any] = module.forward
-        self._decided: dict[Any, bool] = {}
+        self._decided: dict[Any, _Decision] = {}
         self._seen: dict[Any, LayerReport] = {}
 
-    def why_not(self, algorithm: Portable) -> str | None:
-        """Why an algorithm can't compute the layer, as far as that can be said before it has inputs.
+    def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
+        """Why backends can't compute the layer, as far as that can be said before it has inputs.
 
         Args:
-            algorithm: any.
+            supports: any; by default the layer's own.
         """
-        return algorithm.supports(self._convolution, self._module.weight.dtype)
+        asked = self._supports if supports is None else supports
+        reasons = [each.rejects(self._convolution, self._module.weight.dtype) for each in asked]
+        return None if None in reasons else _joined(reasons)
 
     def install(self) -> None:
         """From now on the algorithm computes."""
@@ -83,17 +105,18 @@ class Layer:
         """An entry for each shape of inputs, or the one that says that there were none."""
         if self._seen:
             return list(self._seen.values())
-        reason = "it computed no convolution"
-        return [
-            LayerReport(name=self.name, requested=self.requested, used=None, status=LayerStatus.unseen, reason=reason)
-        ]
+        return [LayerReport(name=self.name, requested=self.requested)]
 
     def _conv_forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """In place of `torch.nn.Conv2d._conv_forward`."""
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
-        if self._fits(inputs, weight) and self._algorithm:
-            return self._algorithm.run(self._convolution, inputs, weight, bias)
+        engines, plan = self._decision(inputs, weight)
+        if plan is not None and _needs_no_more(inputs):
+            outputs = plan(inputs, weight)
+            return outputs if bias is None else outputs.add_(bias[:, None, None])
+        if engines is not None:
+            return engines.compute(self._convolution, inputs, weight, bias)
         return conv2d(inputs, weight, bias, *self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
@@ -114,12 +137,13 @@ class Layer:
         """In place of `torch.nn.functional.conv2d`, with its arguments."""
         settings = [tuple(each) if isinstance(each, list) else each for each in (stride, padding, dilation, groups)]
         arguments: Any = (tuple(weight.shape), *settings)
-        if self._fits(input, weight, arguments) and self._algorithm:
-            return self._algorithm.run(Convolution.of(*arguments), input, weight, bias)
+        engines, _ = self._decision(input, weight, arguments)
+        if engines is not None:
+            return engines.compute(Convolution.of(*arguments), input, weight, bias)
         return conv2d(input, weight, bias, stride, padding, dilation, groups)
 
-    def _fits(self, inputs: torch.Tensor, weight: torch.Tensor, arguments: Any = None) -> bool:
-        """Whether the algorithm computes these inputs; decided once for each shape, by a compiler while it traces.
+    def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, arguments: Any = None) -> _Decision:
+        """What computes these inputs; decided once for each kind of inputs, by a compiler while it traces.
 
         Args:
             inputs: of the convolution.
@@ -127,47 +151,131 @@ class Layer:
             arguments: of `Convolution.of`; None for what the module's attributes say.
         """
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
-            return False  # torch says what is wrong
-        key = (inputs.shape, effective_dtype(inputs), arguments)
-        if torch.compiler.is_compiling():
-            found = self._decide_before(tuple(key[0]), *key[1:])
-            return self._decide_now(*key) if found is None else bool(found)
-        found = self._decided.get(key)
-        return self._decide(*key) if found is None else found
+            return _NOTHING  # torch says what is wrong
+        recorded = torch.is_grad_enabled()
+        key = (
+            inputs.shape,
+            effective_dtype(inputs),
+            inputs.stride(),
+            weight.stride(),
+            recorded and inputs.requires_grad,
+            recorded and weight.requires_grad,
+            arguments,
+        )
+        if not torch.compiler.is_compiling():
+            found = self._decided.get(key)
+            return self._decide(key, inputs.device, inputs.dtype == weight.dtype == key[1]) if found is None else found
+        constants = self._decide_before((tuple(key[0]), *key[1:]), inputs.device)
+        if constants is None:
+            constants = self._decide_now(key, inputs.device)
+        return _Decision(Engines(*constants)) if constants else _NOTHING
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _decide_before(self, shape: tuple[int, ...], dtype: torch.dtype, arguments: Any) -> bool | None:
+    def _decide_before(self, key: Any, device: torch.device) -> tuple[str, ...] | None:
         """While a compiler traces; None if it is refused, since an error would be taken for the compiler's."""
         try:
-            return self._decide(torch.Size(shape), dtype, arguments)
+            found: tuple[str, ...] = self._decide_now((torch.Size(key[0]), *key[1:]), device)
+            return found
         except PerfexpError:
             return None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _decide_now(self, shape: torch.Size, dtype: torch.dtype, arguments: Any) -> bool:
+    def _decide_now(self, key: Any, device: torch.device) -> tuple[str, ...]:
         """When what was compiled runs, which ends with the error."""
-        return self._decide(shape, dtype, arguments)
+        engines = self._decide(key, device, False).engines
+        return (engines.forward, engines.backward_data, engines.backward_filter) if engines else ()
 
-    def _decide(self, shape: torch.Size, dtype: torch.dtype, arguments: Any) -> bool:
-        """Whether the algorithm computes inputs of a shape that comes for the first time."""
-        key = (shape, dtype, arguments)
+    def _decide(self, key: Any, device: torch.device, uncast: bool) -> _Decision:
+        """What computes a kind of inputs that comes for the first time.
+
+        Args:
+            key: of the kind.
+            device: where they lie.
+            uncast: whether inputs and weights have the data type in which they are computed.
+        """
+        shape, dtype, strides, weight_strides, wants_data, wants_filter, arguments = key
         convolution = self._convolution if arguments is None else Convolution.of(*arguments)
-        if misfit(convolution, shape):
-            return False  # torch says what is wrong
-        reason = self._algorithm.supports(convolution, dtype) if self._algorithm else None
-        if reason is not None:
-            self._refuse(self, reason)
-        self._decided[key] = forced = self._algorithm is not None and reason is None
+        if misfit(convolution, shape) or 0 in shape:
+            return _NOTHING  # torch says what is wrong, or has nothing to compute
+        batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
+        last = is_channels_last(batched, strides) or is_channels_last(convolution.weight_shape, weight_strides)
+        wanted = {Pass.forward: True, Pass.backward_data: wants_data, Pass.backward_filter: wants_filter}
+        problem = Problem(
+            convolution=convolution,
+            shape=tuple(batched),
+            dtype=dtype,
+            device=device,
+            channels_last=last,
+            passes=tuple(each for each, runs in wanted.items() if runs),
+        )
+        choice = self._choose(problem)
+        self._report(problem, choice, (tuple(shape), arguments))
+        reasons = [each.reason for each in choice.values() if each.reason is not None]
+        if reasons:
+            self._refuse(self, problem, _joined(reasons))
+        self._decided[key] = decision = self._decided_for(problem, choice, key, uncast)
+        return decision
+
+    def _decided_for(self, problem: Problem, choice: Choice, key: Any, uncast: bool) -> _Decision:
+        engines = engines_of(choice)
+        if all(each.engine in OF_TORCH for each in choice.values()):
+            return _NOTHING
+        layout = torch.channels_last if problem.channels_last else torch.contiguous_format
+        dense = key[2] == torch.empty(problem.shape, device="meta", memory_format=layout).stride() and key[3] == (
+            torch.empty(problem.convolution.weight_shape, device="meta", memory_format=layout).stride()
+        )
+        direct = uncast and dense and problem.passes == (Pass.forward,)
+        return _Decision(engines, forward_plan(engines, problem) if direct else None)
+
+    def _choose(self, problem: Problem) -> Choice:
+        """By the first backend that can compute the outputs; where none can, torch itself computes everything."""
+        reasons: list[str | None] = []
+        for support in self._supports:
+            choice = support.choose(problem)
+            if choice[Pass.forward].reason is None:
+                return choice
+            reasons.append(choice[Pass.forward].reason)
+        reason = _joined(reasons) if reasons else None
+        return {which: PassChoice(engine=DEFAULT, reason=reason) for which in problem.passes}
+
+    def _report(self, problem: Problem, choice: Choice, key: Any) -> None:
+        flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
+        passes = tuple(
+            PassReport(
+                which=which,
+                selected=each.engine,
+                status=LayerStatus.ok if each.reason is None else LayerStatus.fallback,
+                reason=each.reason,
+                flops=flops,
+                workspace_bytes=each.workspace_bytes,
+            )
+            for which, each in choice.items()
+        )
+        before = self._seen.get(key)
+        if before is not None and len(before.passes) > len(passes):
+            return  # an evaluation between trainings
+        by_cudnn = any(each.selected.startswith(CUDNN) for each in passes)
         self._seen[key] = LayerReport(
             name=self.name,
             requested=self.requested,
-            used=self.requested if reason is None else DEFAULT,
-            status=LayerStatus.ok if reason is None else LayerStatus.fallback,
-            reason=reason,
-            input_shape=tuple(shape),
-            flops=convolution.flops(shape[0] if len(shape) == 4 else 1, *shape[-2:]),
+            input_shape=key[0],
+            dtype=str(problem.dtype).removeprefix("torch."),
+            math=math_of(problem.dtype).name if by_cudnn else None,
+            passes=passes,
         )
-        return forced
+
+
+def _needs_no_more(inputs: torch.Tensor) -> bool:
+    """Whether a call of cuDNN with the tensors' addresses is all that has to be done: nobody watches or traces."""
+    return (
+        type(inputs) is torch.Tensor
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def _joined(reasons: Sequence[str | None]) -> str:
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 class _Intercepted(TorchFunctionMode):

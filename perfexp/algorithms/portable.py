@@ -15,6 +15,9 @@ from perfexp.algorithms.gemm import gemm, implicit_gemm, implicit_precomp_gemm
 from perfexp.algorithms.winograd import winograd, winograd_nonfused
 from perfexp.errors import UserError, did_you_mean
 
+#: From inputs (N, C, H, W), weights and what to compute to (N, O, height, width), without bias.
+Compute = Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
+
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.float64, *_HALF)
 
@@ -25,13 +28,13 @@ class Portable:
 
     Attributes:
         name: as in `algorithm=NAME`.
-        compute: from inputs (N, C, H, W), weights and what to compute to (N, O, height, width), without bias.
+        compute: how.
         why_not: why it can't compute a convolution of any data type, or None if it can.
         half: whether it computes in half precisions.
     """
 
     name: str
-    compute: Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
+    compute: Compute
     why_not: Callable[[Convolution], str | None]
     half: bool = True
 
@@ -59,28 +62,47 @@ class Portable:
             weight: (O, C / G, kernel height, kernel width).
             bias: (O,), or None.
         """
-        kind = inputs.device.type
-        if not torch.is_autocast_enabled(kind):
-            return self._run(convolution, inputs, weight, bias)
-        dtype = torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, enabled=False):
-            cast = None if bias is None else _cast(bias, dtype)
-            return self._run(convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
+        return as_torch_does(self.compute, convolution, inputs, weight, bias)
 
-    def _run(
-        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
-        if batched.shape[0] == 0:  # nothing to compute, and not all operations take it
-            settings = (convolution.stride, 0, convolution.dilation, convolution.groups)
-            return conv2d_of_torch(convolution.padded(batched), weight, bias, *settings)
-        outputs = self.compute(batched, weight, convolution)
-        if bias is not None:
-            outputs = outputs + bias[:, None, None]
-        last = is_channels_last(batched) or is_channels_last(weight)
-        layout = torch.channels_last if last else torch.contiguous_format
-        outputs = outputs.to(inputs.dtype).contiguous(memory_format=layout)
-        return outputs if inputs.ndim == 4 else outputs.squeeze(0)
+
+def as_torch_does(
+    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """What `compute` returns, with all else that `torch.nn.functional.conv2d` does.
+
+    That is its casts under autocast, inputs without a batch, empty batches, the bias, and the data type and memory
+    format of its result.
+
+    Args:
+        compute: from inputs (N, C, H, W), weights and what to compute to (N, O, height, width).
+        convolution: what to compute.
+        inputs: (N, C, H, W) or (C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+        bias: (O,), or None.
+    """
+    kind = inputs.device.type
+    if not torch.is_autocast_enabled(kind):
+        return _as_torch_does(compute, convolution, inputs, weight, bias)
+    dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        cast = None if bias is None else _cast(bias, dtype)
+        return _as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
+
+
+def _as_torch_does(
+    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
+    if batched.shape[0] == 0:  # nothing to compute, and not all operations take it
+        settings = (convolution.stride, 0, convolution.dilation, convolution.groups)
+        return conv2d_of_torch(convolution.padded(batched), weight, bias, *settings)
+    outputs = compute(batched, weight, convolution)
+    if bias is not None:
+        outputs = outputs + bias[:, None, None]
+    last = any(is_channels_last(each.shape, each.stride()) for each in (batched, weight))
+    layout = torch.channels_last if last else torch.contiguous_format
+    outputs = outputs.to(inputs.dtype).contiguous(memory_format=layout)
+    return outputs if inputs.ndim == 4 else outputs.squeeze(0)
 
 
 def _any(convolution: Convolution) -> str | None:
@@ -157,19 +179,20 @@ def conv2d(
     return algorithm.run(convolution, inputs, weight, bias)
 
 
-def canonical(name: str, valid: Sequence[str] | dict[str, Portable]) -> str:
+def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
     """An algorithm's name as it is written here; `implicit gemm` and `Implicit-GEMM` are understood.
 
     Args:
         name: as it was given.
         valid: those that there are.
+        kind: what they are, for the error.
 
     Raises:
         UserError: it is none of them.
     """
     found = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     if found not in valid:
-        raise UserError(f"There is no convolution algorithm {name!r}. {did_you_mean(found, valid)}")
+        raise UserError(f"There is no {kind} {name!r}. {did_you_mean(found, valid)}")
     return found
 
 
@@ -197,13 +220,14 @@ def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
     return inputs.dtype
 
 
-def is_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether torch takes a tensor's strides for those of NHWC; the rule is c10's `is_channels_last_strides_2d`.
+def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch takes strides for those of NHWC; the rule is c10's `is_channels_last_strides_2d`.
 
     Args:
-        tensor: (N, C, H, W).
+        shape: (N, C, H, W).
+        strides: of its tensor.
     """
-    shape, strides, least = tensor.shape, tensor.stride(), 0
+    least = 0
     for axis in (1, 3, 2, 0):
         if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
             return False

@@ -125,7 +125,7 @@ def test_the_inner_of_two_computes_and_the_outer_comes_back(net):
 
 def test_a_layer_that_is_not_supported_is_left_to_torch_and_says_why(net):
     forced = Forced(name="winograd")
-    with forced.applied(session(net)):
+    with forced.applied(session(net)), torch.inference_mode():
         net(torch.randn(2, 3, 32, 32))
     report = forced.report()
     assert [(layer.name, layer.used, layer.status.value) for layer in report.layers] == [
@@ -148,11 +148,27 @@ def test_a_report_is_json_a_metric_and_a_doubt(net):
     with forced.applied(session(net)):
         net(torch.randn(1, 3, 32, 32))
     report = forced.report()
-    assert json.loads(json.dumps(report.facts()))["layers"][0]["status"] == "fallback"
-    assert report.metric().value == report.share
-    assert "stem: the kernel is 7×7" in report.doubt().detail
-    assert Forced(name="gemm").report().doubt() is None
-    assert Forced(name="gemm").report().metric().value is None
+    facts = json.loads(json.dumps(report.facts()))
+    assert facts["layers"][0]["status"] == "fallback"
+    assert facts["backends"] == ["torch"]
+    share, workspace = report.metrics()
+    assert share.value == report.share
+    assert workspace.value is None
+    assert "stem: the kernel is 7×7" in report.doubts()[0].detail
+    assert Forced(name="gemm").report().doubts() == []
+    assert Forced(name="gemm").report().metrics()[0].value is None
+
+
+def test_the_passes_of_a_training_count_too(net):
+    forced = Forced(name="winograd")
+    with forced.applied(session(net)):
+        net(torch.randn(2, 3, 32, 32)).sum().backward()
+        with torch.no_grad():
+            net(torch.randn(2, 3, 32, 32))  # an evaluation between them changes nothing
+    stem, first, *_ = forced.report().layers
+    assert [each.which.value for each in stem.passes] == ["forward", "backward_filter"]
+    assert [each.which.value for each in first.passes] == ["forward", "backward_data", "backward_filter"]
+    assert stem.flops == 2 * 2 * 2 * 8 * 16 * 16 * 3 * 49
 
 
 def test_a_report_tells_of_what_ran_since_the_last_forget(net):
@@ -243,7 +259,11 @@ def test_under_autocast_a_layer_computes_in_its_data_type(net):
                 ours = net(inputs)
             assert ours.dtype is reference.dtype
             torch.testing.assert_close(ours, reference, rtol=0.1, atol=0.05)
-            assert forced.report().share == (1.0 if name == "gemm" else 0.0)
+            if name == "gemm":
+                assert forced.report().share == 1.0
+            else:
+                with pytest.raises(Unsupported, match=r"FFT does not take bfloat16.*What can: direct, gemm"):
+                    forced.report()
 
 
 def test_inputs_that_do_not_fit_get_the_error_of_torch(net):

@@ -1,0 +1,284 @@
+"""Backends: who can compute a convolution by an algorithm, asked of cuDNN, Triton's kernels, and torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from perfexp.algorithms import Backend, triton
+from perfexp.algorithms.codes import BACKWARD, DATA_TYPES, UNREPEATABLE
+from perfexp.algorithms.convolution import Convolution
+from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
+from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
+from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
+from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.plan import Plan, guess, plan
+from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.errors import UserError
+from perfexp.units import format_bytes
+
+#: Algorithms that there are Triton kernels for.
+_KERNELS = ("direct", "winograd")
+
+#: cuDNN's heuristic, layer by layer.
+GUESS = "guess"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassChoice:
+    """What computes one pass.
+
+    Attributes:
+        engine: see `perfexp.algorithms.engines`.
+        reason: why it is not what was asked for, or None if it is.
+        workspace_bytes: memory that it takes beside its tensors; None where nobody says.
+    """
+
+    engine: str
+    reason: str | None = None
+    workspace_bytes: int | None = None
+
+
+Choice = Mapping[Pass, PassChoice]
+
+
+class Support(Protocol):
+    """One algorithm of one backend."""
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """Why it can't compute a convolution whatever its inputs' size; None if it may.
+
+        Args:
+            convolution: what to compute.
+            dtype: of its inputs.
+        """
+
+    def choose(self, problem: Problem) -> Choice:
+        """What it would compute each pass of a problem with; where it can't, that is torch's own.
+
+        Args:
+            problem: what to compute.
+        """
+
+
+def engines_of(choice: Choice) -> Engines:
+    """The engines of a choice; passes that will not run are torch's.
+
+    Args:
+        choice: by pass.
+    """
+    return Engines(**{str(which): each.engine for which, each in choice.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portable:
+    """An algorithm in torch's operations; the backward passes are the same algorithm's."""
+
+    name: str
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """See `Support`."""
+        return ALGORITHMS[self.name].supports(convolution, dtype)
+
+    def choose(self, problem: Problem) -> Choice:
+        """See `Support`."""
+        reason = self.rejects(problem.convolution, problem.dtype)
+        engine = DEFAULT if reason else f"{TORCH}.{self.name}"
+        return {which: PassChoice(engine=engine, reason=reason) for which in problem.passes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """A Triton kernel of ours: forward, and backward data where that is a convolution of the same kind."""
+
+    name: str
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """See `Support`."""
+        why_not = triton.why_not_direct if self.name == "direct" else triton.why_not_winograd
+        return why_not(convolution, dtype)
+
+    def choose(self, problem: Problem) -> Choice:
+        """See `Support`."""
+        return {which: self._pass(which, problem) for which in problem.passes}
+
+    def _pass(self, which: Pass, problem: Problem) -> PassChoice:
+        convolution: Convolution | None = problem.convolution
+        if which is Pass.backward_filter:
+            return PassChoice(engine=DEFAULT, reason="there is no Triton kernel of the gradient of the weights")
+        if which is Pass.backward_data:
+            convolution = turned_around(problem.convolution)
+        if convolution is None:
+            return PassChoice(engine=DEFAULT, reason="the gradient of the inputs is no convolution of stride 1")
+        reason = self.rejects(convolution, problem.dtype)
+        return PassChoice(engine=DEFAULT if reason else f"{TRITON}.{self.name}", reason=reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cudnn:
+    """An algorithm of cuDNN's, or what its heuristic ranks first.
+
+    Attributes:
+        name: of the algorithm, or `guess`.
+        workspace_bytes: limit of each call, or None.
+        backward: algorithms of the backward passes that replace what the name means there.
+    """
+
+    name: str
+    workspace_bytes: int | None = None
+    backward: Mapping[Pass, str] = field(default_factory=dict)
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """See `Support`; whatever else cuDNN can't do, it has to be asked."""
+        return None if dtype in DATA_TYPES else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
+
+    def choose(self, problem: Problem) -> Choice:
+        """See `Support`."""
+        return {which: self._pass(which, problem) for which in problem.passes}
+
+    def _pass(self, which: Pass, problem: Problem) -> PassChoice:
+        reason = self.rejects(problem.convolution, problem.dtype)
+        if reason:
+            return PassChoice(engine=DEFAULT, reason=reason)
+        shape = shape_of(problem)
+        try:
+            algorithm = guess(which, shape, self.workspace_bytes) if self.name == GUESS else self._algorithm(which)
+            if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
+                return PassChoice(engine=DEFAULT, reason=f"{algorithm} is not deterministic")
+            found = plan(which, algorithm, shape)
+            size = found.workspace_bytes
+            if self.workspace_bytes is not None and size > self.workspace_bytes:
+                limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
+                reason = f"it needs {format_bytes(size)} of workspace, more than {limit}"
+                return PassChoice(engine=DEFAULT, reason=reason)
+            _try(which, found, problem)
+        except CudnnError as error:
+            return PassChoice(engine=DEFAULT, reason=f"cuDNN: {error}")
+        except torch.OutOfMemoryError:
+            text = f"there is no room for its {format_bytes(size)} of workspace"
+            return PassChoice(engine=DEFAULT, reason=text)
+        return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
+
+    def _algorithm(self, which: Pass) -> str:
+        if which is Pass.forward:
+            return self.name
+        data, weights = BACKWARD[self.name]
+        return self.backward.get(which, data if which is Pass.backward_data else weights)
+
+
+def _try(which: Pass, found: Plan, problem: Problem) -> None:
+    """Run a plan once: cuDNN may name a workspace for what it then refuses.
+
+    Raises:
+        CudnnError: it refuses.
+    """
+    shape = shape_of(problem)
+    layout = torch.channels_last if shape.channels_last else torch.contiguous_format
+    reads = {
+        Pass.forward: (shape.inputs, shape.weight),
+        Pass.backward_data: (shape.weight, shape.outputs),
+        Pass.backward_filter: (shape.inputs, shape.outputs),
+    }
+    with unset_fake_temporarily(), torch.inference_mode():
+        found(*(_empty(size, shape.dtype, problem.device, layout) for size in reads[which]))
+
+
+def _empty(size: Sequence[int], dtype: torch.dtype, device: torch.device, layout: torch.memory_format) -> torch.Tensor:
+    return torch.empty(tuple(size), dtype=dtype, device=device, memory_format=layout)
+
+
+#: cuDNN's own search, and torch's two implementations on CPUs, by what is switched for the whole model.
+SWITCHED = ("benchmark", "onednn", "native")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTorch:
+    """Torch's convolution, once it has been told what to do for the whole model; asked which of its own it takes."""
+
+    name: str
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """See `Support`; torch decides by the inputs."""
+        return None
+
+    def choose(self, problem: Problem) -> Choice:
+        """See `Support`."""
+        taken = _taken_by_torch(problem)
+        fits = _KINDS[self.name]
+        reason = None if fits(taken) else f"torch takes {taken} for it"
+        engine = DEFAULT if reason else {"benchmark": SEARCH}.get(self.name, self.name)
+        return {which: PassChoice(engine=engine, reason=reason) for which in problem.passes}
+
+
+_KINDS: dict[str, Callable[[str], bool]] = {
+    "benchmark": lambda taken: taken.startswith("Cudnn"),
+    "onednn": lambda taken: taken.startswith("Mkldnn"),
+    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
+}
+
+
+def _taken_by_torch(problem: Problem) -> str:
+    """Which of its implementations torch would take, by torch's name for it."""
+    convolution = problem.convolution
+    layout = torch.channels_last if problem.channels_last else torch.contiguous_format
+    left, right, top, bottom = convolution.padding
+    height, width = problem.shape[2:]
+    if (left, top) != (right, bottom):
+        height, width, top, left = height + top + bottom, width + left + right, 0, 0
+    shape = (*problem.shape[:2], height, width)
+    with unset_fake_temporarily():
+        inputs = _empty(shape, problem.dtype, problem.device, layout)
+        weight = _empty(convolution.weight_shape, problem.dtype, problem.device, layout)
+        settings = (convolution.stride, (top, left), convolution.dilation, False, (0, 0), convolution.groups)
+        return str(torch._C._select_conv_backend(inputs, weight, None, *settings)).rpartition(".")[2]
+
+
+def _no_kernels(device: torch.device) -> str | None:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return "Triton's kernels are for NVIDIA GPUs"
+    return triton.available()
+
+
+def supports_of(
+    name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
+) -> list[Support]:
+    """Who is asked for an algorithm on a device, the most native one first.
+
+    Args:
+        name: of the algorithm; `default` asks nobody.
+        backend: only this one, or `auto`.
+        device: where to compute.
+        workspace_bytes: limit of cuDNN's workspace, or None.
+        backward: algorithms of cuDNN's for the backward passes, in place of what the name means there.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name == DEFAULT:
+        return []
+    if name in SWITCHED:
+        return [OfTorch(name=name)]
+    found: list[Support] = []
+    reasons = []
+    if backend in (Backend.auto, Backend.cudnn):
+        if why_not := why_no_cudnn(device):
+            reasons.append(why_not)
+        else:
+            found.append(Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward))
+    if backend in (Backend.auto, Backend.triton):
+        if why_not := _no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}":
+            reasons.append(why_not)
+        else:
+            found.append(Kernels(name=name))
+    if backend in (Backend.auto, Backend.torch):
+        if name in ALGORITHMS:
+            found.append(Portable(name=name))
+        else:
+            reasons.append(f"{name} is cuDNN's own")
+    if not found:
+        raise UserError(f"algorithm={name} algorithm.backend={backend}: {'; '.join(reasons)}.")
+    return found

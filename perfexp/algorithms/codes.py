@@ -1,0 +1,79 @@
+"""Codes: cuDNN's numbers for algorithms, math and data types, as its headers have them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+from perfexp.algorithms.passes import Pass
+
+
+class Math(IntEnum):
+    """cudnnMathType_t: in which numbers products may be taken. For float32 all but `fma` permit TF32."""
+
+    default = 0
+    tensor_op = 1
+    fma = 3
+
+
+#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t.
+CODES = {
+    Pass.forward: {
+        "implicit_gemm": 0,
+        "implicit_precomp_gemm": 1,
+        "gemm": 2,
+        "direct": 3,
+        "fft": 4,
+        "fft_tiling": 5,
+        "winograd": 6,
+        "winograd_nonfused": 7,
+    },
+    Pass.backward_data: {
+        "algo_0": 0,
+        "algo_1": 1,
+        "fft": 2,
+        "fft_tiling": 3,
+        "winograd": 4,
+        "winograd_nonfused": 5,
+    },
+    Pass.backward_filter: {
+        "algo_0": 0,
+        "algo_1": 1,
+        "fft": 2,
+        "algo_3": 3,
+        "winograd": 4,
+        "winograd_nonfused": 5,
+        "fft_tiling": 6,
+    },
+}
+
+#: What a name means in the backward passes: the nearest that there is. Of the GEMMs it is the one that always adds in
+#: the same order and that tensor cores compute.
+BACKWARD = {
+    "implicit_gemm": ("algo_1", "algo_1"),
+    "implicit_precomp_gemm": ("algo_1", "algo_1"),
+    "gemm": ("algo_1", "algo_1"),
+    "direct": ("algo_1", "algo_1"),
+    "fft": ("fft", "fft"),
+    "fft_tiling": ("fft_tiling", "fft_tiling"),
+    "winograd": ("winograd", "winograd_nonfused"),
+    "winograd_nonfused": ("winograd_nonfused", "winograd_nonfused"),
+}
+
+#: Those that add in an order that differs from call to call (NVIDIA's documentation of the enumerations).
+UNREPEATABLE = {(Pass.backward_data, "algo_0"), (Pass.backward_filter, "algo_0"), (Pass.backward_filter, "algo_3")}
+
+#: cudnnDataType_t.
+DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
+
+
+def math_of(dtype: torch.dtype) -> Math:
+    """What torch would allow: TF32 where `torch.backends.cudnn.allow_tf32` is set, tensor cores for half precisions.
+
+    Args:
+        dtype: in which the convolution is computed.
+    """
+    if dtype in (torch.float16, torch.bfloat16):
+        return Math.tensor_op
+    return Math.fma if dtype is torch.float32 and not torch.backends.cudnn.allow_tf32 else Math.default
