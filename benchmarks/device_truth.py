@@ -2,7 +2,7 @@
 
     python benchmarks/device_truth.py
 
-Each case in a process of its own, in rounds: perfexp's clean chain of calls, then the same chain under the profiler.
+Each case in rounds: perfexp's clean chain of calls, then the same chain under the profiler.
 
 * `device`: perfexp's time per call, k calls to a sample; the median over the clean rounds.
 * `events/span`: what perfexp's events read in the profiled rounds, over the span that CUPTI saw in the same rounds
@@ -14,22 +14,24 @@ Each case in a process of its own, in rounds: perfexp's clean chain of calls, th
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices.cuda import CudaDevice
-from perfexp.probes import queue
+from perfexp.probes import queue, timing
 
 ROUNDS = 5
-#: So long the device works before each reading, so that its clock has settled.
+#: So long the device works before each reading, so that its clock has settled, and for each reading.
 SETTLE_SECONDS = 0.2
+#: Each of two readings that are compared lasts about so long.
+PAIR_SECONDS = 0.05
+#: So many times as many calls have the samples whose events are rare.
+RARER = 8
 #: Launches in a profiled chain.
 PROFILED_LAUNCHES = 400
 
@@ -89,25 +91,30 @@ def measure(name: str) -> dict[str, Any]:
         call()
     k, chunk, *_ = queue.fit(call, device)
     clean = queue.Chain(call, device, chunk, k)
-    long = queue.Chain(call, device, max(1, chunk // 32), 32 * k) if chunk >= 32 else None
+    long = queue.Chain(call, device, chunk // RARER, RARER * k) if chunk >= RARER else None
     launches = max(1, count_launches(call, device))
     count = max(1, min(chunk, PROFILED_LAUNCHES // (launches * k)))
     rounds = []
     for _ in range(ROUNDS):
-        settle(clean, k)
-        ours = float(statistics.median(clean(max(20, min(chunk, 200)))))
-        rarely = float(statistics.median(long(10))) if long else ours
-        rounds.append({"device": ours, "rarely": rarely, **profiled(clean, device, count, count * k)})
+        turn(clean, SETTLE_SECONDS)
+        ours = float(np.median(turn(clean, SETTLE_SECONDS)))
+        added = float(statistics.median(differences(clean, long))) if long else 0.0
+        rounds.append({"device": ours, "added": added, **profiled(clean, device, count, count * k)})
     median = {key: statistics.median(entry[key] for entry in rounds) for key in rounds[0]}
     ratios = [entry["events"] / entry["span"] for entry in rounds]
     return {**median, "k": k, "launches": launches, "same": statistics.median(ratios), "known": bool(long)}
 
 
-def settle(clean: queue.Chain, k: int) -> None:
-    """Keep the device at work for a while."""
-    done = 0.0
-    while done < SETTLE_SECONDS:
-        done += float(clean(clean.chunk).sum()) * k
+def turn(chain: queue.Chain, seconds: float) -> timing.Samples:
+    """Samples of about so many seconds of work."""
+    rough = float(np.median(chain(2))) * chain.calls_per_sample
+    return chain(max(2, round(seconds / rough)))
+
+
+def differences(clean: queue.Chain, rare: queue.Chain) -> list[float]:
+    """What the events add to a call: samples against those of more calls, in turns, so that both see the same clock."""
+    pairs = [(np.median(turn(clean, PAIR_SECONDS)), np.median(turn(rare, PAIR_SECONDS))) for _ in range(8)]
+    return [float(often - seldom) * RARER / (RARER - 1) for often, seldom in pairs]
 
 
 def profiled(chain: queue.Chain, device: CudaDevice, samples: int, calls: int) -> dict[str, float]:
@@ -140,16 +147,12 @@ def count_launches(call: Call, device: CudaDevice) -> int:
 
 
 def main() -> None:
-    if len(sys.argv) == 2:
-        print(json.dumps(measure(sys.argv[1])))
-        return
     head = ("device µs", "k", "span µs", "events/span", "device/span", "kernels µs", "launches", "gap µs", "harness µs")
     print(f"{'case':<20}" + "".join(f"{title:>12}" for title in head))
     for name in cases():
-        done = subprocess.run([sys.executable, __file__, name], check=True, capture_output=True, text=True)
-        r = json.loads(done.stdout)
+        r = measure(name)
         gap = (r["span"] - r["busy"]) / r["launches"]
-        harness = f"{(r['device'] - r['rarely']) * 1e6:12.3f}" if r["known"] else f"{'–':>12}"
+        harness = f"{r['added'] * 1e6:12.3f}" if r["known"] else f"{'–':>12}"
         print(
             f"{name:<20}{r['device'] * 1e6:12.2f}{r['k']:12d}{r['span'] * 1e6:12.2f}{r['same']:12.4f}"
             f"{r['device'] / r['span']:12.4f}{r['busy'] * 1e6:12.2f}{r['launches']:12d}{gap * 1e6:12.2f}{harness}",

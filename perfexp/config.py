@@ -17,7 +17,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from perfexp.algorithms import Backend, OnUnsupported
+from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.gpus import GpuFacts
@@ -131,6 +131,10 @@ class ForcedAlgorithm:
     workspace_bytes: int | None = None
     backward_data: str | None = None
     backward_filter: str | None = None
+    max_error: float | None = None
+    objective: Objective = Objective.time
+    reuse: bool = True
+    cache_dir: str | None = None
     layers: Any = None
 
 

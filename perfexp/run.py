@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfexp import doubts, environment, metrics, stats, verdicts
+from perfexp import doubts, environment, metrics, rivals, stats, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
@@ -28,6 +28,8 @@ from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
 _PHASES_TOLERANCE = 0.05
+#: A device that has been idle for so long is no longer warm.
+_COOLING_SECONDS = 1.0
 #: Calls under the eyes of the probes.
 _PROBED_CALLS = 3
 
@@ -76,6 +78,7 @@ class Procedure:
     graph: bool = False
     seed: int = 0
     progress: Callable[[str], None] = lambda _: None
+    _last: tuple[Key, float, int] | None = None
 
     def measure(self, key: Key) -> Point:
         """Measure one point; whatever goes wrong with it becomes its status.
@@ -100,6 +103,7 @@ class Procedure:
         point.metrics += custom.values()
         if not self.device.is_lost():
             self._close(point, before)
+        self._last = (key, verdicts.busy_seconds(point), time.perf_counter_ns())
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
         other_cores = (environment.other_cpu_seconds() - others) / point.wall_seconds
         point.facts["other_cpu_cores"] = round(other_cores, 3)
@@ -163,6 +167,7 @@ class Procedure:
             else:
                 self._times(point, step)
             point.metrics += self.device.memory()  # before whatever is not the call that was timed
+            self._rivals(point, step)
             if step.trains:
                 self._training_figures(point, step, batches, first_loss)
             if self.data.labelled and (self.epochs or not step.trains):
@@ -172,6 +177,7 @@ class Procedure:
             self._probe(point, step)
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
+        self._output_error(point)
 
     def _report_algorithm(self, point: Point) -> None:
         """By what the convolutions of the first call were computed; it is decided once for each shape."""
@@ -181,6 +187,25 @@ class Procedure:
         point.metrics += report.metrics()
         point.facts["algorithm"] = report.facts()
         point.doubts += report.doubts()
+
+    def _output_error(self, point: Point) -> None:
+        """By how much the algorithm changes what the model computes, on weights as they were loaded."""
+        if "algorithm" not in point.facts:
+            return
+        self.progress("error of the outputs")
+        self.session.reset()
+        with self._batches(point.key, training=False) as batches:
+            error = self.algorithm.output_error(batches.next().inputs)
+        point.metrics += [error] if error else []
+
+    def _rivals(self, point: Point, step: Step) -> None:
+        """The whole call by the algorithm and by its rivals, in the same minute."""
+        if not self.algorithm.rivals() or self.graph or self.cache is Cache.flush:
+            return
+        self.progress("rivals")
+        series, compared = rivals.compare(self.algorithm, step.call, self.device)
+        point.series += series
+        point.metrics += compared
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""
@@ -225,14 +250,14 @@ class Procedure:
 
     def _asynchronous_times(self, point: Point, step: Step) -> None:
         counted = _Counted(step.call)
-        k, chunk, loop_calls, call_seconds = queue.fit(counted, self.device, self._flush())
+        k, chunk, call_seconds = queue.fit(counted, self.device, self._flush())
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
             host = queue.issue_seconds(counted, self.device, chunk * k) if chunk else None
             reason = None if chunk else "a call does not fit into the device's queue, and the host waits for room"
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
             self.progress("throughput")
-            loop = queue.Loop(step.call, self.device, loop_calls)
-            self._take(point, "throughput", loop, loop_calls, busy_seconds=counted.calls * call_seconds)
+            loop = queue.Loop(step.call, self.device, k)
+            self._take(point, "throughput", loop, k, busy_seconds=counted.calls * call_seconds)
         self.progress("latency")
         latency = timing.Latency(step.call, self.device, self._flush())
         self._take(point, "latency", latency, percentiles=self.percentiles)
@@ -250,11 +275,19 @@ class Procedure:
         busy_seconds: float = 0.0,
     ) -> Series:
         """A series until the stopping rule has enough; the blocks before it, and other calls, have warmed it up."""
-        busy_seconds += verdicts.busy_seconds(point)
+        busy_seconds += self._carried_seconds(point.key) + verdicts.busy_seconds(point)
         monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
         series = timing.series(name, block, monitor, k)
         point.series.append(series)
         return series
+
+    def _carried_seconds(self, key: Key) -> float:
+        """For how long the device has worked on the point before, if that was of the same phase and has just ended."""
+        if self._last is None:
+            return 0.0
+        before, busy_seconds, ended_ns = self._last
+        idle_seconds = (time.perf_counter_ns() - ended_ns) * 1e-9
+        return busy_seconds if before.phase == key.phase and idle_seconds < _COOLING_SECONDS else 0.0
 
     def _device_time(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
         """The device's own time, and what it says of the loop."""

@@ -332,24 +332,18 @@ def summarise(samples: Sequence[float], percentiles: Sequence[float] = (50.0, 95
     )
 
 
-def calls_per_sample(
-    call_seconds: float, tick_seconds: float, record_seconds: float = 0.0, *, microsecond: bool = False
-) -> int:
+def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
     """How many calls k one pair of events has to span so that neither tick nor record falsifies the time.
 
-    tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls.
+    tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls; it is at most 1 µs a call as
+    well, as long as the k calls take no more than 10 ms: beyond, it is less than a thousandth anyway.
 
     Args:
         call_seconds: rough time t of one call, > 0.
         tick_seconds: resolution of the clock.
         record_seconds: device time that recording one event costs.
-        microsecond: whether that is to be at most 1 µs a call as well, as long as the k calls take no more than 10 ms:
-            beyond, it is less than a thousandth anyway.
     """
-    for_a_microsecond = 1
-    if microsecond:
-        wanted = math.ceil(record_seconds / 1e-6 - 1e-9)
-        for_a_microsecond = min(wanted, math.floor(_LONG_SAMPLE_SECONDS / call_seconds))
+    for_a_microsecond = min(math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds))
     return max(
         1,
         math.ceil(tick_seconds / (0.001 * call_seconds) - 1e-9),

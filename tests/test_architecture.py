@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
-    3: ("run", "verdicts", "launch", "process", "survey", "sinks"),
-    2: ("models", "data", "algorithms", "modes", "probes"),
+    3: ("run", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
+    2: ("models", "data", "algorithms", "kernels", "modes", "probes"),
     1: ("devices", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts", "interrupts"),
 }
@@ -20,7 +20,8 @@ FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
 #: Who may import which foreign package at any level of nesting.
 ONLY = {
-    "torch": {"models", "data", "algorithms", "probes", "devices"},
+    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices"},
+    "triton": {"kernels"},
     "torchvision": {"models", "data"},
     "hydra": {"main", "config", "worker", "explain"},
     "omegaconf": {"main", "config", "worker", "explain"},

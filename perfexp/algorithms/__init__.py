@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from perfexp.algorithms.report import AlgorithmReport
 from perfexp.models import Session
+from perfexp.record import Metric
 
 
 class Backend(StrEnum):
@@ -30,8 +31,20 @@ class OnUnsupported(StrEnum):
     skip = "skip"
 
 
+class Objective(StrEnum):
+    """What the best algorithm of a layer is best in."""
+
+    time = "time"
+
+
 class Algorithm(Protocol):
-    """What an `algorithm` node of the configuration builds."""
+    """What an `algorithm` node of the configuration builds.
+
+    Attributes:
+        name: as in `algorithm=NAME`.
+    """
+
+    name: str
 
     def applied(self, session: Session) -> AbstractContextManager[None]:
         """While entered, the session's model computes its convolutions by this algorithm; undone on leaving.
@@ -45,3 +58,20 @@ class Algorithm(Protocol):
 
     def report(self) -> AlgorithmReport | None:
         """What ran since the last `forget`; None where nothing was asked for."""
+
+    def rivals(self) -> tuple[str, ...]:
+        """Algorithms against which the whole model is measured in the same run."""
+
+    def instead(self, rival: str) -> AbstractContextManager[None]:
+        """While entered, a rival computes: `default`, torch's own choice, or `benchmark`, its own search.
+
+        Args:
+            rival: one of them.
+        """
+
+    def output_error(self, inputs: Any) -> Metric | None:
+        """By how much the model's outputs differ from those of `default`; None where nothing was asked for.
+
+        Args:
+            inputs: of the model.
+        """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from perfexp.algorithms import Backend, triton
-from perfexp.algorithms.codes import BACKWARD, DATA_TYPES, UNREPEATABLE
+from perfexp import kernels
+from perfexp.algorithms import Backend
+from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
 from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
@@ -36,11 +37,15 @@ class PassChoice:
         engine: see `perfexp.algorithms.engines`.
         reason: why it is not what was asked for, or None if it is.
         workspace_bytes: memory that it takes beside its tensors; None where nobody says.
+        seconds: time of each engine that was tried, where some were.
+        errors: relative L2 error of each against float64.
     """
 
     engine: str
     reason: str | None = None
     workspace_bytes: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 Choice = Mapping[Pass, PassChoice]
@@ -99,14 +104,20 @@ class Kernels:
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """See `Support`."""
-        why_not = triton.why_not_direct if self.name == "direct" else triton.why_not_winograd
+        why_not = kernels.why_not_direct if self.name == "direct" else kernels.why_not_winograd
         return why_not(convolution, dtype)
 
     def choose(self, problem: Problem) -> Choice:
         """See `Support`."""
-        return {which: self._pass(which, problem) for which in problem.passes}
+        return {which: self.candidate(which, problem) for which in problem.passes}
 
-    def _pass(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """What it would compute a pass with.
+
+        Args:
+            which: pass.
+            problem: what to compute.
+        """
         convolution: Convolution | None = problem.convolution
         if which is Pass.backward_filter:
             return PassChoice(engine=DEFAULT, reason="there is no Triton kernel of the gradient of the weights")
@@ -140,27 +151,47 @@ class Cudnn:
         """See `Support`."""
         return {which: self._pass(which, problem) for which in problem.passes}
 
+    def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
+        """All algorithms of cuDNN's for a pass that can compute it.
+
+        Args:
+            which: pass.
+            problem: what to compute.
+        """
+        if self.rejects(problem.convolution, problem.dtype) is None:
+            choices = (self._by(algorithm, which, problem) for algorithm in CODES[which])
+            yield from (choice for choice in choices if choice.reason is None)
+
     def _pass(self, which: Pass, problem: Problem) -> PassChoice:
         reason = self.rejects(problem.convolution, problem.dtype)
         if reason:
             return PassChoice(engine=DEFAULT, reason=reason)
-        shape = shape_of(problem)
+        if self.name != GUESS:
+            return self._by(self._algorithm(which), which, problem)
         try:
-            algorithm = guess(which, shape, self.workspace_bytes) if self.name == GUESS else self._algorithm(which)
-            if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
-                return PassChoice(engine=DEFAULT, reason=f"{algorithm} is not deterministic")
-            found = plan(which, algorithm, shape)
+            return self._by(guess(which, shape_of(problem), self.workspace_bytes), which, problem)
+        except CudnnError as error:
+            return PassChoice(engine=DEFAULT, reason=f"cuDNN: {error}")
+
+    def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
+        """By one algorithm, or torch's own and why."""
+        reason, size = None, 0
+        if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
+            return PassChoice(engine=DEFAULT, reason=f"{algorithm} is not deterministic")
+        try:
+            found = plan(which, algorithm, shape_of(problem))
             size = found.workspace_bytes
             if self.workspace_bytes is not None and size > self.workspace_bytes:
                 limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
                 reason = f"it needs {format_bytes(size)} of workspace, more than {limit}"
-                return PassChoice(engine=DEFAULT, reason=reason)
-            _try(which, found, problem)
+            else:
+                _try(which, found, problem)
         except CudnnError as error:
-            return PassChoice(engine=DEFAULT, reason=f"cuDNN: {error}")
+            reason = f"cuDNN: {error}"
         except torch.OutOfMemoryError:
-            text = f"there is no room for its {format_bytes(size)} of workspace"
-            return PassChoice(engine=DEFAULT, reason=text)
+            reason = f"there is no room for its {format_bytes(size)} of workspace"
+        if reason:
+            return PassChoice(engine=DEFAULT, reason=reason)
         return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
 
     def _algorithm(self, which: Pass) -> str:
@@ -176,19 +207,13 @@ def _try(which: Pass, found: Plan, problem: Problem) -> None:
     Raises:
         CudnnError: it refuses.
     """
-    shape = shape_of(problem)
-    layout = torch.channels_last if shape.channels_last else torch.contiguous_format
-    reads = {
-        Pass.forward: (shape.inputs, shape.weight),
-        Pass.backward_data: (shape.weight, shape.outputs),
-        Pass.backward_filter: (shape.inputs, shape.outputs),
-    }
+    even = problem.even()
     with unset_fake_temporarily(), torch.inference_mode():
-        found(*(_empty(size, shape.dtype, problem.device, layout) for size in reads[which]))
+        found(*(_empty(shape, even) for shape in even.reads(which)))
 
 
-def _empty(size: Sequence[int], dtype: torch.dtype, device: torch.device, layout: torch.memory_format) -> torch.Tensor:
-    return torch.empty(tuple(size), dtype=dtype, device=device, memory_format=layout)
+def _empty(shape: Sequence[int], problem: Problem) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=problem.dtype, device=problem.device, memory_format=problem.layout)
 
 
 #: cuDNN's own search, and torch's two implementations on CPUs, by what is switched for the whole model.
@@ -223,24 +248,24 @@ _KINDS: dict[str, Callable[[str], bool]] = {
 
 def _taken_by_torch(problem: Problem) -> str:
     """Which of its implementations torch would take, by torch's name for it."""
-    convolution = problem.convolution
-    layout = torch.channels_last if problem.channels_last else torch.contiguous_format
-    left, right, top, bottom = convolution.padding
-    height, width = problem.shape[2:]
-    if (left, top) != (right, bottom):
-        height, width, top, left = height + top + bottom, width + left + right, 0, 0
-    shape = (*problem.shape[:2], height, width)
+    even = problem.even()
+    convolution = even.convolution
+    padding = (convolution.padding[2], convolution.padding[0])
     with unset_fake_temporarily():
-        inputs = _empty(shape, problem.dtype, problem.device, layout)
-        weight = _empty(convolution.weight_shape, problem.dtype, problem.device, layout)
-        settings = (convolution.stride, (top, left), convolution.dilation, False, (0, 0), convolution.groups)
+        inputs, weight = (_empty(shape, even) for shape in even.reads(Pass.forward))
+        settings = (convolution.stride, padding, convolution.dilation, False, (0, 0), convolution.groups)
         return str(torch._C._select_conv_backend(inputs, weight, None, *settings)).rpartition(".")[2]
 
 
-def _no_kernels(device: torch.device) -> str | None:
+def no_kernels(device: torch.device) -> str | None:
+    """Why there are no Triton kernels on a device; None if there are.
+
+    Args:
+        device: where to compute.
+    """
     if device.type != "cuda" or torch.version.cuda is None:
         return "Triton's kernels are for NVIDIA GPUs"
-    return triton.available()
+    return kernels.available(device)
 
 
 def supports_of(
@@ -270,7 +295,7 @@ def supports_of(
         else:
             found.append(Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward))
     if backend in (Backend.auto, Backend.triton):
-        if why_not := _no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}":
+        if why_not := no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}":
             reasons.append(why_not)
         else:
             found.append(Kernels(name=name))

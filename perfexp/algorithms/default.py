@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from perfexp.models import Session
 
@@ -28,3 +29,15 @@ class Default:
 
     def report(self) -> None:
         """See `Algorithm`; nothing was asked for."""
+
+    def rivals(self) -> tuple[str, ...]:
+        """See `Algorithm`."""
+        return ()
+
+    @contextmanager
+    def instead(self, rival: str) -> Iterator[None]:
+        """See `Algorithm`."""
+        yield
+
+    def output_error(self, inputs: Any) -> None:
+        """See `Algorithm`."""

@@ -81,17 +81,13 @@ def shape_of(problem: Problem) -> Shape:
     Args:
         problem: on an NVIDIA GPU.
     """
-    convolution = problem.convolution
-    left, right, top, bottom = convolution.padding
-    batch, channels, height, width = problem.shape
-    padding = (top, left)
-    if (left, top) != (right, bottom):
-        height, width, padding = height + top + bottom, width + left + right, (0, 0)
+    even = problem.even()
+    convolution = even.convolution
     return Shape(
-        (batch, channels, height, width),
-        (convolution.out_channels, convolution.in_group, *convolution.kernel),
+        even.shape,
+        convolution.weight_shape,
         convolution.stride,
-        padding,
+        (convolution.padding[2], convolution.padding[0]),
         convolution.dilation,
         convolution.groups,
         problem.dtype,
@@ -108,8 +104,7 @@ def forward_plan(engines: Engines, problem: Problem) -> Plan | None:
         engines: of the problem.
         problem: what to compute.
     """
-    left, right, top, bottom = problem.convolution.padding
     backend, _, name = engines.forward.partition(".")
-    if backend != CUDNN or (left, top) != (right, bottom) or problem.shape[0] == 0:
+    if backend != CUDNN or problem.even() is not problem:
         return None
     return plan(Pass.forward, name, shape_of(problem))

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from perfexp.algorithms import Backend, OnUnsupported
+from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.algorithms.backends import GUESS, SWITCHED, Support, supports_of
 from perfexp.algorithms.choice import choose
+from perfexp.algorithms.choices import Choices, default_folder
 from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.cudnn import why_no_cudnn
+from perfexp.algorithms.fastest import Fastest
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.passes import Pass, Problem
 from perfexp.algorithms.portable import ALGORITHMS, canonical
 from perfexp.algorithms.report import AlgorithmReport
+from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Session
+from perfexp.record import Metric
 
 #: Layers that an error names before it counts the rest.
 _NAMED = 5
+#: The best for each layer.
+FASTEST = "fastest"
 _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
@@ -64,6 +74,10 @@ class Forced:
         workspace_bytes: limit of what cuDNN may take beside the tensors of a call, or None.
         backward_data: algorithm of cuDNN's for the gradient of the inputs, in place of what the name means there.
         backward_filter: likewise for the gradient of the weights.
+        max_error: of `fastest`: largest relative L2 error against float64, or None for what the data type is good for.
+        objective: of `fastest`.
+        reuse: of `fastest`: whether choices of earlier runs are taken.
+        cache_dir: of `fastest`: folder of its choices, or None for the user's own cache.
         layers: another algorithm, or `default`, by a layer's name or a pattern; an exact name beats a pattern, then the
             last wins.
 
@@ -80,9 +94,13 @@ class Forced:
         workspace_bytes: int | None = None,
         backward_data: str | None = None,
         backward_filter: str | None = None,
+        max_error: float | None = None,
+        objective: Objective = Objective.time,
+        reuse: bool = True,
+        cache_dir: str | None = None,
         layers: Mapping[str, str] | None = None,
     ) -> None:
-        valid = [*ALGORITHMS, GUESS, DEFAULT]
+        valid = [*ALGORITHMS, GUESS, FASTEST, DEFAULT]
         self.name = canonical(name, [*valid, *SWITCHED])
         self.backend = Backend(backend)
         self._on_unsupported = OnUnsupported(on_unsupported)
@@ -98,6 +116,11 @@ class Forced:
             for which, given in named.items()
             if given is not None
         }
+        if max_error is not None and max_error <= 0:
+            raise UserError(f"algorithm.max_error={max_error} has to be positive, or null for what is usual.")
+        self._max_error, self._objective, self._reuse = max_error, Objective(objective), reuse
+        self._cache_folder = Path(cache_dir).expanduser() if cache_dir else default_folder()
+        self._session: Any = None
         self._layers: list[Layer] = []
         self._refused: list[Problem] = []
         self._device = torch.device("cpu")
@@ -113,11 +136,11 @@ class Forced:
         with ExitStack() as stack:
             if self.name in _SWITCHES:
                 stack.enter_context(_SWITCHES[self.name]())
+            self._session = session
             self._layers = self._layers_of(session)
             self._check()
-            for layer in self._layers:
-                stack.callback(layer.remove)
-                layer.install()
+            stack.callback(self._remove)
+            self._install()
             yield
 
     def forget(self) -> None:
@@ -157,8 +180,68 @@ class Forced:
             for (child, aliases), algorithm in zip(names.items(), chosen, strict=True)
         ]
 
+    def rivals(self) -> tuple[str, ...]:
+        """See `Algorithm`."""
+        if all(layer.requested != FASTEST for layer in self._layers):
+            return ()
+        return ("default", "benchmark") if why_no_cudnn(self._device) is None else ("default",)
+
+    @contextmanager
+    def instead(self, rival: str) -> Iterator[None]:
+        """See `Algorithm`."""
+        with ExitStack() as stack:
+            self._remove()
+            stack.callback(self._install)
+            if rival in _SWITCHES:
+                stack.enter_context(_SWITCHES[rival]())
+            yield
+
+    def output_error(self, inputs: Any) -> Metric:
+        """See `Algorithm`; relative L2 over all numbers of the outputs, in evaluation mode and without a compiler."""
+        session = self._session
+        with session.inferring():
+            ours = session.eager(inputs)
+            with self.instead(DEFAULT):
+                theirs = session.eager(inputs)
+        pairs = list(zip(_tensors(ours), _tensors(theirs), strict=True))
+        apart = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
+        length = sum(float(b.double().square().sum()) for _, b in pairs)
+        error = math.sqrt(apart / length) if length and math.isfinite(apart) else None
+        reason = None if error is not None else "the outputs are not finite, or all zero"
+        return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
+
+    def _install(self) -> None:
+        for layer in self._layers:
+            layer.install()
+
+    def _remove(self) -> None:
+        for layer in reversed(self._layers):
+            layer.remove()
+
     def _supports(self, algorithm: str, device: torch.device) -> list[Support]:
+        if algorithm == FASTEST:
+            return [self._fastest(device)]
         return supports_of(algorithm, self.backend, device, self._workspace_bytes, self._backward)
+
+    def _fastest(self, device: torch.device) -> Fastest:
+        cuda = device.type == "cuda"
+        context = {
+            "device": torch.cuda.get_device_name(device) if cuda else processor_name(),
+            "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
+            "threads": None if cuda else torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "workspace_bytes": self._workspace_bytes,
+            "max_error": self._max_error,
+            "objective": self._objective.value,
+        }
+        return Fastest(
+            device=self._session.device,
+            workspace_bytes=self._workspace_bytes,
+            max_error=self._max_error,
+            objective=self._objective,
+            choices=Choices(self._cache_folder, context) if self._reuse else None,
+        )
 
     def _check(self) -> None:
         """What can be said before there are inputs; a point that is to be skipped says it itself."""
@@ -195,6 +278,19 @@ class Forced:
         return all(any(all(not one.reason for one in choice) for choice in each) for each in computed) and not any(
             layer.why_not(supports) for layer in layers
         )
+
+
+def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
+    """The tensors of numbers in what a model returns."""
+    if isinstance(outputs, torch.Tensor):
+        if outputs.is_floating_point():
+            yield outputs
+    elif isinstance(outputs, Mapping):
+        for each in outputs.values():
+            yield from _tensors(each)
+    elif isinstance(outputs, list | tuple):
+        for each in outputs:
+            yield from _tensors(each)
 
 
 def _told(reasons: Mapping[str, str], asked: int) -> str:

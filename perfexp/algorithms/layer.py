@@ -248,6 +248,8 @@ class Layer:
                 reason=each.reason,
                 flops=flops,
                 workspace_bytes=each.workspace_bytes,
+                seconds=each.seconds,
+                errors=each.errors,
             )
             for which, each in choice.items()
         )

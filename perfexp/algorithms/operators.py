@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import conv2d
 
-from perfexp.algorithms import triton
+from perfexp import kernels
 from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution import Convolution, Pair
 from perfexp.algorithms.passes import Pass
@@ -21,8 +21,8 @@ CUDNN, TRITON = "cudnn", "triton"
 
 #: Forward kernels of ours, by engine.
 _KERNELS: dict[str, Compute] = {
-    f"{TRITON}.direct": triton.direct,
-    f"{TRITON}.winograd": triton.winograd,
+    f"{TRITON}.direct": kernels.direct,
+    f"{TRITON}.winograd": kernels.winograd,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -37,3 +37,38 @@ class Problem:
     device: torch.device
     channels_last: bool = False
     passes: tuple[Pass, ...] = (Pass.forward,)
+
+    @property
+    def outputs(self) -> tuple[int, int, int, int]:
+        """(N, O, height, width)."""
+        return (self.shape[0], self.convolution.out_channels, *self.convolution.output_size(*self.shape[-2:]))
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """How the result lies in memory."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the two tensors that a pass reads, in the order in which cuDNN takes them.
+
+        Args:
+            which: pass.
+        """
+        weight = self.convolution.weight_shape
+        return {
+            Pass.forward: (self.shape, weight),
+            Pass.backward_data: (weight, self.outputs),
+            Pass.backward_filter: (self.shape, self.outputs),
+        }[which]
+
+    def even(self) -> Problem:
+        """The same problem with as many zeros on both sides; where they differ, the inputs have them already."""
+        left, right, top, bottom = self.convolution.padding
+        if (left, top) == (right, bottom):
+            return self
+        batch, channels, height, width = self.shape
+        return replace(
+            self,
+            convolution=replace(self.convolution, padding=(0, 0, 0, 0)),
+            shape=(batch, channels, height + top + bottom, width + left + right),
+        )

@@ -45,6 +45,7 @@ class TorchSession:
 
     Attributes:
         module: as it is on the device.
+        device: on which it is.
         num_classes: see `Session`.
 
     Raises:
@@ -68,7 +69,7 @@ class TorchSession:
         if execution.cuda_graph and device.kind != "cuda":
             raise UserError(f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false.")
         self.num_classes = kind.num_classes
-        self._kind, self._name, self._device, self._facts = kind, name, device, facts
+        self._kind, self._name, self.device, self._facts = kind, name, device, facts
         self._input_dims = 1 + len(kind.sample_shape((224, 224)))
         self._precision, unavailable = effective_precision(precision, device)
         self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self._precision.tf32)]
@@ -94,7 +95,7 @@ class TorchSession:
         """See `Session`."""
         generator = torch.Generator().manual_seed(seed)
         targets = self._kind.random_targets(input_size, batch_size, generator)
-        return None if targets is None else targets.to(self._device.identifier)
+        return None if targets is None else targets.to(self.device.identifier)
 
     def place(self, batch: Batch) -> Batch:
         """See `Session`.
@@ -105,12 +106,12 @@ class TorchSession:
         inputs, targets = batch.inputs, batch.targets
         self._check_fit(inputs, targets)
         # Copying without waiting is safe on CUDA only, where the copy is in the queue before the model's kernels.
-        overlapped = self._device.kind == "cuda"
+        overlapped = self.device.kind == "cuda"
         data_type = self._data_type if inputs.is_floating_point() else None
         layout = _channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
-        inputs = inputs.to(self._device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
+        inputs = inputs.to(self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
         if targets is not None:
-            targets = targets.to(self._device.identifier, non_blocking=overlapped)
+            targets = targets.to(self.device.identifier, non_blocking=overlapped)
         return Batch(inputs=inputs, targets=targets)
 
     @contextmanager
@@ -135,14 +136,19 @@ class TorchSession:
             torch.compiler.reset()
         if self._untrained is not None:
             self._untrained.seek(0)
-            state = torch.load(self._untrained, map_location=self._device.identifier, weights_only=True)
+            state = torch.load(self._untrained, map_location=self.device.identifier, weights_only=True)
             self.module.load_state_dict(state)
         self.module.zero_grad(set_to_none=True)
 
     def forward(self, inputs: Any) -> Any:
         """See `Session`."""
-        with autocast(self._precision, self._device):
+        with autocast(self._precision, self.device):
             return self._run(inputs)
+
+    def eager(self, inputs: Any) -> Any:
+        """The model's outputs without the compiler."""
+        with autocast(self._precision, self.device):
+            return self.module(inputs)
 
     def first_forward(self, batch: Batch) -> Any:
         """See `Session`."""
@@ -151,13 +157,13 @@ class TorchSession:
         try:
             return self.forward(batch.inputs)
         except MODULE_ERRORS as error:
-            if not self._device.is_out_of_memory(error):
+            if not self.device.is_out_of_memory(error):
                 self._check_shape(batch.inputs)
             raise
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """See `Session`."""
-        with autocast(self._precision, self._device):
+        with autocast(self._precision, self.device):
             return self._kind.loss(outputs, targets)
 
     def backward(self, loss: Any) -> None:
@@ -182,8 +188,8 @@ class TorchSession:
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """See `Session`. A few calls on the stream that is captured come first, as torch demands."""
-        if self._device.kind != "cuda":
-            raise Unsupported(f"{self._device.name} has no CUDA graphs")
+        if self.device.kind != "cuda":
+            raise Unsupported(f"{self.device.name} has no CUDA graphs")
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -197,7 +203,7 @@ class TorchSession:
             graph.replay()
             torch.cuda.synchronize()
         except RuntimeError as error:
-            if self._device.is_out_of_memory(error):
+            if self.device.is_out_of_memory(error):
                 raise
             raise Unsupported(f"the call can't be captured as a CUDA graph: {str(error).splitlines()[0]}") from error
         return graph.replay
@@ -263,7 +269,7 @@ class TorchSession:
                 )
 
     def _new_scaler(self) -> torch.amp.GradScaler:
-        kind = torch.device(str(self._device.identifier)).type
+        kind = torch.device(str(self.device.identifier)).type
         return torch.amp.GradScaler(kind, enabled=self._precision.autocast == "float16")
 
     def _build_optimizer(self, *, name: str = "sgd", **settings: Any) -> torch.optim.Optimizer:
@@ -272,7 +278,7 @@ class TorchSession:
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
-        scaled = self._scaler.is_enabled() and self._device.kind == "cuda"
+        scaled = self._scaler.is_enabled() and self.device.kind == "cuda"
         if scaled and "foreach" not in settings and not settings.get("dampening"):
             settings = {"fused": True, **settings}  # otherwise each step of the scaler waits for the device
         if self._execution.cuda_graph and name in _CAPTURABLE:

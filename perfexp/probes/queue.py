@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +16,11 @@ from perfexp.probes.timing import Call, Samples
 #: call that is slow to launch.
 _QUEUE_SHARE = 0.8
 #: To find the depth, the queue is held for so long, one attempt after the other, until a call fits.
-_PROBE_HOLDS_SECONDS = (0.06, 0.06, 0.06, 1.0)
+_PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
 #: Fills of the queue from which the host time of issuing a call is taken.
 _ISSUE_FILLS = 5
-#: The queue is held for so many times the host's time to fill it, and a little more.
-_HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.2, 200e-6
+#: The queue is held for so many times what the last fill needed, a part of the time to fill it, and a little more.
+_HOLD_FACTOR, _HOLD_JITTER, _HOLD_EXTRA_SECONDS = 1.2, 0.05, 200e-6
 #: Attempts to hold a queue long enough before the block is taken as it is.
 _HOLD_ATTEMPTS = 4
 
@@ -32,35 +31,81 @@ class Filled(NamedTuple):
     Attributes:
         seconds: what was timed.
         host_seconds: that the host needed to fill it.
-        starved: whether the device was done waiting before the host was done filling.
+        needed_seconds: for which the device should have waited, so that it begins nothing that is not there to its end.
+        starved: whether it did begin such.
     """
 
     seconds: Samples
     host_seconds: float
+    needed_seconds: float
     starved: bool
+
+
+class Lead:
+    """Whether the host stays ahead of the device: each sample is enqueued to its end before the device begins it.
+
+    Args:
+        device: that works.
+        start: event that has just been recorded behind the wait.
+    """
+
+    def __init__(self, device: Device, start: Event) -> None:
+        self._device, self._start, self._begun_ns = device, start, device.now_ns()
+        self._done: list[tuple[Event, float]] = []
+        self._starved = False
+
+    def enqueued(self, begin: Event) -> None:
+        """A sample has been enqueued.
+
+        Args:
+            begin: event before it.
+        """
+        self._starved = self._starved or self._device.passed(begin)
+        self._done.append((begin, (self._device.now_ns() - self._begun_ns) * 1e-9))
+
+    def filled(self, seconds: Samples) -> Filled:
+        """What came of it, when the device has done it all.
+
+        Args:
+            seconds: what was timed.
+        """
+        host_seconds = self._done[-1][1]
+        behind = max(late - self._begins(begin) for begin, late in self._done)
+        return Filled(seconds, host_seconds, host_seconds if self._starved else max(behind, 0.0), self._starved)
+
+    def _begins(self, event: Event) -> float:
+        """When the device passed an event, in seconds after the start."""
+        return 0.0 if event is self._start else self._device.elapsed_seconds(self._start, event)
 
 
 @dataclass
 class Hold:
     """How long the device's queue has to be held while it is filled; learnt from one fill to the next.
 
+    A device that is slower than its host needs to wait for the first sample only, another one for all of them.
+
     Attributes:
-        starved: fills that were taken although the device did not wait until the end.
+        starved: fills that were taken although the device did not wait long enough.
     """
 
     starved: int = 0
+    _margin: float = _HOLD_FACTOR
     _seconds: float = 0.0
+    _samples: int = 0
 
-    def fill(self, chunk: Callable[[float], Filled]) -> Samples:
-        """Fill the queue until the device waits to the end, or a few times in vain.
+    def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
+        """Fill the queue until the device waits long enough, or a few times in vain.
 
         Args:
-            chunk: fills it behind a wait of so many seconds.
+            chunk: fills it with so many samples behind a wait of so many seconds.
+            samples: that are wanted.
         """
         for _ in range(_HOLD_ATTEMPTS):
-            filled = chunk(self._seconds)
-            needed = _HOLD_FACTOR * filled.host_seconds + _HOLD_EXTRA_SECONDS
-            self._seconds = max(2 * self._seconds if filled.starved else self._seconds, needed)
+            filled = chunk(samples, self._seconds * max(1.0, samples / max(self._samples, 1)))
+            if filled.starved and self._seconds:
+                self._margin *= 2
+            spare = _HOLD_JITTER * filled.host_seconds + _HOLD_EXTRA_SECONDS
+            self._seconds, self._samples = self._margin * filled.needed_seconds + spare, samples
             if not filled.starved:
                 return filled.seconds
         self.starved += 1
@@ -152,7 +197,7 @@ class Chain:
         left = samples
         while left > 0:
             count = min(self.chunk, left)
-            taken.append(self.held.fill(partial(self._chunk, count)))
+            taken.append(self.held.fill(self._chunk, count))
             left -= count
         return np.concatenate(taken)
 
@@ -165,24 +210,24 @@ class Chain:
         device.synchronize()
         if hold_seconds:
             device.hold(hold_seconds)
-        start = device.now_ns()
         device.record(events[0])
-        pairs = self._joined(samples) if self.flush is None else self._apart(samples, self.flush)
-        host_seconds, starved = (device.now_ns() - start) * 1e-9, device.passed(events[0])
+        lead = Lead(device, events[0])
+        pairs = self._joined(samples, lead) if self.flush is None else self._apart(samples, self.flush, lead)
         device.synchronize()
         between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
-        return Filled(np.asarray(between) / self.calls_per_sample, host_seconds, starved)
+        return lead.filled(np.asarray(between) / self.calls_per_sample)
 
-    def _joined(self, samples: int) -> list[tuple[int, int]]:
+    def _joined(self, samples: int, lead: Lead) -> list[tuple[int, int]]:
         """Calls with one event between two samples; returns which events are around each sample."""
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
         for index in range(1, samples + 1):
             for _ in range(k):
                 call()
             record(events[index])
+            lead.enqueued(events[index - 1])
         return [(index, index + 1) for index in range(samples)]
 
-    def _apart(self, samples: int, flush: Call) -> list[tuple[int, int]]:
+    def _apart(self, samples: int, flush: Call, lead: Lead) -> list[tuple[int, int]]:
         """As `_joined`, each sample with events of its own."""
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
         for index in range(1, 2 * samples, 2):
@@ -191,6 +236,7 @@ class Chain:
             for _ in range(k):
                 call()
             record(events[index + 1])
+            lead.enqueued(events[index - 1])
         return [(index, index + 1) for index in range(1, 2 * samples, 2)]
 
 
@@ -242,13 +288,11 @@ class Fit(NamedTuple):
     Attributes:
         calls_per_sample: k of a `Chain`.
         chunk: its samples that the device's queue takes; 0 where not even one call fits.
-        loop_calls: k of a `Loop`, whose samples are of the wall's time and vary more than an event costs.
         call_seconds: rough device time of a call; 0 where that is not known.
     """
 
     calls_per_sample: int
     chunk: int
-    loop_calls: int = 1
     call_seconds: float = 0.0
 
 
@@ -268,13 +312,12 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
         return Fit(1, single)
     # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
     rough = max(float(np.median(Chain(call, device, min(single, 10))(10))), 1e-9)
-    tick, record = device.event_tick_seconds, device.record_seconds
-    k, loop_calls = (stats.calls_per_sample(rough, tick, record, microsecond=wanted) for wanted in (True, False))
+    k = stats.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds)
     while k > 1:
         if chunk := samples_in_queue(call, device, k):
-            return Fit(k, chunk, loop_calls, rough)
+            return Fit(k, chunk, rough)
         k //= 2
-    return Fit(1, single, loop_calls, rough)
+    return Fit(1, single, rough)
 
 
 @dataclass
@@ -301,8 +344,7 @@ class Segments:
         left, before = samples, len(self.taken)
         while left > 0:
             count = min(self.chunk or left, left)
-            take = partial(self._pass, count)
-            self.taken.append(self.held.fill(take) if self.chunk else take(0.0).seconds)
+            self.taken.append(self.held.fill(self._pass, count) if self.chunk else self._pass(count, 0.0).seconds)
             left -= count
         return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
 
@@ -320,18 +362,18 @@ class Segments:
         device.synchronize()
         if hold_seconds:
             device.hold(hold_seconds)
-        start = device.now_ns()
         record(events[0])
+        lead = Lead(device, events[0])
         place = 0
         for _ in range(samples):
             for part in parts:
                 part()
                 place += 1
                 record(events[place])
-        host_seconds, starved = (device.now_ns() - start) * 1e-9, device.passed(events[0])
+            lead.enqueued(events[place - len(parts)])
         device.synchronize()
         between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
-        return Filled(np.asarray(between).reshape(samples, len(parts)), host_seconds, starved)
+        return lead.filled(np.asarray(between).reshape(samples, len(parts)))
 
     def parts(self) -> dict[str, Samples]:
         """Seconds of each part by name, all calls so far."""

@@ -1,0 +1,66 @@
+"""Choices: what was the fastest for which convolution, kept from run to run in the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfexp.paths import write_atomically
+
+
+class Choices:
+    """A file of choices for one context; another device, library or limit is another file.
+
+    Args:
+        folder: of all contexts.
+        context: what all choices of the file have in common, as JSON values.
+    """
+
+    def __init__(self, folder: Path, context: Mapping[str, Any]) -> None:
+        text = json.dumps(context, sort_keys=True)
+        self._context = dict(context)
+        self.path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        self._known: dict[str, Any] | None = None
+
+    def find(self, key: str) -> Any:
+        """What was chosen for a key, or None.
+
+        Args:
+            key: as it was added.
+        """
+        if self._known is None:
+            self._known = self._read()
+        return self._known.get(key)
+
+    def add(self, key: str, choice: Any) -> None:
+        """Keep a choice; runs beside this one may do so at the same time.
+
+        Args:
+            key: of what was chosen for.
+            choice: JSON values.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._known = {**self._read(), key: choice}
+            content = {"context": self._context, "choices": self._known}
+            write_atomically(self.path, json.dumps(content, indent=1).encode())
+
+    def _read(self) -> dict[str, Any]:
+        """What lies there; a file that can't be read is begun anew."""
+        try:
+            choices = json.loads(self.path.read_text())["choices"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return choices if isinstance(choices, dict) else {}
+
+
+def default_folder() -> Path:
+    """Where choices are kept unless the user says otherwise, by the XDG Base Directory Specification."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "perfexp" / "algorithms"

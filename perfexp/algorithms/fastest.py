@@ -1,0 +1,213 @@
+"""Fastest: every algorithm that can compute a convolution has a race, and the winner computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from perfexp.algorithms import Objective
+from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, no_kernels
+from perfexp.algorithms.choices import Choices
+from perfexp.algorithms.convolution import Convolution
+from perfexp.algorithms.cudnn import why_no_cudnn
+from perfexp.algorithms.engines import TORCH, Engines
+from perfexp.algorithms.operators import BENCHMARK, DEFAULT
+from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.algorithms.race import race
+from perfexp.devices import Device
+
+#: Torch's own choice stays unless another is faster by this fraction: so much two runs of the same may differ.
+_MARGIN = 0.02
+#: The largest relative L2 error that an algorithm may have unless the user says otherwise, against float64: some times
+#: what the products and sums of the data type have themselves.
+_MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+_MAX_ERROR_TF32 = 3e-3
+
+Run = Callable[[], Any]
+_Winners = dict[Pass, PassChoice]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fastest:
+    """Asks everybody, and takes whoever is the fastest; see `Support`.
+
+    On an NVIDIA GPU each pass has a race of its own between torch's own choice, its own search, cuDNN's algorithms and
+    Triton's kernels. Elsewhere the algorithms in torch's operations compete, whose backward passes are their own, and a
+    training's three passes are one race.
+
+    Attributes:
+        device: whose time counts.
+        workspace_bytes: limit of each call, or None.
+        max_error: largest relative L2 error against float64, or None for what the data type is good for.
+        choices: where winners are kept and looked up, or None.
+    """
+
+    device: Device
+    workspace_bytes: int | None = None
+    max_error: float | None = None
+    choices: Choices | None = None
+    objective: Objective = field(default=Objective.time)
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """See `Support`: torch itself competes, so there is always a winner."""
+        return None
+
+    def choose(self, problem: Problem) -> Choice:
+        """See `Support`."""
+        if why_no_cudnn(problem.device) is None:
+            return {which: self._remembered(problem, (which,), self._of_pass)[which] for which in problem.passes}
+        return self._remembered(problem, problem.passes, self._of_all_passes)
+
+    def _remembered(
+        self,
+        problem: Problem,
+        passes: tuple[Pass, ...],
+        ask: Callable[[Problem, tuple[Pass, ...]], _Winners],
+    ) -> _Winners:
+        """What was chosen for such a problem before, or else the winner of a race."""
+        key = f"{problem.convolution} {problem.shape} {problem.channels_last} {' '.join(passes)}"
+        known = self.choices.find(f"{problem.dtype} {_tf32(problem)} {key}") if self.choices else None
+        if known is not None:
+            return {which: PassChoice(**known[which]) for which in passes}
+        with unset_fake_temporarily(), torch.no_grad():
+            found = ask(problem, passes)
+        if problem.device.type == "cuda":
+            torch.cuda.empty_cache()  # the losers' workspaces
+        if self.choices:
+            kept = {which.value: _plain(each) for which, each in found.items()}
+            self.choices.add(f"{problem.dtype} {_tf32(problem)} {key}", kept)
+        return found
+
+    def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
+        """The winner of one pass on an NVIDIA GPU."""
+        (which,) = passes
+        problem = problem.even()
+        entrants = dict(self._entrants(which, problem))
+        tensors = _tensors(problem, which)
+        runs: dict[str, Run] = {name: _runner(which, name, problem, tensors) for name in entrants}
+        reference = _runner(which, DEFAULT, problem, [tensor.double() for tensor in tensors])()
+        winner, errors, seconds = self._winner(runs, lambda run: _error(run(), reference), problem)
+        return {which: _won(entrants[winner], errors, seconds)}
+
+    def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
+        """The winner of all passes together, among the algorithms in torch's operations."""
+        convolution = problem.convolution
+        able = [name for name, each in ALGORITHMS.items() if each.supports(convolution, problem.dtype) is None]
+        names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
+        tensors = [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
+
+        def runner(name: str, values: list[torch.Tensor]) -> Run:
+            engines = Engines(name, name, name)
+            inputs, weight, grad = values
+            if passes == (Pass.forward,):
+                return lambda: [engines.compute(convolution, inputs, weight, None)]
+            wanted = [
+                tensor.requires_grad_()
+                for which, tensor in ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
+                if which in passes
+            ]
+
+            def run() -> list[torch.Tensor]:
+                with torch.enable_grad():
+                    outputs = engines.compute(convolution, inputs, weight, None)
+                    return [outputs.detach(), *torch.autograd.grad(outputs, wanted, grad)]
+
+            return run
+
+        runs = {name: runner(name, [tensor.clone() for tensor in tensors]) for name in names}
+        reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
+
+        def error(run: Run) -> float:
+            return max(_error(one, other) for one, other in zip(run(), reference, strict=True))
+
+        winner, errors, seconds = self._winner(runs, error, problem)
+        return {which: _won(PassChoice(engine=winner), errors, seconds) for which in passes}
+
+    def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
+        """Who can compute a pass on an NVIDIA GPU."""
+        yield DEFAULT, PassChoice(engine=DEFAULT)
+        yield BENCHMARK, PassChoice(engine=BENCHMARK)
+        for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
+            yield choice.engine, choice
+        for name in ("direct", "winograd"):
+            if no_kernels(problem.device) is None:
+                choice = Kernels(name=name).candidate(which, problem)
+                if choice.reason is None:
+                    yield choice.engine, choice
+
+    def _winner(
+        self, runs: Mapping[str, Run], error: Callable[[Run], float], problem: Problem
+    ) -> tuple[str, dict[str, float], dict[str, float]]:
+        """The fastest of those that are right, the errors of all, and the times of those that are right."""
+        limit = self.max_error if self.max_error is not None else _usual_error(problem)
+        errors: dict[str, float] = {}
+        for name, run in runs.items():
+            try:
+                errors[name] = error(run)
+            except torch.OutOfMemoryError:
+                if name == DEFAULT:
+                    raise
+        right = {name: run for name, run in runs.items() if name == DEFAULT or errors.get(name, limit + 1) <= limit}
+        seconds = race(right, self.device)
+        best = min(seconds, key=lambda name: seconds[name])
+        return (best if seconds[best] < (1 - _MARGIN) * seconds[DEFAULT] else DEFAULT), errors, seconds
+
+
+def _won(choice: PassChoice, errors: dict[str, float], seconds: dict[str, float]) -> PassChoice:
+    return PassChoice(engine=choice.engine, workspace_bytes=choice.workspace_bytes, seconds=seconds, errors=errors)
+
+
+def _plain(choice: PassChoice) -> dict[str, Any]:
+    return {
+        "engine": choice.engine,
+        "workspace_bytes": choice.workspace_bytes,
+        "seconds": dict(choice.seconds),
+        "errors": dict(choice.errors),
+    }
+
+
+def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
+    """Random numbers for what a pass reads."""
+    made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
+    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
+
+
+def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
+    """A call of an engine for a pass.
+
+    Args:
+        which: pass.
+        engine: that computes.
+        problem: what to compute, with as many zeros on both sides.
+        tensors: that the pass reads.
+    """
+    convolution, operators = problem.convolution, torch.ops.perfexp
+    padding = (convolution.padding[2], convolution.padding[0])
+    settings = (convolution.stride, padding, convolution.dilation, convolution.groups, problem.channels_last)
+    first, second = tensors
+    if which is Pass.forward:
+        return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
+    if which is Pass.backward_data:
+        inputs = torch.empty(problem.shape, dtype=first.dtype, device=first.device, memory_format=problem.layout)
+        return lambda: operators.convolution_backward_data(second, inputs, first, *settings, engine)
+    weight = torch.empty(convolution.weight_shape, dtype=first.dtype, device=first.device, memory_format=problem.layout)
+    return lambda: operators.convolution_backward_filter(second, first, weight, *settings, engine)
+
+
+def _error(found: torch.Tensor, reference: torch.Tensor) -> float:
+    """Relative L2 error; infinite where a number is not finite."""
+    error = float((found.double() - reference).norm() / reference.norm().clamp_min(1e-300))
+    return error if error == error else float("inf")
+
+
+def _tf32(problem: Problem) -> bool:
+    return problem.dtype is torch.float32 and problem.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+
+
+def _usual_error(problem: Problem) -> float:
+    return _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]

@@ -1,0 +1,56 @@
+"""Race: which of several calls that do the same is the fastest, in turns, so that all of them see the same clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from perfexp.devices import Device
+from perfexp.probes import queue, timing
+
+#: So often each one has its turn.
+_ROUNDS = 5
+#: So long a turn lasts at least; a sample of an asynchronous device spans so many calls of it that it lasts a part.
+_TURN_SECONDS, _SAMPLE_SECONDS = 2e-3, 100e-6
+_MOST_SAMPLES = 16
+#: Whoever is so many times slower than the best in the first round has lost.
+_HOPELESS = 1.5
+
+
+def race(calls: Mapping[str, timing.Call], device: Device) -> dict[str, float]:
+    """Median time of each call, the device's own where it has one, seconds; those that lost early have one round.
+
+    Args:
+        calls: by name; each has run before.
+        device: that computes.
+    """
+    blocks = {name: _block(call, device) for name, call in calls.items()}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    running = list(calls)
+    with timing.undisturbed():
+        for round_ in range(_ROUNDS):
+            for name in running:
+                taken[name].append(blocks[name]())
+            if round_ == 0:
+                best = min(seconds[0] for seconds in taken.values())
+                running = [name for name in running if taken[name][0] <= _HOPELESS * best]
+    return {name: float(np.median(seconds)) for name, seconds in taken.items()}
+
+
+def _block(call: timing.Call, device: Device) -> Callable[[], float]:
+    """A turn of a call: the median of a few samples."""
+    if not device.asynchronous:
+        chain = timing.HostChain(call, device)
+        chain(1)
+        rough = max(float(chain(1)[0]), 1e-9)
+        samples = max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough)))
+        return lambda: float(np.median(chain(samples)))
+    single = queue.Chain(call, device, 4)
+    single(2)
+    rough = max(float(np.median(single(3))), 1e-9)
+    k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough)))
+    samples = max(2, min(_MOST_SAMPLES // k + 2, math.ceil(_TURN_SECONDS / (k * rough))))
+    held = queue.Chain(call, device, samples, k)
+    return lambda: float(np.median(held(samples)))

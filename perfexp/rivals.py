@@ -1,0 +1,89 @@
+"""Rivals: the whole call by the algorithm that was asked for and by what torch would take, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import numpy as np
+
+from perfexp import stats
+from perfexp.algorithms import Algorithm
+from perfexp.devices import Device
+from perfexp.probes import queue, timing
+from perfexp.record import Metric, Series
+
+_Computing = Callable[[], AbstractContextManager[None]]
+
+#: So often each one has its turn, all of them see the same clock then.
+_ROUNDS = 5
+#: A turn lasts so long, and has so many samples at least.
+_TURN_SECONDS, _SAMPLES = 0.15, 5
+#: First calls of a turn that count for nothing: a library chooses anew, caches fill.
+_COLD_CALLS = 3
+
+
+def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[list[Series], list[Metric]]:
+    """Series `rival/NAME` of each one's time per call, and how many times faster the algorithm is than each rival.
+
+    The time is the device's own where it has one. The ratio is the median over the rounds of the ratio of medians.
+
+    Args:
+        algorithm: applied to the model.
+        call: of the whole model.
+        device: that computes.
+    """
+    turns = {algorithm.name: _Turn(nullcontext, call, device)}
+    for rival in algorithm.rivals():
+        turns[rival] = _Turn(partial(algorithm.instead, rival), call, device)
+    if not all(turn.possible for turn in turns.values()):
+        reason = "the call does not fit into the device's queue"
+        return [], [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
+    taken: dict[str, list[timing.Samples]] = {name: [] for name in turns}
+    with timing.undisturbed():
+        for _ in range(_ROUNDS):
+            for name, turn in turns.items():
+                taken[name].append(turn())
+    series = [
+        Series(name=f"rival/{name}", samples=np.concatenate(rounds).tolist(), calls_per_sample=turns[name].k)
+        for name, rounds in taken.items()
+    ]
+    own = [float(np.median(samples)) for samples in taken[algorithm.name]]
+    metrics = []
+    for rival in algorithm.rivals():
+        ratios = [float(np.median(samples)) / mine for samples, mine in zip(taken[rival], own, strict=True)]
+        metrics.append(Metric(name=_ratio(rival), value=float(np.median(ratios)), unit="1"))
+    return series, metrics
+
+
+def _ratio(rival: str) -> str:
+    return f"algorithm/speedup_over_{rival}"
+
+
+class _Turn:
+    """One that computes, and how its calls are grouped."""
+
+    def __init__(
+        self, computing: Callable[[], AbstractContextManager[None]], call: timing.Call, device: Device
+    ) -> None:
+        self._computing, self._call = computing, call
+        with computing():
+            for _ in range(_COLD_CALLS):
+                call()
+            device.synchronize()
+            self._block: Callable[[int], timing.Samples]
+            if device.asynchronous:
+                self.k, chunk, seconds = queue.fit(call, device)
+                self.possible = bool(chunk)
+                self._block = queue.Chain(call, device, max(1, chunk), self.k)
+            else:
+                self.k, self.possible, self._block = 1, True, timing.HostChain(call, device)
+                seconds = stats.median_interval(self._block(_COLD_CALLS)).value
+        self._samples = max(_SAMPLES, round(_TURN_SECONDS / max(seconds * self.k, 1e-9)))
+
+    def __call__(self) -> timing.Samples:
+        """Samples of a turn, seconds per call."""
+        with self._computing():
+            self._block(1)
+            return self._block(self._samples)

@@ -1,0 +1,255 @@
+"""Who wins a race for a convolution, what is remembered of it, and what the whole model gains."""
+
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from perfexp import rivals
+from perfexp.algorithms import backends, fastest
+from perfexp.algorithms import cudnn as library_module
+from perfexp.algorithms import forced as forced_module
+from perfexp.algorithms import plan as plan_module
+from perfexp.algorithms.choices import Choices, default_folder
+from perfexp.algorithms.cudnn import Library
+from perfexp.algorithms.forced import Forced
+from perfexp.algorithms.race import race
+from perfexp.devices.cpu import CpuDevice
+from perfexp.devices.fake import FakeDevice
+from perfexp.errors import UserError
+from tests.algorithms.scripted_cudnn import ScriptedCudnn
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Times by engine, in place of a race; who had one is remembered."""
+    asked = []
+
+    def use(seconds):
+        def told(calls, device):
+            for call in calls.values():
+                call()
+            asked.append(sorted(calls))
+            return {name: seconds.get(name, 1.0) for name in calls}
+
+        monkeypatch.setattr(fastest, "race", told)
+        return asked
+
+    return use
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    def use(**script):
+        scripted = ScriptedCudnn(**script)
+        loaded = Library(scripted)
+        monkeypatch.setattr(plan_module, "library", lambda: loaded)
+        monkeypatch.setattr(plan_module, "_plans", {})
+        monkeypatch.setattr(library_module, "current_stream", lambda device: 77)
+        for module in (backends, fastest, forced_module):
+            monkeypatch.setattr(module, "why_no_cudnn", lambda device: None)
+        return scripted
+
+    return use
+
+
+def session(module):
+    @contextmanager
+    def inferring():
+        with torch.inference_mode():
+            yield
+
+    return SimpleNamespace(module=module, device=CpuDevice(), inferring=inferring, eager=module)
+
+
+def forced(tmp_path, **settings):
+    return Forced(name="fastest", cache_dir=str(tmp_path), **settings)
+
+
+def train(module, algorithm, inputs):
+    with algorithm.applied(session(module)):
+        module(inputs.requires_grad_()).sum().backward()
+    return algorithm.report().layers
+
+
+def test_each_pass_has_a_race_of_its_own(cudnn, times, tmp_path):
+    scripted = cudnn(refuses=lambda which, code, *_: which == "Forward" and code in (3, 6))
+    asked = times({"cudnn.winograd_nonfused": 0.5, "cudnn.fft": 0.9, "benchmark": 0.99})
+    (row,) = train(nn.Conv2d(4, 6, 3, padding=1), forced(tmp_path), torch.randn(2, 4, 9, 8))
+    assert [each.selected for each in row.passes] == ["cudnn.winograd_nonfused"] * 3
+    assert row.passes[0].seconds["cudnn.fft"] == 0.9
+    assert row.passes[0].errors["cudnn.gemm"] < 1e-5
+    assert len(asked) == 3
+    assert asked[0] == sorted(
+        [
+            "default",
+            "benchmark",
+            *(f"cudnn.{name}" for name in ("gemm", "fft", "fft_tiling", "winograd_nonfused")),
+            *("cudnn.implicit_gemm", "cudnn.implicit_precomp_gemm"),
+        ]
+    )
+    assert scripted.calls[-1][:2] == ("BackwardFilter", 5)
+
+
+def test_torch_stays_where_nobody_is_clearly_faster(cudnn, times, tmp_path):
+    cudnn()
+    times({"cudnn.gemm": 0.985})
+    layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    (row,) = train(layer, forced(tmp_path), inputs)
+    assert [each.selected for each in row.passes] == ["default"] * 3
+    assert row.status.value == "ok"
+
+
+def test_who_is_wrong_does_not_win(cudnn, times, tmp_path, monkeypatch):
+    cudnn()
+    asked = times({"cudnn.gemm": 0.1, "cudnn.implicit_gemm": 0.2, "cudnn.fft": 0.5})
+    original = fastest._runner
+
+    def spoiled(which, engine, problem, tensors):
+        run = original(which, engine, problem, tensors)
+        factor = {"cudnn.gemm": 1.01, "cudnn.implicit_gemm": float("nan")}.get(engine, 1.0)
+        return lambda: run() * factor
+
+    monkeypatch.setattr(fastest, "_runner", spoiled)
+    layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.inference_mode():
+        for limit, winner in ((None, "cudnn.fft"), (0.02, "cudnn.gemm")):
+            algorithm = forced(tmp_path, max_error=limit)
+            with algorithm.applied(session(layer)):
+                layer(inputs)
+            (row,) = algorithm.report().layers
+            assert row.passes[0].selected == winner
+            assert row.passes[0].errors["cudnn.gemm"] == pytest.approx(0.01, rel=0.01)
+            assert row.passes[0].errors["cudnn.implicit_gemm"] == float("inf")
+    assert "cudnn.implicit_gemm" not in asked[0]
+
+
+def test_a_choice_is_remembered_for_the_same_question_only(cudnn, times, tmp_path):
+    cudnn()
+    asked = times({"cudnn.gemm": 0.5})
+    layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+
+    def ask(inputs=inputs, **settings):
+        algorithm = forced(tmp_path, **settings)
+        with torch.inference_mode(), algorithm.applied(session(layer)):
+            layer(inputs)
+        assert algorithm.report().layers[0].used == "gemm"
+        return len(asked)
+
+    assert ask() == 1
+    assert ask() == 1
+    assert ask(torch.randn(2, 4, 9, 9)) == 2
+    assert ask(workspace_bytes=10**9) == 3
+    assert ask(max_error=1e-3) == 4
+    assert ask(reuse=False) == 5
+    assert ask() == 5
+    for path in tmp_path.glob("*.json"):
+        assert json.loads(path.read_text())["context"]["torch"] == torch.__version__
+        path.write_text("{torn")
+    assert ask() == 6
+
+
+def test_elsewhere_algorithms_in_torchs_operations_compete_with_all_their_passes(times, tmp_path):
+    asked = times({"torch.fft": 0.5})
+    layer, inputs = nn.Conv2d(4, 6, 3, stride=1), torch.randn(2, 4, 9, 8)
+    (row,) = train(layer, forced(tmp_path), inputs)
+    assert [each.selected for each in row.passes] == ["torch.fft"] * 3
+    assert len(asked) == 1
+    assert len(asked[0]) == 9
+    strided, half = nn.Conv2d(4, 6, 3, stride=2), nn.Conv2d(4, 6, 3, dtype=torch.bfloat16)
+    for other, values in ((strided, inputs.detach()), (half, inputs.detach().bfloat16())):
+        train(other, forced(tmp_path), values)
+        assert "torch.fft" not in asked[-1]
+
+
+def test_a_race_is_won_by_the_fastest():
+    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
+    calls = {name: lambda s=seconds: device.launch(s) for name, seconds in (("a", 30e-6), ("b", 20e-6), ("c", 90e-6))}
+    seconds = race(calls, device)
+    assert min(seconds, key=seconds.get) == "b"
+    assert seconds["a"] == pytest.approx(30e-6, rel=0.05)
+    host = FakeDevice(asynchronous=False, enqueue_seconds=0.0)
+    calls = {name: lambda s=seconds: host.launch(s) for name, seconds in (("a", 30e-6), ("b", 20e-6))}
+    assert race(calls, host)["b"] == pytest.approx(20e-6, rel=0.05)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
+    device, now = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), ["fastest"]
+    order = []
+
+    class Algorithm:
+        name = "fastest"
+
+        def rivals(self):
+            return ("default", "benchmark")
+
+        @contextmanager
+        def instead(self, rival):
+            now[0] = rival
+            order.append(rival)
+            yield
+            now[0] = "fastest"
+
+    def call():
+        device.launch({"fastest": 1e-3, "default": 3e-3, "benchmark": 2e-3}[now[0]])
+
+    series, metrics = rivals.compare(Algorithm(), call, device)
+    assert {metric.name: metric.value for metric in metrics} == {
+        "algorithm/speedup_over_default": pytest.approx(3, rel=1e-3),
+        "algorithm/speedup_over_benchmark": pytest.approx(2, rel=1e-3),
+    }
+    assert [each.name for each in series] == ["rival/fastest", "rival/default", "rival/benchmark"]
+    assert np.median(series[1].measured) == pytest.approx(3e-3, rel=1e-2)
+    assert order[-4:] == ["default", "benchmark"] * 2
+
+
+def test_rivals_are_those_of_the_device(cudnn, tmp_path):
+    layer = nn.Sequential(nn.Conv2d(4, 6, 3))
+    for algorithm, names in ((forced(tmp_path), ("default",)), (Forced(name="gemm"), ())):
+        with algorithm.applied(session(layer)):
+            assert algorithm.rivals() == names
+    cudnn()
+    mixed = Forced(name="gemm", layers={"0": "fastest"}, cache_dir=str(tmp_path))
+    with mixed.applied(session(layer)):
+        assert mixed.rivals() == ("default", "benchmark")
+        before = torch.backends.cudnn.benchmark
+        with mixed.instead("benchmark"):
+            assert torch.backends.cudnn.benchmark
+            assert "_conv_forward" not in vars(layer[0])
+        assert torch.backends.cudnn.benchmark == before
+        assert "_conv_forward" in vars(layer[0])
+
+
+def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
+    cudnn()
+    layer, inputs = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 9, 8)
+    exact = Forced(name="gemm", backend="cudnn")
+    with exact.applied(session(layer)):
+        assert exact.output_error(inputs).value == 0
+    portable = Forced(name="winograd_nonfused", backend="torch")
+    with portable.applied(session(layer)):
+        assert 0 < portable.output_error(inputs).value < 1e-5
+        layer[0].weight.data.fill_(float("nan"))
+        error = portable.output_error(inputs)
+    assert (error.value, error.reason) == (None, "the outputs are not finite, or all zero")
+
+
+def test_settings_that_can_not_be_meant_are_errors(tmp_path):
+    with pytest.raises(UserError, match="max_error=0 has to be positive"):
+        forced(tmp_path, max_error=0)
+
+
+def test_choices_are_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "perfexp" / "algorithms"
+    ours, theirs = (Choices(default_folder(), {"device": "a"}) for _ in range(2))
+    assert ours.find("x") is None
+    theirs.add("y", 2)
+    ours.add("x", 1)
+    assert Choices(default_folder(), {"device": "a"}).find("y") == 2
+    assert Choices(default_folder(), {"device": "b"}).find("y") is None
