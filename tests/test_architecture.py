@@ -50,6 +50,8 @@ TORCH_FREE = (
     "algorithms/default",
     "algorithms/choice",
     "algorithms/report",
+    "algorithms/passes",
+    "algorithms/choices",
 )
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -16,9 +16,10 @@ from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
-from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, guess, plan
 from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.algorithms.problem import Problem
 from perfexp.errors import UserError
 from perfexp.units import format_bytes
 

@@ -8,6 +8,7 @@ torch's operations, through which autograd runs by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -15,9 +16,10 @@ from torch.nn.functional import pad
 from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.operators import CUDNN, DEFAULT
-from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, Shape, plan
 from perfexp.algorithms.portable import ALGORITHMS, as_torch_does, is_channels_last
+from perfexp.algorithms.problem import Problem
 
 SEARCH, TORCH = "search", "torch"
 
@@ -97,14 +99,62 @@ def shape_of(problem: Problem) -> Shape:
     )
 
 
-def forward_plan(engines: Engines, problem: Problem) -> Plan | None:
-    """What computes the outputs if nothing but cuDNN has to, for calls that need no more of torch; else None.
+class Direct:
+    """A convolution for which nothing but cuDNN has to be called, without torch's dispatcher: for eager calls.
+
+    Args:
+        plans: by pass; the forward one at least.
+        layout: of all tensors.
+    """
+
+    def __init__(self, plans: dict[Pass, Plan], layout: torch.memory_format) -> None:
+        self.forward = plans[Pass.forward]
+        self.plans, self.layout = plans, layout
+
+    def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The outputs, with their gradients where the plans have them.
+
+        Args:
+            inputs: (N, C, H, W), dense.
+            weight: (O, C / G, kernel height, kernel width), dense.
+        """
+        if len(self.plans) == 1:
+            return self.forward(inputs, weight)
+        outputs: torch.Tensor = _Direct.apply(inputs, weight, self)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class _Direct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, direct: Direct) -> torch.Tensor:
+        """See `torch.autograd.Function`."""
+        ctx.save_for_backward(inputs, weight)
+        ctx.direct = direct
+        return direct.forward(inputs, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        """See `torch.autograd.Function`."""
+        inputs, weight = ctx.saved_tensors
+        grad, plans = grad.contiguous(memory_format=ctx.direct.layout), ctx.direct.plans
+        of_inputs = plans[Pass.backward_data](weight, grad) if ctx.needs_input_grad[0] else None
+        of_weight = plans[Pass.backward_filter](inputs, grad) if ctx.needs_input_grad[1] else None
+        return of_inputs, of_weight, None
+
+
+def direct(engines: Engines, problem: Problem) -> Direct | None:
+    """What computes a problem if all of its passes are cuDNN's and nothing has to be padded; else None.
 
     Args:
         engines: of the problem.
         problem: what to compute.
     """
-    backend, _, name = engines.forward.partition(".")
-    if backend != CUDNN or problem.even() is not problem:
+    if problem.even() is not problem:
         return None
-    return plan(Pass.forward, name, shape_of(problem))
+    plans, shape = {}, shape_of(problem)
+    for which in problem.passes:
+        backend, _, name = getattr(engines, which).partition(".")
+        if backend != CUDNN:
+            return None
+        plans[which] = plan(which, name, shape)
+    return Direct(plans, problem.layout)

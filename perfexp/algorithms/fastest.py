@@ -16,8 +16,9 @@ from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.cudnn import why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines
 from perfexp.algorithms.operators import BENCHMARK, DEFAULT
-from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.race import race
 from perfexp.devices import Device
 

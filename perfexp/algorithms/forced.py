@@ -19,8 +19,9 @@ from perfexp.algorithms.cudnn import why_no_cudnn
 from perfexp.algorithms.fastest import Fastest
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
-from perfexp.algorithms.passes import Pass, Problem
+from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import ALGORITHMS, canonical
+from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.report import AlgorithmReport
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError

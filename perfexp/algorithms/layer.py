@@ -13,20 +13,20 @@ from torch.overrides import TorchFunctionMode
 from perfexp.algorithms.backends import Choice, PassChoice, Support, engines_of
 from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.engines import OF_TORCH, Engines, forward_plan
+from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct
 from perfexp.algorithms.operators import CUDNN, DEFAULT
-from perfexp.algorithms.passes import Pass, Problem
-from perfexp.algorithms.plan import Plan
+from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import effective_dtype, is_channels_last, misfit
+from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.report import LayerReport, LayerStatus, PassReport
 from perfexp.errors import PerfexpError
 
 
 class _Decision(NamedTuple):
-    """What computes inputs of one kind: no engines for torch itself, a plan where cuDNN can be called without it."""
+    """What computes inputs of one kind: no engines for torch itself, `direct` where cuDNN can be called without it."""
 
     engines: Engines | None = None
-    plan: Plan | None = None
+    direct: Direct | None = None
 
 
 #: Torch computes.
@@ -111,9 +111,9 @@ class Layer:
         """In place of `torch.nn.Conv2d._conv_forward`."""
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
-        engines, plan = self._decision(inputs, weight)
-        if plan is not None and _needs_no_more(inputs):
-            outputs = plan(inputs, weight)
+        engines, called = self._decision(inputs, weight)
+        if called is not None and _needs_no_more(inputs):
+            outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
         if engines is not None:
             return engines.compute(self._convolution, inputs, weight, bias)
@@ -220,12 +220,11 @@ class Layer:
         engines = engines_of(choice)
         if all(each.engine in OF_TORCH for each in choice.values()):
             return _NOTHING
-        layout = torch.channels_last if problem.channels_last else torch.contiguous_format
-        dense = key[2] == torch.empty(problem.shape, device="meta", memory_format=layout).stride() and key[3] == (
-            torch.empty(problem.convolution.weight_shape, device="meta", memory_format=layout).stride()
+        dense = all(
+            strides == torch.empty(shape, device="meta", memory_format=problem.layout).stride()
+            for shape, strides in ((problem.shape, key[2]), (problem.convolution.weight_shape, key[3]))
         )
-        direct = uncast and dense and problem.passes == (Pass.forward,)
-        return _Decision(engines, forward_plan(engines, problem) if direct else None)
+        return _Decision(engines, direct(engines, problem) if uncast and dense else None)
 
     def _choose(self, problem: Problem) -> Choice:
         """By the first backend that can compute the outputs; where none can, torch itself computes everything."""

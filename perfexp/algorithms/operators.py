@@ -173,22 +173,39 @@ def _empty(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> tor
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    first, weight, *ctx.settings, _, ctx.data, ctx.filter = inputs
-    ctx.save_for_backward(first, weight)
+class _Differentiable(torch.autograd.Function):
+    """Autograd of the operator; `torch.library.register_autograd` costs ten times as much host time for each call."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        """See `torch.autograd.Function`."""
+        ctx.save_for_backward(inputs, weight)
+        *ctx.settings, _, ctx.data, ctx.filter = arguments
+        return _without_autograd(inputs, weight, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """See `torch.autograd.Function`."""
+        inputs, weight = ctx.saved_tensors
+        of_inputs = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_inputs = torch.ops.perfexp.convolution_backward_data(grad, inputs, weight, *ctx.settings, ctx.data)
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.ops.perfexp.convolution_backward_filter(grad, inputs, weight, *ctx.settings, ctx.filter)
+        return of_inputs, of_weight, *[None] * 8
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    inputs, weight = ctx.saved_tensors
-    wants_data, wants_filter = ctx.needs_input_grad[:2]
-    operators = torch.ops.perfexp
-    of_inputs = (
-        operators.convolution_backward_data(grad, inputs, weight, *ctx.settings, ctx.data) if wants_data else None
-    )
-    of_weight = (
-        operators.convolution_backward_filter(grad, inputs, weight, *ctx.settings, ctx.filter) if wants_filter else None
-    )
-    return of_inputs, of_weight, *[None] * 8
+def _without_autograd(*arguments: Any) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        outputs: torch.Tensor = torch.ops.perfexp.convolution(*arguments)
+    return outputs
+
+
+def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
+        outputs: torch.Tensor = _Differentiable.apply(inputs, weight, *arguments)  # type: ignore[no-untyped-call]
+        return outputs
+    return _without_autograd(inputs, weight, *arguments)
 
 
 for _name, _real, _shaped in (
@@ -198,4 +215,4 @@ for _name, _real, _shaped in (
 ):
     _library.impl(_name, _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"perfexp::{_name}", _shaped, lib=_library)
-torch.library.register_autograd("perfexp::convolution", _backward, setup_context=_remember, lib=_library)
+_library.impl("convolution", _with_autograd, "Autograd")  # type: ignore[no-untyped-call]

@@ -98,6 +98,7 @@ def test_each_pass_is_handed_the_code_of_the_name(cudnn, name, codes):
     assert list(ran) == list(zip(("Forward", "BackwardData", "BackwardFilter"), codes, strict=True)), reference
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_outputs_and_gradients_are_those_of_torch(cudnn, data):
