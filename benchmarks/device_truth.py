@@ -30,6 +30,8 @@ ROUNDS = 5
 SETTLE_SECONDS = 0.2
 #: Each of two readings that are compared lasts about so long.
 PAIR_SECONDS = 0.05
+#: So many such pairs has a round.
+PAIRS = 3
 #: So many times as many calls have the samples whose events are rare.
 RARER = 8
 #: Launches in a profiled chain.
@@ -107,13 +109,13 @@ def measure(name: str) -> dict[str, Any]:
 
 def turn(chain: queue.Chain, seconds: float) -> timing.Samples:
     """Samples of about so many seconds of work."""
-    rough = float(np.median(chain(2))) * chain.calls_per_sample
-    return chain(max(2, round(seconds / rough)))
+    rough = float(np.median(chain(1))) * chain.calls_per_sample
+    return chain(max(1, round(seconds / rough)))
 
 
 def differences(clean: queue.Chain, rare: queue.Chain) -> list[float]:
     """What the events add to a call: samples against those of more calls, in turns, so that both see the same clock."""
-    pairs = [(np.median(turn(clean, PAIR_SECONDS)), np.median(turn(rare, PAIR_SECONDS))) for _ in range(8)]
+    pairs = [(np.median(turn(clean, PAIR_SECONDS)), np.median(turn(rare, PAIR_SECONDS))) for _ in range(PAIRS)]
     return [float(often - seldom) * RARER / (RARER - 1) for often, seldom in pairs]
 
 

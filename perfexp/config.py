@@ -135,6 +135,7 @@ class ForcedAlgorithm:
     objective: Objective = Objective.time
     reuse: bool = True
     cache_dir: str | None = None
+    verify: bool = False
     layers: Any = None
 
 

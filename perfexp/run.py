@@ -159,6 +159,7 @@ class Procedure:
         with self._step(point.key) as (step, batches):
             first_loss = self._first_call(step, batches)
             self._report_algorithm(point)
+            plain = step.call
             if self.graph:
                 step = graphed(step, self.session, constant=batches.constant)
             self._warm_memory(point, step)
@@ -175,6 +176,7 @@ class Procedure:
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
+            self._prove(point, plain)
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
         self._output_error(point)
@@ -187,6 +189,15 @@ class Procedure:
         point.metrics += report.metrics()
         point.facts["algorithm"] = report.facts()
         point.doubts += report.doubts()
+
+    def _prove(self, point: Point, call: Callable[[], object]) -> None:
+        """Which kernels computed the convolutions, where that is asked for; a pass of its own."""
+        if "algorithm" not in point.facts:
+            return
+        self.progress("proof")
+        if self.algorithm.prove(call) and (report := self.algorithm.report()):
+            point.facts["algorithm"] = report.facts()
+            point.doubts += [doubt for doubt in report.doubts() if doubt.code != "algorithm_fallback"]
 
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""

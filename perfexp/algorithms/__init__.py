@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, Protocol
@@ -67,6 +68,16 @@ class Algorithm(Protocol):
 
         Args:
             rival: one of them.
+        """
+
+    def prove(self, call: Callable[[], Any]) -> bool:
+        """Look at the kernels that a call launches, if that is asked for; the report has them from then on.
+
+        Args:
+            call: of the whole model, as it is timed but for a captured graph.
+
+        Returns:
+            Whether it was looked at.
         """
 
     def output_error(self, inputs: Any) -> Metric | None:

@@ -151,10 +151,22 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
     """
     if problem.even() is not problem:
         return None
-    plans, shape = {}, shape_of(problem)
+    plans = {}
     for which in problem.passes:
-        backend, _, name = getattr(engines, which).partition(".")
-        if backend != CUDNN:
+        found = plan_of(which, getattr(engines, which), problem)
+        if found is None:
             return None
-        plans[which] = plan(which, name, shape)
+        plans[which] = found
     return Direct(plans, problem.layout)
+
+
+def plan_of(which: Pass, engine: str, problem: Problem) -> Plan | None:
+    """The plan of cuDNN's that an engine is for a pass of a problem; None for other engines.
+
+    Args:
+        which: pass.
+        engine: that computes it.
+        problem: what to compute.
+    """
+    backend, _, name = engine.partition(".")
+    return plan(which, name, shape_of(problem)) if backend == CUDNN else None

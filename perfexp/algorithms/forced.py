@@ -22,6 +22,7 @@ from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import ALGORITHMS, canonical
 from perfexp.algorithms.problem import Problem
+from perfexp.algorithms.proof import watch
 from perfexp.algorithms.report import AlgorithmReport
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
@@ -79,6 +80,7 @@ class Forced:
         objective: of `fastest`.
         reuse: of `fastest`: whether choices of earlier runs are taken.
         cache_dir: of `fastest`: folder of its choices, or None for the user's own cache.
+        verify: whether a call is looked at for the kernels that cuDNN ran.
         layers: another algorithm, or `default`, by a layer's name or a pattern; an exact name beats a pattern, then the
             last wins.
 
@@ -99,6 +101,7 @@ class Forced:
         objective: Objective = Objective.time,
         reuse: bool = True,
         cache_dir: str | None = None,
+        verify: bool = False,
         layers: Mapping[str, str] | None = None,
     ) -> None:
         valid = [*ALGORITHMS, GUESS, FASTEST, DEFAULT]
@@ -121,6 +124,7 @@ class Forced:
             raise UserError(f"algorithm.max_error={max_error} has to be positive, or null for what is usual.")
         self._max_error, self._objective, self._reuse = max_error, Objective(objective), reuse
         self._cache_folder = Path(cache_dir).expanduser() if cache_dir else default_folder()
+        self._verify = verify
         self._session: Any = None
         self._layers: list[Layer] = []
         self._refused: list[Problem] = []
@@ -210,6 +214,15 @@ class Forced:
         error = math.sqrt(apart / length) if length and math.isfinite(apart) else None
         reason = None if error is not None else "the outputs are not finite, or all zero"
         return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
+
+    def prove(self, call: Callable[[], Any]) -> bool:
+        """See `Algorithm`."""
+        if not self._verify or why_no_cudnn(self._device) is not None:
+            return False
+        seen = watch(call)
+        for layer in self._layers:
+            layer.prove(seen)
+        return True
 
     def _install(self) -> None:
         for layer in self._layers:

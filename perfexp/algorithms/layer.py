@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ from torch.overrides import TorchFunctionMode
 from perfexp.algorithms.backends import Choice, PassChoice, Support, engines_of
 from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct
+from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import effective_dtype, is_channels_last, misfit
 from perfexp.algorithms.problem import Problem
+from perfexp.algorithms.proof import Seen
 from perfexp.algorithms.report import LayerReport, LayerStatus, PassReport
 from perfexp.errors import PerfexpError
 
@@ -67,6 +69,7 @@ class Layer:
         self._own: Callable[..., Any] = module.forward
         self._decided: dict[Any, _Decision] = {}
         self._seen: dict[Any, LayerReport] = {}
+        self._problems: dict[Any, Problem] = {}
 
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
         """Why backends can't compute the layer, as far as that can be said before it has inputs.
@@ -100,6 +103,17 @@ class Layer:
         """What was seen so far is no longer reported."""
         self._decided.clear()
         self._seen.clear()
+
+    def prove(self, seen: Seen) -> None:
+        """What was seen of the kernels of its passes is in the reports from now on.
+
+        Args:
+            seen: of a call of the whole model.
+        """
+        for key, report in self._seen.items():
+            problem = self._problems[key]
+            passes = tuple(seen.proven(each, plan_of(each.which, each.selected, problem)) for each in report.passes)
+            self._seen[key] = replace(report, passes=passes)
 
     def reports(self) -> list[LayerReport]:
         """An entry for each shape of inputs, or the one that says that there were none."""
@@ -255,6 +269,7 @@ class Layer:
         before = self._seen.get(key)
         if before is not None and len(before.passes) > len(passes):
             return  # an evaluation between trainings
+        self._problems[key] = problem
         by_cudnn = any(each.selected.startswith(CUDNN) for each in passes)
         self._seen[key] = LayerReport(
             name=self.name,

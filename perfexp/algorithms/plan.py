@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +50,10 @@ class Shape:
         return (self.inputs[0], self.weight[0], *convolution.output_size(*self.inputs[-2:]))
 
 
+#: Told of every call of a plan, and how to make it; set while somebody watches.
+watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = None
+
+
 class Plan:
     """Computes one pass. The tensors that it takes are dense and lie as the shape says.
 
@@ -57,6 +63,8 @@ class Plan:
         shape: what to compute.
 
     Attributes:
+        which: pass.
+        algorithm: of cuDNN's.
         workspace_bytes: memory that it takes from torch's allocator during the call.
 
     Raises:
@@ -64,6 +72,7 @@ class Plan:
     """
 
     def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
+        self.which, self.algorithm = which, algorithm
         self._cudnn = cudnn = library()
         self._code = CODES[which][algorithm]
         self._call = cudnn.run[which]
@@ -82,6 +91,9 @@ class Plan:
             first: the inputs; for the gradient of the inputs the weights.
             second: the weights; in the backward passes the gradient of the outputs.
         """
+        return self._run(first, second) if watcher is None else watcher(self, partial(self._run, first, second))
+
+    def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         out = torch.empty(self._result, dtype=self._dtype, device=first.device, memory_format=self._format)
         size = self.workspace_bytes
         # given back once the call has been enqueued: whoever gets it next is behind it on the stream

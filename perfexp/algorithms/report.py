@@ -180,6 +180,15 @@ class AlgorithmReport:
                     remedy="read the time as that of what ran, or give these layers another by algorithm.layers",
                 )
             )
+        others = [layer for layer in self.layers if layer.status is LayerStatus.unproven]
+        if others:
+            doubts.append(
+                Doubt(
+                    code="algorithm_unproven",
+                    detail=f"it is not known whether cuDNN ran {self.name}: {_named(others)}",
+                    remedy="learn this cuDNN's kernels (benchmarks/kernel_families.py), or take its word for it",
+                )
+            )
         return doubts
 
 

@@ -26,7 +26,8 @@ class ScriptedCudnn:
         self.fails = fails or (lambda *_: False)
         self.workspace = workspace or (lambda *_: 0)
         self.ranking = ranking or {}
-        self.calls, self.streams, self.handles, self.said = [], [], 0, {}
+        self.calls, self.streams, self.handles = [], [], 0
+        self.launched, self.kernels = [], lambda which, code: ()
         self._objects = {}
         functions = {
             "cudnnCreate": self._create_handle,
@@ -109,6 +110,7 @@ class ScriptedCudnn:
             if self.workspace(name, code) != size or (size and not workspace):
                 return BAD_PARAM
             self.calls.append((name, code, descriptors[2]["math"], handle))
+            self.launched.extend(self.kernels(name, code))
             x, y, z = (self._at(*each) for each in ((a, descriptors[0]), (b, descriptors[1]), (c, descriptors[3])))
             how = descriptors[2]
             settings = ((how["u"], how["v"]), (how["pad_h"], how["pad_w"]), (how["dil_h"], how["dil_w"]))

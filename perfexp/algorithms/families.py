@@ -1,0 +1,118 @@
+"""Families: which algorithm the kernels that cuDNN ran belong to, learnt from calls whose algorithm is known.
+
+`families.json` holds how often each kernel's bare name was seen among the calls of each algorithm, over layers, data
+types and memory formats (`benchmarks/kernel_families.py` made it). What a call was is then the algorithm under which
+its kernels are most likely, each name being there or not by itself (naive Bayes with Bernoulli features; Manning,
+Raghavan and Schütze, Introduction to Information Retrieval, 13.3). A name that says an algorithm's own word counts for
+that algorithm alone, whichever call it was seen in: that is how a direct convolution is told that cuDNN runs for
+another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from perfexp.algorithms.passes import Pass
+
+#: Words in kernels' names that say what they are.
+_WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
+#: An algorithm that is so many times less likely than the best is ruled out.
+_RULED_OUT = 20.0
+#: What a name counts for that was never seen with an algorithm, in calls.
+_SMOOTHING = 0.5
+
+_XMMA = re.compile(r"sm\d+_xmma_(?:(fprop|dgrad|wgrad|depthwise_convolution|gemm)_?(\w*))")
+_CUTLASS = re.compile(
+    r"cutlass_(?:\d+_)?[a-z]+op_\w*?(fprop|dgrad|wgrad|gemm)|cutlass_\d+_simt_\w*?(gemm)|Conv2d(Fprop|Dgrad|Wgrad)"
+)
+_SIZES = re.compile(r"_?\d+x\d+\w*")
+
+
+def bare(kernel: str) -> str:
+    """A kernel's name without types, tile sizes and architecture.
+
+    Args:
+        kernel: name as a profiler gives it.
+    """
+    if found := _XMMA.search(kernel):
+        kind, rest = found.groups()
+        if kind == "gemm":
+            return "xmma_gemm_complex" if rest.startswith("cf32") else "xmma_gemm"
+        return f"xmma_{kind}"
+    if found := _CUTLASS.search(kernel):
+        return f"cutlass_{(found[1] or found[2] or found[3]).lower()}"
+    if "ReduceSplitK" in kernel:
+        return "cutlass_reduction"
+    if kernel.startswith("nvjet"):
+        return "nvjet"
+    name = _without_brackets(kernel).split("::")[-1].removeprefix("void ").strip()
+    return name if name.startswith("fft") else _SIZES.sub("", name)  # the size of its tiles is what an FFT is
+
+
+def _without_brackets(text: str) -> str:
+    """What stands outside of angle and round brackets."""
+    depth, kept = 0, []
+    for character in text:
+        if character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif depth == 0:
+            kept.append(character)
+    return "".join(kept)
+
+
+class Families:
+    """What was seen among the calls of each algorithm.
+
+    Args:
+        counts: by pass and algorithm, `calls` and how often each bare name was seen in them (`kernels`).
+    """
+
+    def __init__(self, counts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        self._counts = counts
+
+    def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+        """The algorithms to which the kernels of a call can belong, the likeliest first; none if they are unknown.
+
+        Args:
+            which: pass.
+            kernels: names as a profiler gives them.
+        """
+        seen = {bare(kernel) for kernel in kernels}
+        named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
+        if named:
+            return sorted(named)
+        algorithms = self._counts.get(which.value, {})
+        names = {name for each in algorithms.values() for name in each["kernels"] if not _says(name)}
+        if not seen & names:
+            return []
+        scores = {algorithm: _score(each, seen, names) for algorithm, each in algorithms.items()}
+        best = max(scores.values())
+        likely = [algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)]
+        return sorted(likely, key=lambda algorithm: -scores[algorithm])
+
+
+def _says(name: str) -> bool:
+    return any(word in name for word in _WORDS)
+
+
+def _score(counts: Mapping[str, Any], seen: set[str], names: set[str]) -> float:
+    """Logarithm of the likelihood of what was seen and what was not, of an algorithm's calls."""
+    total, score = counts["calls"], 0.0
+    for name in names:
+        share = (counts["kernels"].get(name, 0) + _SMOOTHING) / (total + 2 * _SMOOTHING)
+        score += math.log(share if name in seen else 1 - share)
+    return score
+
+
+@cache
+def learnt() -> Families:
+    """The families that come with perfexp."""
+    return Families(json.loads(files("perfexp.algorithms").joinpath("families.json").read_text())["counts"])

@@ -1,0 +1,113 @@
+"""Proof: the kernels that cuDNN's calls launched while a model ran, told apart by markers in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from perfexp.algorithms import plan as plans
+from perfexp.algorithms.families import bare, learnt
+from perfexp.algorithms.plan import Plan
+from perfexp.algorithms.report import LayerStatus, PassReport
+
+#: A kernel that torch has for spinning, of which a few cycles mark a place in the queue.
+_MARKER = "spin_kernel"
+_MARKER_CYCLES = 1
+
+
+@dataclass
+class Seen:
+    """Kernels of each plan that ran, in the order in which it launched them.
+
+    Attributes:
+        kernels: names by plan.
+    """
+
+    kernels: dict[Plan, tuple[str, ...]] = field(default_factory=dict)
+
+    def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
+        """A pass with what was seen of it: whether the kernels are those of the algorithm that cuDNN was handed.
+
+        Args:
+            report: of a pass, which is returned as it is where nothing was seen.
+            plan: that computed it, or None.
+        """
+        kernels = self.kernels.get(plan) if plan is not None else None
+        if plan is None or not kernels or report.status is not LayerStatus.ok:
+            return report
+        likely = learnt().likely(report.which, kernels)
+        status, reason = LayerStatus.ok, None
+        if not likely:
+            status, reason = LayerStatus.unproven, f"not known what these kernels are: {_short(kernels)}"
+        elif plan.algorithm not in likely:
+            status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
+        return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=kernels)
+
+
+def watch(call: Callable[[], Any]) -> Seen:
+    """Run a call once and see which kernels each of its plans launched.
+
+    Args:
+        call: on an NVIDIA GPU, on one stream; not a captured graph.
+    """
+    order: list[Plan] = []
+
+    def around(plan: Plan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        order.append(plan)
+        _mark()
+        outputs = run()
+        _mark()
+        return outputs
+
+    plans.watcher = around
+    try:
+        names = kernel_names(call)
+    finally:
+        plans.watcher = None
+    return Seen(dict(zip(order, _between_markers(names), strict=False)))
+
+
+def kernel_names(call: Callable[[], Any]) -> list[str]:
+    """Names of the kernels that a call launches, in the order in which the device ran them.
+
+    Args:
+        call: on an NVIDIA GPU.
+    """
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    assert profiler.profiler is not None
+    events = [
+        (event.start_ns(), event.name())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+    ]
+    return [name for _, name in sorted(events)]
+
+
+def _mark() -> None:
+    torch.cuda._sleep(_MARKER_CYCLES)  # type: ignore[no-untyped-call]
+
+
+def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """The names between each first and second marker."""
+    found: list[tuple[str, ...]] = []
+    inside: list[str] | None = None
+    for name in names:
+        if _MARKER in name:
+            if inside is not None:
+                found.append(tuple(inside))
+            inside = [] if inside is None else None
+        elif inside is not None:
+            inside.append(name)
+    return found
+
+
+def _short(kernels: tuple[str, ...]) -> str:
+    return ", ".join(dict.fromkeys(bare(kernel) for kernel in kernels))

@@ -1,0 +1,270 @@
+"""Whether the kernels that ran are those of the algorithm that was asked for; kernels_seen.json is from an H200."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from perfexp.algorithms import backends, proof
+from perfexp.algorithms import cudnn as library_module
+from perfexp.algorithms import forced as forced_module
+from perfexp.algorithms import plan as plan_module
+from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.cudnn import Library
+from perfexp.algorithms.families import Families, bare, learnt
+from perfexp.algorithms.forced import Forced
+from perfexp.algorithms.passes import Pass
+from tests.algorithms.scripted_cudnn import ScriptedCudnn
+
+SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
+RAN = {which: sorted({call["algorithm"] for call in SEEN if call["which"] == which}) for which in Pass}
+ENTRY = {"Forward": Pass.forward, "BackwardData": Pass.backward_data, "BackwardFilter": Pass.backward_filter}
+#: What an H200's cuDNN has no kernel for: neither of two such names runs anything, so swapping them changes nothing.
+NEVER = {
+    Pass.forward: {"direct", "winograd"},
+    Pass.backward_data: {"winograd"},
+    Pass.backward_filter: {"winograd", "fft_tiling"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        (
+            "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1, false>(int, int)",
+            "implicit_convolve_sgemm",
+        ),
+        (
+            "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize256x64x8_stage3_warpsize2x2x1_g1_ffma",
+            "xmma_fprop",
+        ),
+        (
+            "sm90_xmma_wgrad_indexed_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x128x64_cgasize1x1x1",
+            "xmma_wgrad",
+        ),
+        (
+            "sm80_xmma_gemm_cf32cf32_f32f32_cf32_nt_n_tilesize32x64x8_stage3_warpsize2x2x1_ffma_aligna8",
+            "xmma_gemm_complex",
+        ),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4", "xmma_gemm"),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(cudnn::P<float>)", "winogradForwardData"),
+        (
+            "void cudnn::winograd_nonfused::winogradForwardData9x9_5x5<float, float>(cudnn::P<float>)",
+            "winogradForwardData",
+        ),
+        ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int)", "fft2d_r2c_32x32"),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(cutlass_80_simt_sgemm::Params)",
+            "cutlass_gemm",
+        ),
+        (
+            "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop_optimized_f16_64x64_64x5_nhwc_align8>(x)",
+            "cutlass_fprop",
+        ),
+        ("nvjet_sm90_hsh_448x64_64x2_1x2_h_bz_coopB_NNN", "nvjet"),
+        ("void cudnn::cnn::conv2d_grouped_direct_kernel<false, true, int, float>(p)", "conv2d_grouped_direct_kernel"),
+        ("Memset (Device)", "Memset"),
+    ],
+)
+def test_a_kernels_bare_name_has_no_types_sizes_and_architecture(kernel, name):
+    assert bare(kernel) == name
+
+
+@pytest.mark.parametrize(
+    ("which", "kernels", "algorithm"),
+    [
+        (Pass.forward, ["im2col4d_kernel", "explicit_convolve_sgemm"], "gemm"),
+        (Pass.forward, ["conv2d_grouped_direct_kernel"], "direct"),
+        (Pass.forward, ["nvjet_sm90_hsh_448x64_64x2"], "implicit_precomp_gemm"),
+        (Pass.backward_filter, ["Memset (Device)", "void wgrad_alg0_engine<float>(int)"], "algo_0"),
+        (Pass.backward_data, ["void cudnn::detail::dgrad_engine<float>(int)"], "algo_0"),
+    ],
+)
+def test_kernels_belong_to_an_algorithm(which, kernels, algorithm):
+    assert learnt().likely(which, kernels) == [algorithm]
+
+
+def test_kernels_that_nobody_has_seen_belong_to_none():
+    assert learnt().likely(Pass.forward, ["some_new_kernel"]) == []
+    assert Families({}).likely(Pass.forward, ["im2col4d_kernel"]) == []
+
+
+@pytest.mark.parametrize("which", list(Pass))
+def test_nearly_all_calls_are_taken_for_what_they_were_or_for_what_cudnn_ran_instead(which):
+    calls = [call for call in SEEN if call["which"] == which]
+    for algorithm in RAN[which]:
+        own = [call for call in calls if call["algorithm"] == algorithm]
+        right = sum(call["calls"] for call in own if algorithm in learnt().likely(which, call["kernels"]))
+        instead = sum(call["calls"] for call in own if _substitutes(call["kernels"]))
+        assert right + instead >= 0.98 * sum(call["calls"] for call in own), algorithm
+        if algorithm != "algo_3":  # which cuDNN never runs: it is algo_0 or algo_1 every time
+            assert right >= 0.7 * sum(call["calls"] for call in own), algorithm
+
+
+def _substitutes(kernels):
+    return any(word in kernel for word in ("direct", "alg0", "alg1") for kernel in kernels) or kernels == [
+        "implicit_convolve_sgemm"
+    ]
+
+
+def _refused(which, asked, ran):
+    """How many of an algorithm's calls would not be taken for another that was asked for."""
+    calls = [call for call in SEEN if call["which"] == which and call["algorithm"] == ran]
+    return sum(call["calls"] for call in calls if asked not in learnt().likely(which, call["kernels"]))
+
+
+@pytest.mark.parametrize(("which", "pair"), [(which, pair) for which in Pass for pair in combinations(RAN[which], 2)])
+def test_any_two_codes_that_are_swapped_are_found_out(which, pair):
+    one, other = pair
+    assert _refused(which, one, other) + _refused(which, other, one) > _refused(which, one, one) + _refused(
+        which, other, other
+    )
+
+
+@pytest.mark.parametrize("which", list(Pass))
+def test_every_algorithm_was_seen_or_has_no_kernel(which):
+    assert {*RAN[which], *NEVER[which]} == set(CODES[which])
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """A cuDNN that launches what an H200's did for a 3 × 3 convolution, whatever the binding calls it."""
+    scripted = ScriptedCudnn(
+        refuses=lambda which, code, *_: _spelled(ENTRY[which], code) in NEVER[ENTRY[which]],
+    )
+    usual = {}
+    for call in sorted(SEEN, key=_tells):
+        usual[call["which"], call["algorithm"]] = call["kernels"]
+    true_codes = {which: dict(names) for which, names in CODES.items()}
+
+    def _kernels(which, code):
+        name = next(name for name, each in true_codes[ENTRY[which]].items() if each == code)
+        if name == "algo_3" and scripted.half:
+            return ["Memset (Device)", "wgrad_alg1_engine", "convertTensor_kernel"]
+        return usual[ENTRY[which], name]
+
+    scripted.half = False
+
+    scripted.kernels = _kernels
+    loaded = Library(scripted)
+    monkeypatch.setattr(plan_module, "library", lambda: loaded)
+    monkeypatch.setattr(plan_module, "_plans", {})
+    monkeypatch.setattr(library_module, "current_stream", lambda device: 77)
+    for module in (backends, forced_module):
+        monkeypatch.setattr(module, "why_no_cudnn", lambda device: None)
+    monkeypatch.setattr(proof, "_mark", lambda: scripted.launched.append("void at::cuda::spin_kernel(long)"))
+
+    def names(call):
+        scripted.launched.clear()
+        call()
+        return ["another_kernel", *scripted.launched, "one_more"]
+
+    monkeypatch.setattr(proof, "kernel_names", names)
+    return scripted
+
+
+_TRUE = {which: {code: name for name, code in names.items()} for which, names in CODES.items()}
+
+
+def _tells(call):
+    """How well kernels tell what they are: alone, then often."""
+    likely = learnt().likely(Pass(call["which"]), call["kernels"])
+    return likely == [call["algorithm"]], call["calls"]
+
+
+def _spelled(which, code):
+    return _TRUE[which][code]
+
+
+def prove(name, **settings):
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3))
+    forced, inputs = Forced(name=name, backend="cudnn", verify=True, **settings), torch.randn(2, 4, 9, 8)
+    with forced.applied(SimpleNamespace(module=model)):
+
+        def step():
+            model(inputs.requires_grad_()).sum().backward()
+
+        step()
+        assert forced.prove(step)
+    return forced.report()
+
+
+def statuses(report):
+    return {each.status.value for layer in report.layers for each in layer.passes}
+
+
+@pytest.mark.parametrize("name", ["implicit_gemm", "implicit_precomp_gemm", "gemm", "fft", "winograd_nonfused"])
+def test_what_ran_as_asked_is_proven(cudnn, name):
+    report = prove(name)
+    assert statuses(report) == {"ok"}
+    assert report.share == 1
+    first = report.layers[0].passes[0]
+    assert name in first.ran
+    assert first.kernels
+    assert report.doubts() == []
+
+
+def test_what_cudnn_runs_instead_is_told(cudnn):
+    report = prove("gemm", backward_filter="algo_3")
+    assert statuses(report) == {"ok", "substituted"}
+    weights = report.layers[0].passes[2]
+    assert (weights.selected, weights.status.value) == ("cudnn.algo_3", "substituted")
+    assert weights.reason.startswith("cuDNN ran algo_0 (")
+    assert report.share == pytest.approx(2 / 3)
+    assert [doubt.code for doubt in report.doubts()] == ["algorithm_substituted"]
+    assert "backward filter: cuDNN ran algo_0" in report.doubts()[0].detail
+
+
+def test_kernels_that_are_not_known_prove_nothing(cudnn):
+    cudnn.kernels = lambda which, code: ["a_kernel_of_tomorrow"]
+    report = prove("gemm")
+    assert statuses(report) == {"unproven"}
+    assert "a_kernel_of_tomorrow" in report.layers[0].reason
+    assert [doubt.code for doubt in report.doubts()] == ["algorithm_unproven"]
+
+
+SWAPS = [(which, pair) for which in Pass for pair in combinations(CODES[which], 2) if not set(pair) <= NEVER[which]]
+
+
+@pytest.mark.parametrize(("which", "pair"), SWAPS)
+def test_a_binding_with_two_codes_swapped_is_found_out(cudnn, monkeypatch, which, pair):
+    one, other = pair
+    wrong = {**CODES[which], one: CODES[which][other], other: CODES[which][one]}
+    found = []
+    for swapped in (False, True):
+        if swapped:
+            monkeypatch.setitem(CODES, which, wrong)
+        outcomes = []
+        for cudnn.half in (False, True):  # algo_3 runs algo_0's kernel in float32, and algo_1's in half precisions
+            plan_module._plans.clear()
+            outcomes += [_outcome(which, name) for name in pair]
+        found.append(outcomes)
+    right, swapped = found
+    assert right != swapped
+    assert swapped.count("ok") < right.count("ok") or "ok" not in right
+
+
+def _outcome(which, name):
+    """Of one pass by an algorithm: `ok`, or why not."""
+    settings = {} if which is Pass.forward else {which.value: name}
+    algorithm = name if which is Pass.forward else "gemm"
+    try:
+        report = prove(algorithm, **settings)
+    except Exception as error:  # nothing ran as asked
+        return type(error).__name__
+    return next(each.status.value for each in report.layers[0].passes if each.which is which)
+
+
+def test_nothing_is_proven_where_that_is_not_asked_for(cudnn):
+    forced = Forced(name="gemm", backend="cudnn")
+    with forced.applied(SimpleNamespace(module=nn.Conv2d(1, 1, 1))):
+        assert not forced.prove(lambda: None)
+
+
+def test_names_between_markers():
+    names = ["a", "spin_kernel", "b", "c", "spin_kernel", "d", "spin_kernel", "spin_kernel"]
+    assert proof._between_markers(names) == [("b", "c"), ()]
