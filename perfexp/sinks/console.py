@@ -18,7 +18,7 @@ from rich.text import Text
 
 from perfexp import units
 from perfexp.record import Record, Status, Sweep
-from perfexp.sinks import overview, sweeps
+from perfexp.sinks import convolutions, overview, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
@@ -170,6 +170,7 @@ class Console:
         if known:
             self._grid(overview.points(known, requested_percentiles(record)))
         self._section("growth with the size", scaling_lines(known))
+        self._section("convolutions", convolutions.sentences(record))
         tables = {
             "across processes": overview.processes(known),
             "phases": overview.phases(known),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfexp.paths import RunPaths, SweepPaths, write_atomically
 from perfexp.record import Artifact, Record, Sweep
-from perfexp.sinks import pictures, report, tables
+from perfexp.sinks import convolutions, pictures, report, tables
 from perfexp.sinks.chart import Bars, Chart, Strips
 from perfexp.sinks.subject import subject
 
@@ -29,6 +29,9 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
     about = subject(record.plan, record.environment)
     table, picture = paths.table(about.model, about.algorithm, "overall"), paths.picture("time")
     _put(paths, table, tables.to_csv(tables.overall(record)))
+    by_layer = paths.table(about.model, about.algorithm, "convolutions")
+    if found := convolutions.lines(record):
+        _put(paths, by_layer, tables.to_csv(found))
     drawn = _png(pictures.picture(record))
     if drawn:
         _put(paths, picture, drawn)
@@ -39,6 +42,7 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         paths.record: "data",
         paths.points: "data",
         table: "tables",
+        by_layer: "tables",
         picture: "plots",
         paths.report: "report",
         paths.log: "logs",

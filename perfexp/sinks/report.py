@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Record
-from perfexp.sinks import overview
+from perfexp.sinks import convolutions, overview
 from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
@@ -43,6 +43,7 @@ def markdown(record: Record) -> str:
         ),
         _times(record, known),
         _first_predictions(record),
+        _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
         _doubts(record, known),
         _section("Failures", _list(map(escape_markdown, failures(record)))),
         _section("Environment", _items(_environment(record.environment))),

@@ -1,0 +1,87 @@
+"""What computed each convolution, in the table and in sentences."""
+
+import pytest
+
+from perfexp.paths import RunPaths
+from perfexp.sinks import convolutions, files, report
+from perfexp.sinks.tables import to_csv
+
+
+def layer(name, selected, status="ok", seconds=None, **more):
+    each = {
+        "which": "forward",
+        "selected": selected,
+        "ran": None,
+        "status": status,
+        "reason": None,
+        "flops": 10,
+        "workspace_bytes": 4096,
+        "seconds": seconds or {},
+        "errors": dict.fromkeys(seconds or {}, 1e-7),
+        "kernels": ["a", "b"],
+        **more,
+    }
+    return {
+        "name": name,
+        "requested": "fastest",
+        "input_shape": [1, 3, 8, 8],
+        "dtype": "float32",
+        "math": "fma",
+        "passes": [each],
+    }
+
+
+@pytest.fixture
+def record(build):
+    def make(*points):
+        return build.record(
+            *(
+                build.point(size=size, facts={"algorithm": {"name": "fastest", "layers": layers}})
+                for size, *layers in points
+            )
+        )
+
+    return make
+
+
+TIMES = {"default": 2e-3, "benchmark": 1.9e-3, "cudnn.gemm": 1e-3}
+
+
+def test_there_is_a_line_for_each_layer_and_pass(record):
+    layers = layer("conv1", "cudnn.gemm", seconds=TIMES), layer("conv2", "default", "fallback")
+    first, second = convolutions.lines(record((8, *layers)))
+    assert (first["layer"], first["selected"], first["selected_ms"], first["benchmark_ms"]) == (
+        "conv1",
+        "cudnn.gemm",
+        1.0,
+        1.9,
+    )
+    assert first["input_shape"] == "1×3×8×8"
+    assert first["kernels"] == "a; b"
+    assert second["status"] == "fallback"
+    assert "selected_ms" not in second
+    text = to_csv([first, second]).decode()
+    assert text.splitlines()[0].startswith("model,algorithm,phase,input_size")
+    assert len(text.splitlines()) == 3
+
+
+def test_a_record_without_an_algorithm_has_no_lines(build):
+    assert convolutions.lines(build.record(build.point())) == []
+    assert convolutions.sentences(build.record(build.point())) == []
+
+
+def test_a_sentence_says_what_the_choice_is_worth(record):
+    layers = [layer("a", "cudnn.gemm", seconds=TIMES), layer("b", "default", seconds=TIMES), layer("c", "default")]
+    assert convolutions.sentences(record((8, *layers))) == [
+        "forward: 1 cudnn.gemm, 1 default; sum of the layers alone: chosen 3.00 ms, default 4.00 ms, benchmark 3.80 ms"
+    ]
+    several = convolutions.sentences(record((8, *layers), (16, *layers)))
+    assert [text.split(":")[0] for text in several] == ["8", "16"]
+
+
+def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):
+    chosen = record((8, layer("conv1", "cudnn.gemm", seconds=TIMES)))
+    artifacts = {each.path for each in files.write(chosen, RunPaths(tmp_path))}
+    [table] = [name for name in artifacts if name.endswith("_convolutions.csv")]
+    assert "conv1" in (tmp_path / table).read_text()
+    assert "## Convolutions" in report.markdown(chosen)
