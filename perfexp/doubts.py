@@ -250,3 +250,17 @@ def scaling_falls(ratio: float, smaller: str) -> Doubt:
         detail=f"the time is {ratio:.2f} of that of the smaller size {smaller}, beyond both intervals",
         remedy="measure both sizes again; if it stays, the smaller one runs by a slower kernel or was disturbed",
     )
+
+
+def choice_slower(rival: str, ratio: float) -> Doubt:
+    """What was chosen layer by layer is slower as a whole than a rival.
+
+    Args:
+        rival: what the whole model was compared with.
+        ratio: its time over that of the choice.
+    """
+    return Doubt(
+        code="choice_slower",
+        detail=f"the fastest of each layer take {1 / ratio:.2f} of the time of {rival} together",
+        remedy="measure when nothing else runs, with algorithm.reuse=false; or take the rival",
+    )

@@ -14,6 +14,9 @@ from perfexp.devices import Device
 from perfexp.probes import queue, timing
 from perfexp.record import Metric, Series
 
+#: How a rival's metric is called, before its name.
+SPEEDUP = "algorithm/speedup_over_"
+
 _Computing = Callable[[], AbstractContextManager[None]]
 
 #: So often each one has its turn, all of them see the same clock then.
@@ -58,7 +61,7 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[li
 
 
 def _ratio(rival: str) -> str:
-    return f"algorithm/speedup_over_{rival}"
+    return f"{SPEEDUP}{rival}"
 
 
 class _Turn:

@@ -28,6 +28,8 @@ from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
 _PHASES_TOLERANCE = 0.05
+#: A choice layer by layer that is so much slower as a whole has to be told.
+_SLOWER = 0.98
 #: A device that has been idle for so long is no longer warm.
 _COOLING_SECONDS = 1.0
 #: Calls under the eyes of the probes.
@@ -217,6 +219,11 @@ class Procedure:
         series, compared = rivals.compare(self.algorithm, step.call, self.device)
         point.series += series
         point.metrics += compared
+        point.doubts += [
+            doubts.choice_slower(metric.name.removeprefix(rivals.SPEEDUP), metric.value)
+            for metric in compared
+            if metric.value is not None and metric.value < _SLOWER
+        ]
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""

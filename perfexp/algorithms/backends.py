@@ -20,6 +20,7 @@ from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, guess, plan
 from perfexp.algorithms.portable import ALGORITHMS
 from perfexp.algorithms.problem import Problem
+from perfexp.algorithms.switches import SWITCHED
 from perfexp.errors import UserError
 from perfexp.units import format_bytes
 
@@ -215,10 +216,6 @@ def _try(which: Pass, found: Plan, problem: Problem) -> None:
 
 def _empty(shape: Sequence[int], problem: Problem) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=problem.dtype, device=problem.device, memory_format=problem.layout)
-
-
-#: cuDNN's own search, and torch's two implementations on CPUs, by what is switched for the whole model.
-SWITCHED = ("benchmark", "onednn", "native")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from perfexp.algorithms import Backend, Objective, OnUnsupported
-from perfexp.algorithms.backends import GUESS, SWITCHED, Support, supports_of
+from perfexp.algorithms.backends import GUESS, Support, supports_of
 from perfexp.algorithms.choice import choose
 from perfexp.algorithms.choices import Choices, default_folder
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.cudnn import why_no_cudnn
+from perfexp.algorithms.difference import relative_error
 from perfexp.algorithms.fastest import Fastest
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
@@ -24,6 +24,7 @@ from perfexp.algorithms.portable import ALGORITHMS, canonical
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
 from perfexp.algorithms.report import AlgorithmReport
+from perfexp.algorithms.switches import SWITCHED, Switches
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Session
@@ -34,36 +35,6 @@ _NAMED = 5
 #: The best for each layer.
 FASTEST = "fastest"
 _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
-
-
-@contextmanager
-def _search() -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def _onednn(enabled: bool) -> Iterator[None]:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        raise UserError("this torch has no oneDNN; choose algorithm=native, or algorithm=default.")
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(enabled)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-#: What is switched for the whole model, by algorithm.
-_SWITCHES: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "benchmark": _search,
-    "onednn": lambda: _onednn(True),
-    "native": lambda: _onednn(False),
-}
 
 
 class Forced:
@@ -126,6 +97,7 @@ class Forced:
         self._cache_folder = Path(cache_dir).expanduser() if cache_dir else default_folder()
         self._verify = verify
         self._session: Any = None
+        self._usual = Switches.now()
         self._layers: list[Layer] = []
         self._refused: list[Problem] = []
         self._device = torch.device("cpu")
@@ -139,8 +111,8 @@ class Forced:
                 one that it can't.
         """
         with ExitStack() as stack:
-            if self.name in _SWITCHES:
-                stack.enter_context(_SWITCHES[self.name]())
+            self._usual = Switches.now()
+            stack.enter_context(self._usual.of(self.name).set())
             self._session = session
             self._layers = self._layers_of(session)
             self._check()
@@ -194,12 +166,12 @@ class Forced:
     @contextmanager
     def instead(self, rival: str) -> Iterator[None]:
         """See `Algorithm`."""
-        with ExitStack() as stack:
-            self._remove()
-            stack.callback(self._install)
-            if rival in _SWITCHES:
-                stack.enter_context(_SWITCHES[rival]())
-            yield
+        self._remove()
+        try:
+            with self._usual.of(rival).set():
+                yield
+        finally:
+            self._install()
 
     def output_error(self, inputs: Any) -> Metric:
         """See `Algorithm`; relative L2 over all numbers of the outputs, in evaluation mode and without a compiler."""
@@ -208,10 +180,7 @@ class Forced:
             ours = session.eager(inputs)
             with self.instead(DEFAULT):
                 theirs = session.eager(inputs)
-        pairs = list(zip(_tensors(ours), _tensors(theirs), strict=True))
-        apart = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
-        length = sum(float(b.double().square().sum()) for _, b in pairs)
-        error = math.sqrt(apart / length) if length and math.isfinite(apart) else None
+        error = relative_error(ours, theirs)
         reason = None if error is not None else "the outputs are not finite, or all zero"
         return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
 
@@ -292,19 +261,6 @@ class Forced:
         return all(any(all(not one.reason for one in choice) for choice in each) for each in computed) and not any(
             layer.why_not(supports) for layer in layers
         )
-
-
-def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """The tensors of numbers in what a model returns."""
-    if isinstance(outputs, torch.Tensor):
-        if outputs.is_floating_point():
-            yield outputs
-    elif isinstance(outputs, Mapping):
-        for each in outputs.values():
-            yield from _tensors(each)
-    elif isinstance(outputs, list | tuple):
-        for each in outputs:
-            yield from _tensors(each)
 
 
 def _told(reasons: Mapping[str, str], asked: int) -> str:

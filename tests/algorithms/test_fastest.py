@@ -231,6 +231,9 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
     exact = Forced(name="gemm", backend="cudnn")
     with exact.applied(session(layer)):
         assert exact.output_error(inputs).value == 0
+    native = Forced(name="native")
+    with native.applied(session(layer)), native.instead("default"):
+        assert torch.backends.mkldnn.enabled
     portable = Forced(name="winograd_nonfused", backend="torch")
     with portable.applied(session(layer)):
         assert 0 < portable.output_error(inputs).value < 1e-5
