@@ -20,7 +20,7 @@ from torch.nn.functional import conv2d, pad
 
 from perfexp import kernels
 from perfexp.algorithms.convolution import Convolution
-from perfexp.kernels import operators
+from perfexp.kernels.choice import plans
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 TF32_BOUND = 5e-3
@@ -136,7 +136,7 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
         good = right_shape and error <= bound
         errors = f"{error:8.1e} {bound:6.0e}{'  ' if good else ' !'}"
         print(f"{label:<57} {errors}{ours:8.1f} {theirs:8.1f} {ours / theirs:6.2f} {first:5.1f} s", flush=True)
-        for number, plan in enumerate(operators.plans(kind, inputs, weight, convolution) if all_plans else ()):
+        for number, plan in enumerate(plans(kind, inputs, weight, convolution) if all_plans else ()):
             error = float((plan(inputs, weight).double() - true).norm() / true.norm())
             constants = " ".join(map(str, plan.constants))
             spent = microseconds(lambda plan=plan: plan(inputs, weight))

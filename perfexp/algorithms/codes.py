@@ -1,4 +1,4 @@
-"""Codes: cuDNN's numbers for algorithms, math and data types, as its headers have them."""
+"""Codes: cuDNN's numbers for algorithms, math and data types (cudnn_ops.h and cudnn_graph.h, version 9.19)."""
 
 from __future__ import annotations
 

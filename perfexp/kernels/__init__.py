@@ -10,7 +10,7 @@ import torch
 
 from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.portable import ALGORITHMS
-from perfexp.kernels.operators import apply, available
+from perfexp.kernels.choice import available, compute
 
 __all__ = ["available", "direct", "why_not_direct", "why_not_winograd", "winograd"]
 
@@ -30,7 +30,7 @@ def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution)
     Returns:
         (N, O, height, width), in the inputs' data type; channels last if theirs are.
     """
-    return apply("direct", inputs, weight, convolution)
+    return compute("direct", inputs, weight, convolution)
 
 
 def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
@@ -46,4 +46,4 @@ def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolutio
     Returns:
         (N, O, height, width), in the inputs' data type; channels last if theirs are.
     """
-    return apply("winograd", inputs, weight, convolution)
+    return compute("winograd", inputs, weight, convolution)

@@ -16,14 +16,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import conv2d, pad
 
 from perfexp import kernels
 from perfexp.algorithms.convolution import Convolution
-from perfexp.kernels import launch, operators
+from perfexp.algorithms.engines import Engines
+from perfexp.kernels import choice, launch
 
-INTERPRETED = operators.interpreted()
+INTERPRETED = choice.interpreted()
 #: Before any kernel was run.
 IMPORTED = "triton" in sys.modules
 
@@ -94,12 +94,12 @@ UNEVEN = replace(THREE, padding=(0, 2, 1, 0))
 
 
 def test_they_say_why_they_can_not_run(monkeypatch):
-    monkeypatch.setattr(operators.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(choice.util, "find_spec", lambda name: None)
     assert kernels.available() == "triton is not installed"
-    monkeypatch.setattr(operators.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(operators.metadata, "version", lambda name: "3.1.0")
+    monkeypatch.setattr(choice.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(choice.metadata, "version", lambda name: "3.1.0")
     assert kernels.available() == "Triton is 3.1, older than 3.3"
-    monkeypatch.setattr(operators.metadata, "version", lambda name: "3.6.0")
+    monkeypatch.setattr(choice.metadata, "version", lambda name: "3.6.0")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert kernels.available(torch.device("cpu")) == "the device is cpu, not cuda"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -126,21 +126,8 @@ def test_they_say_what_they_can_not_compute():
 @NAMES
 @pytest.mark.skipif(INTERPRETED, reason="there is an interpreter")
 def test_without_an_interpreter_a_cpu_is_refused(name):
-    with pytest.raises(ValueError, match=f"triton_{name} can't compute this convolution: .*"):
+    with pytest.raises(ValueError, match=f"The kernel of {name} can't compute this convolution: .*"):
         compute(name, *tensors(THREE), THREE)
-
-
-@NAMES
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("convolution", [THREE, UNEVEN])
-def test_fake_tensors_have_the_shapes_and_strides_of_torch(name, last, convolution):
-    real = conv2d(pad(tensors(convolution)[0], convolution.padding), tensors(convolution)[1], groups=2)
-    real = real.contiguous(memory_format=torch.channels_last) if last else real
-    with FakeTensorMode() as mode:
-        fake = compute(name, *map(mode.from_tensor, tensors(convolution, last=last)), convolution)
-    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
-    with FakeTensorMode() as mode, pytest.raises(ValueError, match="have 4 channels, not 8"):
-        compute(name, *map(mode.from_tensor, tensors(THREE)), replace(THREE, groups=4))
 
 
 def test_of_several_plans_the_first_that_is_about_the_fastest_is_taken(monkeypatch):
@@ -310,7 +297,7 @@ class TestInterpreted:
         convolution, shape = data.draw(convolutions(name))
         inputs, weight = tensors(convolution, shape, dtype, last=data.draw(st.booleans()))
         true = reference(inputs, weight, convolution)
-        for plan in operators.plans(name, inputs, weight, convolution):
+        for plan in choice.plans(name, inputs, weight, convolution):
             found = plan(inputs, weight)
             assert (found.shape, found.dtype) == (true.shape, dtype)
             assert error(found, true) <= BOUNDS[dtype]
@@ -350,7 +337,7 @@ class TestInterpreted:
     def test_elements_may_be_counted_in_64_bits(self, name, convolution, monkeypatch):
         monkeypatch.setattr(launch, "INT32", 0)
         inputs, weight = tensors(convolution)
-        for plan in operators.plans(name, inputs, weight, convolution):
+        for plan in choice.plans(name, inputs, weight, convolution):
             assert True in plan.constants
             assert error(plan(inputs, weight), reference(inputs, weight, convolution)) <= BOUNDS[torch.float32]
 
@@ -363,7 +350,7 @@ class TestInterpreted:
         inputs, weight = tensors(convolution, (1, 5, 5), last=last)
         for tiling in direct_kernels._TILINGS[last]:
             monkeypatch.setitem(direct_kernels._TILINGS, last, (tiling,) * 4)
-            (plan,) = operators.plans("direct", inputs, weight, convolution)
+            (plan,) = choice.plans("direct", inputs, weight, convolution)
             assert error(plan(inputs, weight), reference(inputs, weight, convolution)) <= BOUNDS[torch.float32]
 
     @NAMES
@@ -374,7 +361,8 @@ class TestInterpreted:
         given = tensors(convolution, dtype=dtype)
         leaves = [tensor.clone().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)]
         doubles = [tensor.double().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)]
-        outputs, true = compute(name, *leaves, convolution), reference(*doubles, convolution)
+        engines = Engines(f"triton.{name}", f"triton.{name}", "default")
+        outputs, true = engines.compute(convolution, *leaves, None), reference(*doubles, convolution)
         gradient = torch.randn(true.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         outputs.backward(gradient)
         true.backward(gradient.double())
@@ -386,38 +374,6 @@ class TestInterpreted:
                 assert error(leaf.grad, double.grad) <= BOUNDS[dtype]
 
     @NAMES
-    def test_gradients_agree_with_finite_differences(self, name):
-        leaves = [tensor.requires_grad_() for tensor in tensors(UNEVEN, (1, 4, 3), torch.float64)]
-        assert torch.autograd.gradcheck(lambda *given: compute(name, *given, UNEVEN), leaves, fast_mode=True)
-
-    @NAMES
-    @pytest.mark.parametrize("last", [False, True])
-    def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(self, name, last):
-        given = tensors(UNEVEN, last=last)
-        real = compute(name, *given, UNEVEN)
-        with FakeTensorMode() as mode:
-            fake = compute(name, *map(mode.from_tensor, given), UNEVEN)
-        assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
-        assert real.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-
-    @NAMES
-    @pytest.mark.parametrize("last", [False, True])
-    def test_the_operator_is_what_torch_takes_for_one(self, name, last):
-        leaves = [tensor.requires_grad_() for tensor in tensors(UNEVEN, last=last)]
-        settings = ([1, 1], list(UNEVEN.padding), [1, 1], 2)
-        torch.library.opcheck(getattr(torch.ops.perfexp, f"triton_{name}").default, (*leaves, *settings))
-
-    @NAMES
-    def test_a_compiler_sees_one_operator(self, name):
-        inputs, weight = tensors(UNEVEN)
-        leaf = weight.clone().requires_grad_()
-        compiled = torch.compile(lambda *given: compute(name, *given, UNEVEN) + 1, backend="aot_eager", fullgraph=True)
-        true = reference(inputs, weight, UNEVEN) + 1
-        assert error(compiled(inputs, leaf).detach(), true) <= BOUNDS[torch.float32]
-        with torch.no_grad():
-            assert error(compiled(inputs, leaf), true) <= BOUNDS[torch.float32]
-
-    @NAMES
     def test_an_empty_batch_and_a_misfit(self, name):
         inputs, weight = tensors(THREE)
         assert compute(name, inputs[:0], weight, THREE).shape == (0, 6, 9, 8)
@@ -425,11 +381,3 @@ class TestInterpreted:
             compute(name, inputs[:, :, :1], weight, replace(THREE, padding=(0, 0, 0, 0)))
         with pytest.raises(ValueError, match=r"weights torch\.float64"):
             compute(name, inputs, weight.double(), THREE)
-
-    @NAMES
-    def test_a_profiler_sees_the_operator(self, name):
-        given = tensors(THREE)
-        compute(name, *given, THREE)
-        with torch.profiler.profile() as profile:
-            compute(name, *given, THREE)
-        assert f"perfexp::triton_{name}" in {event.key for event in profile.key_averages()}
