@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -61,10 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         application.arguments = arguments = with_resumed(joined_flags(arguments))
-        _refuse_targets(arguments)
-        with _hydra_arguments(arguments):
-            config.register()
-            hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(application)()
+        _hand_over(arguments, application)
         application.measure_rounds()
     except PerfexpError as error:
         application.failed(error)
@@ -72,6 +69,37 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.failed(user_error(error))
     except OSError as error:
         application.failed(disk_error(error))
+
+
+def compose(arguments: Sequence[str]) -> dict[str, Any]:
+    """The plan that a command line of overrides makes, as plain data; nothing is measured.
+
+    Args:
+        arguments: overrides of one run, and `--config-dir=DIR`.
+
+    Raises:
+        UserError: what a run would refuse before it begins.
+    """
+    found: list[tuple[DictConfig, dict[str, Any]]] = []
+
+    def keep(composed: DictConfig) -> None:
+        found.append((composed, dict(HydraConfig.get().runtime.choices)))
+
+    try:
+        _hand_over([*arguments, "hydra.mode=RUN"], keep)  # a file of the experiment's may ask for a sweep
+        plain = config.plan_of(*found[0], arguments)
+    except FOREIGN_ERRORS as error:
+        raise user_error(error) from error
+    config.check(config.typed(plain))
+    return plain
+
+
+def _hand_over(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
+    """Have Hydra call a function with what it composes, once for each job."""
+    _refuse_targets(arguments)
+    with _hydra_arguments(arguments):
+        config.register()
+        hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(function)()
 
 
 class _Application:

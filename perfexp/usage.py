@@ -14,6 +14,7 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp -m model=resnet18,alexnet batch_size=1,8               a run for each combination
   perfexp experiment=quick model=vgg16                           10 sizes
   perfexp list models                                            what a group offers
+  perfexp list algorithms model=vgg16                            what can compute the layers of a model here
   perfexp doctor                                                 can this machine measure, and what is missing
   perfexp show DIR                                               the report of a run again
   perfexp status                                                 what is done, failed, missing, being measured

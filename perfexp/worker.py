@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = config.load(paths.plan, arguments.plan_sha256)
         if arguments.what == "ttfp":
             first_prediction(plan, paths, arguments.replicate, tell, arguments.spawned_ns)
+        elif arguments.what == "algorithms":
+            tell("algorithms", answer=algorithms(plan, paths, tell))
         else:
             measure(plan, paths, arguments.replicate, tell)
     except PerfexpError as error:
@@ -233,6 +235,55 @@ def _first_calls(plan: config.Plan, key: Key, device: Device, watch: _StopWatch)
             watch.lap(call)
 
 
+def algorithms(plan: config.Plan, paths: RunPaths, tell: Events) -> dict[str, Any]:
+    """By what the convolutions of the plan's model can be computed in its first point; nothing is measured.
+
+    Args:
+        plan: of a run.
+        paths: of its folder.
+        tell: where progress goes.
+
+    Returns:
+        What `perfexp.algorithms.survey.survey` does, and on which device and with what it was asked. JSON values.
+
+    Raises:
+        UserError: the model has no such layers, or something in the plan is wrong.
+    """
+    from perfexp.models.fake import FakeModel
+
+    if config.locate(plan.model) is FakeModel:
+        raise UserError(f"model={plan.model_name} is scripted: it has no layers. Choose a torch model.")
+    config.build(plan.algorithm)  # what is wrong with it, it says itself
+    keys, settings = plan.timed_keys(), plan.algorithm
+    key = keys[0]
+    device, data = config.build(plan.gpu), config.build(plan.data)
+    # on a CPU nothing is computed that could disturb a measurement
+    with _alone(plan, paths, device, tell) if device.asynchronous else nullcontext():
+        device.start()
+        session = _open(plan, device, data)
+        from perfexp.algorithms.survey import survey
+
+        found = survey(
+            session,
+            key,
+            backend=settings.get("backend"),
+            workspace_bytes=settings.get("workspace_bytes"),
+            backward={name: settings[name] for name in ("backward_data", "backward_filter") if settings.get(name)},
+            progress=lambda text: tell("block", text=text),
+        )
+    return {
+        "model": plan.model_name,
+        "device": {"kind": device.kind, "name": device.name},
+        "phase": key.phase,
+        "input_size": key.input_size,
+        "batch_size": key.batch_size,
+        "inputs": len({(each.input_size, each.batch_size) for each in keys}),
+        "precision": session.facts()["precision"],
+        "doubts": [_doubt(doubt) for doubt in session.doubts()],
+        **found,
+    }
+
+
 class _StopWatch:
     """Splits the time since it was made into laps, seconds by name."""
 
@@ -342,7 +393,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plan-sha256", help="of plan.yaml, from the process that composed it")
     parser.add_argument("--probe", action="store_true", help="measure nothing: tell what this machine can measure with")
     parser.add_argument("--gpu-index", type=int, help="with --probe: the CUDA device whose clocks are tried")
-    parser.add_argument("--what", choices=("timed", "ttfp"), default="timed")
+    parser.add_argument("--what", choices=("timed", "ttfp", "algorithms"), default="timed")
     parser.add_argument("--replicate", type=int, default=0)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--parent", type=int, help="process that must not outlive this one")

@@ -1,4 +1,4 @@
-"""list: what can be chosen in each group of the configuration."""
+"""list: what can be chosen in each group of the configuration, and which algorithms a model's layers support."""
 
 from __future__ import annotations
 
@@ -16,9 +16,32 @@ def list_options(
     group: Annotated[
         str | None, typer.Argument(help="models, algorithms, gpus, modes, experiments, …; all if none.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="With algorithms, as of a run (model=vgg16 gpu=h200 mode=train): what can compute the model's layers.",
+        ),
+    ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
+    reasons: Annotated[
+        bool, typer.Option("--reasons", help="With a model: why each layer is not supported, by all backends.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With a model: the same as JSON, with everything.")] = False,
 ) -> None:
-    """List the options of a group, each with what its file says of itself."""
+    """List the options of a group, or which convolution algorithms the layers of a model support on this device."""
+    if overrides:
+        if group not in ("algorithms", "algorithm"):
+            raise UserError(f"'{overrides[0]}': only algorithms are listed for a model: perfexp list algorithms …")
+        from perfexp.commands import support
+
+        support.show(overrides, config_dir=config_dir, reasons=reasons, as_json=as_json)
+        return
+    if reasons or as_json:
+        flag = "--reasons" if reasons else "--json"
+        raise UserError(f"{flag} is for the layers of a model: perfexp list algorithms model=resnet18 {flag}")
+    if group and "=" in group:
+        raise UserError(f"There is no group '{group}'. For a model's layers: perfexp list algorithms {group}")
     folders = [config.conf_dir(), *([config_dir] if config_dir else [])]
     groups = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
     if group is None:

@@ -32,7 +32,14 @@ class Inconclusive(Exception):
     """The module does something that fake tensors can't follow."""
 
 
-def trial_outputs(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+def trial_outputs(
+    module: torch.nn.Module,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    gradients: bool = False,
+) -> Any:
     """The outputs for inputs of a shape, as fake tensors; the module's parameters and buffers stay as they are.
 
     Args:
@@ -40,6 +47,7 @@ def trial_outputs(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.
         shape: of the inputs, with the batch.
         dtype: of the inputs.
         device: of the inputs.
+        gradients: whether autograd records, as in training.
 
     Raises:
         Inconclusive: fake tensors can't tell.
@@ -48,8 +56,11 @@ def trial_outputs(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:
-        with _quiet(), torch.inference_mode(False), torch.no_grad(), mode:
-            fakes = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        with _quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients), mode:
+            fakes = {
+                name: torch.empty_like(tensor, requires_grad=gradients and tensor.requires_grad)
+                for name, tensor in state.items()
+            }
             inputs = torch.empty(shape, dtype=dtype, device=device)
             # tie_weights would leave a fake behind as the weight of a module that is known under two names
             return torch.func.functional_call(module, fakes, (inputs,), tie_weights=False)

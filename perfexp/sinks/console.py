@@ -139,6 +139,14 @@ class Console:
         self._to_copy("files", [f"{folder}{os.sep}"])
         self._tracking(tracking)
 
+    def has_room(self, grid: Grid) -> bool:
+        """Whether a table can be shown with each of its rows on one line.
+
+        Args:
+            grid: the table.
+        """
+        return grid.whole_width <= self._out.width - 2
+
     def show_grid(self, title: str, grid: Grid | None, *, failed: Sequence[str] = ()) -> None:
         """A table of anything, what it is of above it and what failed below it.
 

@@ -54,6 +54,11 @@ class Grid:
         return sum(column.least_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     @property
+    def whole_width(self) -> int:
+        """Terminal cells that it takes if no cell goes over several lines."""
+        return sum(self._widths) + GAP * (len(self.columns) - 1)
+
+    @property
     def lines(self) -> list[tuple[str, ...]]:
         """The cells, row by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
@@ -74,9 +79,13 @@ class Grid:
         titles = ", ".join(column.title for column in self.columns if column in dropped)
         return replace(grid, notes=(*grid.notes, f"not shown for want of width: {titles} (see the CSV)"))
 
+    @property
+    def _widths(self) -> list[int]:
+        return [max(map(cell_len, (column.title, *column.cells))) for column in self.columns]
+
     def text(self) -> list[str]:
         """The grid as lines of plain text, its head first."""
-        widths = [max(map(cell_len, (column.title, *column.cells))) for column in self.columns]
+        widths = self._widths
         lines = [tuple(column.title for column in self.columns), *self.lines]
         return [
             (" " * GAP)
