@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from perfexp.record import Metric, Series
 #: How a rival's metric is called, before its name.
 SPEEDUP = "algorithm/speedup_over_"
 
-_Computing = Callable[[], AbstractContextManager[None]]
+_Computing = Callable[[Callable[[], Any]], Any]
 
 #: So often each one has its turn, all of them see the same clock then.
 _ROUNDS = 5
@@ -37,7 +37,7 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[li
         call: of the whole model.
         device: that computes.
     """
-    turns = {algorithm.name: _Turn(nullcontext, call, device)}
+    turns = {algorithm.name: _Turn(lambda work: work(), call, device)}
     for rival in algorithm.rivals():
         turns[rival] = _Turn(partial(algorithm.instead, rival), call, device)
     if not all(turn.possible for turn in turns.values()):
@@ -52,6 +52,10 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[li
         Series(name=f"rival/{name}", samples=np.concatenate(rounds).tolist(), calls_per_sample=turns[name].k)
         for name, rounds in taken.items()
     ]
+    starved = sum(turn.starved for turn in turns.values())
+    if starved:
+        reason = f"the host kept the device waiting in {starved} fills of the queue"
+        return series, [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
     own = [float(np.median(samples)) for samples in taken[algorithm.name]]
     metrics = []
     for rival in algorithm.rivals():
@@ -65,28 +69,38 @@ def _ratio(rival: str) -> str:
 
 
 class _Turn:
-    """One that computes, and how its calls are grouped."""
+    """One that computes, and how its calls are grouped.
 
-    def __init__(
-        self, computing: Callable[[], AbstractContextManager[None]], call: timing.Call, device: Device
-    ) -> None:
-        self._computing, self._call = computing, call
-        with computing():
-            for _ in range(_COLD_CALLS):
-                call()
-            device.synchronize()
-            self._block: Callable[[int], timing.Samples]
-            if device.asynchronous:
-                self.k, chunk, seconds = queue.fit(call, device)
-                self.possible = bool(chunk)
-                self._block = queue.Chain(call, device, max(1, chunk), self.k)
-            else:
-                self.k, self.possible, self._block = 1, True, timing.HostChain(call, device)
-                seconds = stats.median_interval(self._block(_COLD_CALLS)).value
+    Args:
+        computing: runs what it is given while it computes.
+        call: of the whole model.
+        device: that works.
+    """
+
+    def __init__(self, computing: _Computing, call: timing.Call, device: Device) -> None:
+        self._computing, self._call, self._device = computing, call, device
+        self.k, self.possible = 1, True
+        self._block: Callable[[int], timing.Samples] = timing.HostChain(call, device)
+        computing(self._prepare)
+
+    def _prepare(self) -> None:
+        for _ in range(_COLD_CALLS):
+            self._call()
+        self._device.synchronize()
+        if self._device.asynchronous:
+            self.k, chunk, seconds = queue.fit(self._call, self._device)
+            self.possible = bool(chunk)
+            self._block = queue.Chain(self._call, self._device, max(1, chunk), self.k)
+        else:
+            seconds = stats.median_interval(self._block(_COLD_CALLS)).value
         self._samples = max(_SAMPLES, round(_TURN_SECONDS / max(seconds * self.k, 1e-9)))
 
     def __call__(self) -> timing.Samples:
         """Samples of a turn, seconds per call."""
-        with self._computing():
-            self._block(1)
-            return self._block(self._samples)
+        taken: timing.Samples = self._computing(partial(self._block, self._samples))
+        return taken
+
+    @property
+    def starved(self) -> int:
+        """Fills of the queue that were taken although the device did not wait long enough."""
+        return self._block.held.starved if isinstance(self._block, queue.Chain) else 0

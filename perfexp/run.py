@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -105,7 +106,6 @@ class Procedure:
         point.metrics += custom.values()
         if not self.device.is_lost():
             self._close(point, before)
-        self._last = (key, verdicts.busy_seconds(point), time.perf_counter_ns())
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
         other_cores = (environment.other_cpu_seconds() - others) / point.wall_seconds
         point.facts["other_cpu_cores"] = round(other_cores, 3)
@@ -170,18 +170,18 @@ class Procedure:
             else:
                 self._times(point, step)
             point.metrics += self.device.memory()  # before whatever is not the call that was timed
-            self._rivals(point, step)
             if step.trains:
                 self._training_figures(point, step, batches, first_loss)
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
+            self._afterwards(point, "rivals", partial(self._rivals, point, step))
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
-            self._prove(point, plain)
+            self._afterwards(point, "proof", partial(self._prove, point, plain))
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
-        self._output_error(point)
+        self._afterwards(point, "output_error", partial(self._output_error, point))
 
     def _report_algorithm(self, point: Point) -> None:
         """By what the convolutions of the first call were computed; it is decided once for each shape."""
@@ -192,20 +192,29 @@ class Procedure:
         point.facts["algorithm"] = report.facts()
         point.doubts += report.doubts()
 
-    def _prove(self, point: Point, call: Callable[[], object]) -> None:
-        """Which kernels computed the convolutions, where that is asked for; a pass of its own."""
+    def _afterwards(self, point: Point, figure: str, work: Callable[[], None]) -> None:
+        """Work after everything has been timed, on a point of an algorithm: what goes wrong costs this figure only."""
         if "algorithm" not in point.facts:
             return
-        self.progress("proof")
+        self.progress(figure)
+        try:
+            work()
+        except Exception as error:
+            if isinstance(error, UserError) or self.device.is_lost():
+                raise
+            _, text = verdicts.verdict(error, self.device)
+            point.metrics.append(Metric(name=f"algorithm/{figure}", value=None, unit="1", reason=text))
+
+    def _prove(self, point: Point, call: Callable[[], object]) -> None:
+        """Which kernels computed the convolutions, where that is asked for; a pass of its own."""
         if self.algorithm.prove(call) and (report := self.algorithm.report()):
             point.facts["algorithm"] = report.facts()
+            now = {metric.name: metric for metric in report.metrics()}
+            point.metrics = [now.get(metric.name, metric) for metric in point.metrics]
             point.doubts += [doubt for doubt in report.doubts() if doubt.code != "algorithm_fallback"]
 
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""
-        if "algorithm" not in point.facts:
-            return
-        self.progress("error of the outputs")
         self.session.reset()
         with self._batches(point.key, training=False) as batches:
             error = self.algorithm.output_error(batches.next().inputs)
@@ -213,17 +222,19 @@ class Procedure:
 
     def _rivals(self, point: Point, step: Step) -> None:
         """The whole call by the algorithm and by its rivals, in the same minute."""
-        if not self.algorithm.rivals() or self.graph or self.cache is Cache.flush:
+        if not self.algorithm.rivals():
             return
-        self.progress("rivals")
+        if self.graph or self.cache is not Cache.warm:
+            raise Unsupported("rivals are compared without execution.cuda_graph and with cache=warm")
         series, compared = rivals.compare(self.algorithm, step.call, self.device)
         point.series += series
         point.metrics += compared
+        slower = {each.name: each.value for each in compared if each.value is not None and each.value < _SLOWER}
         point.doubts += [
-            doubts.choice_slower(metric.name.removeprefix(rivals.SPEEDUP), metric.value)
-            for metric in compared
-            if metric.value is not None and metric.value < _SLOWER
+            doubts.choice_slower(name.removeprefix(rivals.SPEEDUP), ratio) for name, ratio in slower.items()
         ]
+        if slower:
+            self.algorithm.regret()
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""
@@ -250,6 +261,7 @@ class Procedure:
     def _first_call(self, step: Step, batches: Batches) -> float | None:
         """The first call of a size, outside of every statistic; returns the first loss in training."""
         self.session.first_forward(batches.next())
+        self.algorithm.recount()
         step.call()
         self.device.synchronize()
         return self.session.number(step.state.loss) if step.trains else None
@@ -297,15 +309,17 @@ class Procedure:
         monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
         series = timing.series(name, block, monitor, k)
         point.series.append(series)
+        self._last = (point.key, verdicts.device_seconds(point), time.perf_counter_ns())
         return series
 
     def _carried_seconds(self, key: Key) -> float:
-        """For how long the device has worked on the point before, if that was of the same phase and has just ended."""
+        """For how long the device has worked on the point before, if that was of the same kind and has just ended."""
         if self._last is None:
             return 0.0
         before, busy_seconds, ended_ns = self._last
+        alike = before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
         idle_seconds = (time.perf_counter_ns() - ended_ns) * 1e-9
-        return busy_seconds if before.phase == key.phase and idle_seconds < _COOLING_SECONDS else 0.0
+        return busy_seconds if alike and idle_seconds < _COOLING_SECONDS else 0.0
 
     def _device_time(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
         """The device's own time, and what it says of the loop."""

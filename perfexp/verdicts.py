@@ -35,6 +35,19 @@ def busy_seconds(point: Point) -> float:
     return sum(sum(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
 
 
+def device_seconds(point: Point) -> float:
+    """For how long the device itself has worked on a point's calls, in a loop that waits for its host less than that.
+
+    Args:
+        point: under way.
+    """
+    device = point.find_series("device")
+    if device is None or not device.measured:
+        return 0.0
+    calls = sum(len(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
+    return calls * float(np.median(device.measured))
+
+
 def judge_bound(point: Point) -> None:
     """Add what limits the pipelined loop, where the device's time is known; by the medians of all three times.
 

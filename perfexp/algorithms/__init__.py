@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from perfexp.algorithms.report import AlgorithmReport
 from perfexp.models import Session
 from perfexp.record import Metric
+
+T = TypeVar("T")
 
 
 class Backend(StrEnum):
@@ -57,17 +59,27 @@ class Algorithm(Protocol):
     def forget(self) -> None:
         """What ran before is no longer in the report: a point begins."""
 
+    def recount(self) -> None:
+        """What runs until the report is asked for is one call of the model."""
+
     def report(self) -> AlgorithmReport | None:
         """What ran since the last `forget`; None where nothing was asked for."""
 
     def rivals(self) -> tuple[str, ...]:
         """Algorithms against which the whole model is measured in the same run."""
 
-    def instead(self, rival: str) -> AbstractContextManager[None]:
-        """While entered, a rival computes: `default`, torch's own choice, or `benchmark`, its own search.
+    def regret(self) -> None:
+        """What was chosen is not to be chosen again without being tried: as a whole it is slower than a rival."""
+
+    def instead(self, rival: str, work: Callable[[], T]) -> T:
+        """Work while a rival computes: `default`, torch's own choice, or `benchmark`, its own search.
 
         Args:
             rival: one of them.
+            work: what to do; in a thread of the rival's own.
+
+        Returns:
+            What `work` does.
         """
 
     def prove(self, call: Callable[[], Any]) -> bool:

@@ -6,7 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,26 @@ class Choices:
             key: of what was chosen for.
             choice: JSON values.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._known = {**self._read(), key: choice}
-            content = {"context": self._context, "choices": self._known}
-            write_atomically(self.path, json.dumps(content, indent=1).encode())
+        self._known = {**(self._known or {}), key: choice}
+        self._rewrite(lambda known: {**known, key: choice})
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Forget choices.
+
+        Args:
+            keys: as they were added.
+        """
+        gone = set(keys)
+        self._rewrite(lambda known: {key: choice for key, choice in known.items() if key not in gone})
+
+    def _rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Change the file; where that can't be done, the choices are those of this process."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                content = {"context": self._context, "choices": change(self._read())}
+                write_atomically(self.path, json.dumps(content, indent=1).encode())
 
     def _read(self) -> dict[str, Any]:
         """What lies there; a file that can't be read is begun anew."""

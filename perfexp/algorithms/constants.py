@@ -27,3 +27,8 @@ def constant(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         if type(tensor) is torch.Tensor:  # and nothing can use the fake tensors of a trial
             _made[key] = tensor
     return tensor
+
+
+def clear() -> None:
+    """Give back the memory of all of them; they are made again where they are needed."""
+    _made.clear()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
 from functools import cache
 from typing import Any
@@ -126,7 +127,8 @@ class Library:
         handle = self._handles.get(key)
         if handle is None:
             made = c_void_p()
-            self.call("cudnnCreate", byref(made))
+            with nullcontext() if device == current_device() else torch.cuda.device(device):
+                self.call("cudnnCreate", byref(made))
             assert made.value is not None
             handle = self._handles[key] = _Handle(made.value)
         stream = current_stream(device)
@@ -235,6 +237,10 @@ class _Handle:
     def __init__(self, address: int) -> None:
         self.address = address
         self.stream: int | None = None
+
+
+#: The index of torch's current device.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 
 
 def current_stream(device: int) -> int:

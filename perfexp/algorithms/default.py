@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from perfexp.algorithms import T
 from perfexp.models import Session
 
 
@@ -27,6 +28,9 @@ class Default:
     def forget(self) -> None:
         """Nothing is remembered."""
 
+    def recount(self) -> None:
+        """Nothing is counted."""
+
     def report(self) -> None:
         """See `Algorithm`; nothing was asked for."""
 
@@ -34,10 +38,12 @@ class Default:
         """See `Algorithm`."""
         return ()
 
-    @contextmanager
-    def instead(self, rival: str) -> Iterator[None]:
+    def regret(self) -> None:
+        """See `Algorithm`; nothing was chosen."""
+
+    def instead(self, rival: str, work: Callable[[], T]) -> T:
         """See `Algorithm`."""
-        yield
+        return work()
 
     def prove(self, call: Callable[[], Any]) -> bool:
         """See `Algorithm`."""

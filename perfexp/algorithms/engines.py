@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from perfexp.algorithms.codes import math_of
@@ -133,6 +134,7 @@ class _Direct(torch.autograd.Function):
         return direct.forward(inputs, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         """See `torch.autograd.Function`."""
         inputs, weight = ctx.saved_tensors

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from perfexp.algorithms import Objective
+from perfexp.algorithms.apart import Apart
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, no_kernels
 from perfexp.algorithms.choices import Choices
 from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.cudnn import why_no_cudnn
-from perfexp.algorithms.engines import TORCH, Engines
-from perfexp.algorithms.operators import BENCHMARK, DEFAULT
+from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
+from perfexp.algorithms.engines import TORCH, Engines, plan_of
+from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import ALGORITHMS
 from perfexp.algorithms.problem import Problem
@@ -45,14 +47,19 @@ class Fastest:
         device: whose time counts.
         workspace_bytes: limit of each call, or None.
         max_error: largest relative L2 error against float64, or None for what the data type is good for.
-        choices: where winners are kept and looked up, or None.
+        choices: where winners are kept.
+        reuse: whether winners of earlier processes are looked up there.
     """
 
     device: Device
     workspace_bytes: int | None = None
     max_error: float | None = None
-    choices: Choices | None = None
+    choices: Choices
+    reuse: bool = True
     objective: Objective = field(default=Objective.time)
+    _known: dict[str, _Winners] = field(default_factory=dict, compare=False)
+    _chosen: list[str] = field(default_factory=list, compare=False)
+    _apart: dict[str, Apart] = field(default_factory=lambda: defaultdict(Apart), compare=False)
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """See `Support`: torch itself competes, so there is always a winner."""
@@ -71,29 +78,73 @@ class Fastest:
         ask: Callable[[Problem, tuple[Pass, ...]], _Winners],
     ) -> _Winners:
         """What was chosen for such a problem before, or else the winner of a race."""
-        key = f"{problem.convolution} {problem.shape} {problem.channels_last} {' '.join(passes)}"
-        known = self.choices.find(f"{problem.dtype} {_tf32(problem)} {key}") if self.choices else None
-        if known is not None:
-            return {which: PassChoice(**known[which]) for which in passes}
-        with unset_fake_temporarily(), torch.no_grad():
-            found = ask(problem, passes)
-        if problem.device.type == "cuda":
-            torch.cuda.empty_cache()  # the losers' workspaces
-        if self.choices:
-            kept = {which.value: _plain(each) for which, each in found.items()}
-            self.choices.add(f"{problem.dtype} {_tf32(problem)} {key}", kept)
+        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
+        key = f"{kind} {' '.join(passes)}"
+        found = self._known.get(key) or self._read(key, passes, problem)
+        if found is None:
+            with torch.no_grad():
+                found = self._apart["race"](partial(ask, problem, passes))
+            self.choices.add(key, {which.value: _plain(each) for which, each in found.items()})
+        self._known[key] = found
+        self._chosen.append(key)
         return found
+
+    def regret(self) -> None:
+        """Forget all that was chosen, for other processes; in this one it stays."""
+        self.choices.remove(self._chosen)
+
+    def end(self) -> None:
+        """There are no more races."""
+        for thread in self._apart.values():
+            thread.end()
+        self._apart.clear()
+
+    def _read(self, key: str, passes: tuple[Pass, ...], problem: Problem) -> _Winners | None:
+        """The choice of an earlier process, if it can be made today."""
+        kept = self.choices.find(key) if self.reuse else None
+        try:
+            found = {which: PassChoice(**kept[which.value]) for which in passes} if kept else None
+            for which, choice in (found or {}).items():
+                self._check(which, choice.engine, problem)
+        except (KeyError, TypeError, ValueError, CudnnError):
+            return None
+        return found
+
+    def _check(self, which: Pass, engine: str, problem: Problem) -> None:
+        """Nothing, if an engine can compute a pass.
+
+        Raises:
+            ValueError: it can't.
+            CudnnError: it can't.
+        """
+        backend, _, name = engine.partition(".")
+        if backend == CUDNN:
+            plan_of(which, engine, problem)
+        elif (backend == TORCH and ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None) or (
+            backend == TRITON and no_kernels(problem.device) is None
+        ):
+            return
+        elif engine not in (DEFAULT, BENCHMARK):
+            raise ValueError(engine)
 
     def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of one pass on an NVIDIA GPU."""
         (which,) = passes
         problem = problem.even()
+        try:
+            return {which: self._raced(which, problem)}
+        except torch.OutOfMemoryError:  # a race needs more than the model
+            return {which: PassChoice(engine=DEFAULT)}
+        finally:
+            torch.cuda.empty_cache()  # the losers' workspaces
+
+    def _raced(self, which: Pass, problem: Problem) -> PassChoice:
         entrants = dict(self._entrants(which, problem))
         tensors = _tensors(problem, which)
         runs: dict[str, Run] = {name: _runner(which, name, problem, tensors) for name in entrants}
         reference = _runner(which, DEFAULT, problem, [tensor.double() for tensor in tensors])()
         winner, errors, seconds = self._winner(runs, lambda run: _error(run(), reference), problem)
-        return {which: _won(entrants[winner], errors, seconds)}
+        return _won(entrants[winner], errors, seconds)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of all passes together, among the algorithms in torch's operations."""
@@ -120,14 +171,15 @@ class Fastest:
 
             return run
 
-        runs = {name: runner(name, [tensor.clone() for tensor in tensors]) for name in names}
+        runs = {name: runner(name, tensors) for name in names}
         reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
 
         def error(run: Run) -> float:
             return max(_error(one, other) for one, other in zip(run(), reference, strict=True))
 
         winner, errors, seconds = self._winner(runs, error, problem)
-        return {which: _won(PassChoice(engine=winner), errors, seconds) for which in passes}
+        others = {which: PassChoice(engine=winner) for which in passes[1:]}  # the times are those of all passes
+        return {passes[0]: _won(PassChoice(engine=winner), errors, seconds), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
         """Who can compute a pass on an NVIDIA GPU."""
@@ -149,14 +201,22 @@ class Fastest:
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
-                errors[name] = error(run)
+                errors[name] = self._thread(name)(partial(error, run))
             except torch.OutOfMemoryError:
                 if name == DEFAULT:
                     raise
         right = {name: run for name, run in runs.items() if name == DEFAULT or errors.get(name, limit + 1) <= limit}
-        seconds = race(right, self.device)
+        seconds = race(right, self.device, self._thread)
         best = min(seconds, key=lambda name: seconds[name])
         return (best if seconds[best] < (1 - _MARGIN) * seconds[DEFAULT] else DEFAULT), errors, seconds
+
+    def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
+        """Where an engine computes: torch's search must not find what its heuristic has left."""
+        return self._apart["search"] if name == BENCHMARK else _here
+
+
+def _here(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 def _won(choice: PassChoice, errors: dict[str, float], seconds: dict[str, float]) -> PassChoice:

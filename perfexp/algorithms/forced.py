@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perfexp.algorithms import Backend, Objective, OnUnsupported
+from perfexp import __version__
+from perfexp.algorithms import Backend, Objective, OnUnsupported, T, constants
+from perfexp.algorithms.apart import Apart
 from perfexp.algorithms.backends import GUESS, Support, supports_of
 from perfexp.algorithms.choice import choose
 from perfexp.algorithms.choices import Choices, default_folder
@@ -23,7 +27,7 @@ from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.portable import ALGORITHMS, canonical
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
-from perfexp.algorithms.report import AlgorithmReport
+from perfexp.algorithms.report import AlgorithmReport, LayerStatus
 from perfexp.algorithms.switches import SWITCHED, Switches
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
@@ -81,7 +85,11 @@ class Forced:
         self._on_unsupported = OnUnsupported(on_unsupported)
         if not isinstance(layers, Mapping | None):
             raise UserError(f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}.")
-        self._patterns = {pattern: canonical(str(each), valid) for pattern, each in (layers or {}).items()}
+        self._patterns = {
+            str(pattern): _of_layer(str(pattern), each, valid) for pattern, each in (layers or {}).items()
+        }
+        if self.name in (FASTEST, *SWITCHED) and self.backend is not Backend.auto:
+            raise UserError(f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out.")
         if workspace_bytes is not None and workspace_bytes < 0:
             raise UserError(f"algorithm.workspace_bytes={workspace_bytes} has to be at least 0, or null for no limit.")
         self._workspace_bytes = workspace_bytes
@@ -91,13 +99,14 @@ class Forced:
             for which, given in named.items()
             if given is not None
         }
-        if max_error is not None and max_error <= 0:
+        if max_error is not None and not max_error > 0:
             raise UserError(f"algorithm.max_error={max_error} has to be positive, or null for what is usual.")
         self._max_error, self._objective, self._reuse = max_error, Objective(objective), reuse
         self._cache_folder = Path(cache_dir).expanduser() if cache_dir else default_folder()
         self._verify = verify
         self._session: Any = None
         self._usual = Switches.now()
+        self._apart: dict[str, Apart] = defaultdict(Apart)
         self._layers: list[Layer] = []
         self._refused: list[Problem] = []
         self._device = torch.device("cpu")
@@ -116,15 +125,32 @@ class Forced:
             self._session = session
             self._layers = self._layers_of(session)
             self._check()
+            if self._verify and (reason := why_no_cudnn(self._device)):
+                raise UserError(f"algorithm.verify=true looks at cuDNN's kernels: {reason}. Leave it out.")
+            stack.callback(self._end)
             stack.callback(self._remove)
             self._install()
             yield
 
+    def _end(self) -> None:
+        """No thread stays."""
+        for thread in self._apart.values():
+            thread.end()
+        self._apart.clear()
+        for races in self._races():
+            races.end()
+
     def forget(self) -> None:
         """What ran before is no longer in the report: to be called before a point is measured."""
         self._refused.clear()
+        constants.clear()
         for layer in self._layers:
             layer.forget()
+
+    def recount(self) -> None:
+        """See `Algorithm`."""
+        for layer in self._layers:
+            layer.recount()
 
     def report(self) -> AlgorithmReport:
         """What ran since the last `forget`.
@@ -134,7 +160,7 @@ class Forced:
         """
         layers = tuple(each for layer in self._layers for each in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers)
-        if report.share == 0 and self._refused:
+        if self._refused and all(each.status is LayerStatus.fallback for layer in layers for each in layer.passes):
             reasons = {each.name: f"{each.requested}: {each.reason}" for each in layers if each.reason}
             raise Unsupported(f"{_told(reasons, len(self._layers))} {self._remedy(self._refused)}")
         return report
@@ -163,30 +189,36 @@ class Forced:
             return ()
         return ("default", "benchmark") if why_no_cudnn(self._device) is None else ("default",)
 
-    @contextmanager
-    def instead(self, rival: str) -> Iterator[None]:
+    def instead(self, rival: str, work: Callable[[], T]) -> T:
         """See `Algorithm`."""
         self._remove()
         try:
             with self._usual.of(rival).set():
-                yield
+                return self._apart[rival](work)
         finally:
             self._install()
+
+    def regret(self) -> None:
+        """See `Algorithm`."""
+        for each in self._races():
+            each.regret()
+
+    def _races(self) -> list[Fastest]:
+        return [each for layer in self._layers for each in layer.supports if isinstance(each, Fastest)][:1]
 
     def output_error(self, inputs: Any) -> Metric:
         """See `Algorithm`; relative L2 over all numbers of the outputs, in evaluation mode and without a compiler."""
         session = self._session
         with session.inferring():
             ours = session.eager(inputs)
-            with self.instead(DEFAULT):
-                theirs = session.eager(inputs)
+            theirs = self.instead(DEFAULT, lambda: session.eager(inputs))
         error = relative_error(ours, theirs)
         reason = None if error is not None else "the outputs are not finite, or all zero"
         return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
 
     def prove(self, call: Callable[[], Any]) -> bool:
         """See `Algorithm`."""
-        if not self._verify or why_no_cudnn(self._device) is not None:
+        if not self._verify:
             return False
         seen = watch(call)
         for layer in self._layers:
@@ -213,6 +245,9 @@ class Forced:
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
             "threads": None if cuda else torch.get_num_threads(),
+            "perfexp": __version__,
+            "triton": metadata.version("triton") if util.find_spec("triton") else None,
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "workspace_bytes": self._workspace_bytes,
             "max_error": self._max_error,
@@ -223,7 +258,8 @@ class Forced:
             workspace_bytes=self._workspace_bytes,
             max_error=self._max_error,
             objective=self._objective,
-            choices=Choices(self._cache_folder, context) if self._reuse else None,
+            choices=Choices(self._cache_folder, context),
+            reuse=self._reuse,
         )
 
     def _check(self) -> None:
@@ -261,6 +297,15 @@ class Forced:
         return all(any(all(not one.reason for one in choice) for choice in each) for each in computed) and not any(
             layer.why_not(supports) for layer in layers
         )
+
+
+def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
+    """The algorithm that was given for a layer."""
+    if name is None:
+        raise UserError(f"algorithm.layers: {pattern} has no algorithm; `default` leaves it to torch.")
+    if str(name) in SWITCHED:
+        raise UserError(f"algorithm.layers: {name} is for a whole model: algorithm={name}.")
+    return canonical(str(name), valid)
 
 
 def _told(reasons: Mapping[str, str], asked: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,11 +24,35 @@ from perfexp.algorithms.report import LayerReport, LayerStatus, PassReport
 from perfexp.errors import PerfexpError
 
 
+@dataclass
+class _Row:
+    """What a layer does with one problem, and how often it did so.
+
+    Attributes:
+        problem: that it computes.
+        report: of one call.
+        calls: so far.
+        counted: those that the report is about, once it has been asked for.
+    """
+
+    problem: Problem
+    report: LayerReport
+    calls: int = 0
+    counted: int | None = None
+
+    def told(self) -> LayerReport:
+        """The report of all calls that are counted; a compiler's are not seen one by one, and count as one."""
+        calls = max(1, self.calls if self.counted is None else self.counted)
+        passes = tuple(replace(each, flops=calls * each.flops) for each in self.report.passes)
+        return replace(self.report, calls=calls, passes=passes)
+
+
 class _Decision(NamedTuple):
     """What computes inputs of one kind: no engines for torch itself, `direct` where cuDNN can be called without it."""
 
     engines: Engines | None = None
     direct: Direct | None = None
+    row: _Row | None = None
 
 
 #: Torch computes.
@@ -60,7 +84,7 @@ class Layer:
     ) -> None:
         self.name, self.requested = name, requested
         self._module, self._refuse = module, refuse
-        self._supports = supports
+        self.supports = supports
         self._pads_first = module.padding_mode != "zeros"
         self._settings: Any = (module.stride, 0 if self._pads_first else module.padding, module.dilation, module.groups)
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
@@ -68,8 +92,12 @@ class Layer:
         self._covered: dict[str, Any] = {}
         self._own: Callable[..., Any] = module.forward
         self._decided: dict[Any, _Decision] = {}
-        self._seen: dict[Any, LayerReport] = {}
-        self._problems: dict[Any, Problem] = {}
+        self._rows: dict[Problem, _Row] = {}
+        self._told = False
+
+    def __deepcopy__(self, memo: Any) -> Layer:
+        """Itself: a copy of the model computes by the same plans, with weights of its own."""
+        return self
 
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
         """Why backends can't compute the layer, as far as that can be said before it has inputs.
@@ -77,14 +105,19 @@ class Layer:
         Args:
             supports: any; by default the layer's own.
         """
-        asked = self._supports if supports is None else supports
+        asked = self.supports if supports is None else supports
         reasons = [each.rejects(self._convolution, self._module.weight.dtype) for each in asked]
         return None if None in reasons else _joined(reasons)
 
     def install(self) -> None:
         """From now on the algorithm computes."""
         kind = type(self._module)
-        own = kind.forward is torch.nn.Conv2d.forward and kind._conv_forward is torch.nn.Conv2d._conv_forward
+        patched = [each for key in ("forward", "_conv_forward") if (each := self._module.__dict__.get(key)) is not None]
+        own = (
+            kind.forward is torch.nn.Conv2d.forward
+            and kind._conv_forward is torch.nn.Conv2d._conv_forward
+            and all(isinstance(getattr(each, "__self__", None), Layer) for each in patched)
+        )
         name, replacement = ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
         self._covered[name] = before = self._module.__dict__.get(name)
         outer = getattr(before, "__self__", None)
@@ -102,7 +135,14 @@ class Layer:
     def forget(self) -> None:
         """What was seen so far is no longer reported."""
         self._decided.clear()
-        self._seen.clear()
+        self._rows.clear()
+        self._told = False
+
+    def recount(self) -> None:
+        """From now on calls are counted, from none."""
+        self._told = False
+        for row in self._rows.values():
+            row.calls, row.counted = 0, None
 
     def prove(self, seen: Seen) -> None:
         """What was seen of the kernels of its passes is in the reports from now on.
@@ -110,27 +150,32 @@ class Layer:
         Args:
             seen: of a call of the whole model.
         """
-        for key, report in self._seen.items():
-            problem = self._problems[key]
-            passes = tuple(seen.proven(each, plan_of(each.which, each.selected, problem)) for each in report.passes)
-            self._seen[key] = replace(report, passes=passes)
+        for row in self._rows.values():
+            plans = (plan_of(each.which, each.selected, row.problem) for each in row.report.passes)
+            passes = tuple(seen.proven(each, plan) for each, plan in zip(row.report.passes, plans, strict=True))
+            row.report = replace(row.report, passes=passes)
 
     def reports(self) -> list[LayerReport]:
-        """An entry for each shape of inputs, or the one that says that there were none."""
-        if self._seen:
-            return list(self._seen.values())
-        return [LayerReport(name=self.name, requested=self.requested)]
+        """An entry for each problem that was computed, or the one that says that there was none.
+
+        Calls after the first time that it is asked count no more.
+        """
+        rows, self._told = list(self._rows.values()), True
+        for row in rows:
+            row.counted = row.calls if row.counted is None else row.counted
+        ran = [row.told() for row in rows if row.counted] or [row.told() for row in rows]
+        return ran or [LayerReport(name=self.name, requested=self.requested)]
 
     def _conv_forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """In place of `torch.nn.Conv2d._conv_forward`."""
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
-        engines, called = self._decision(inputs, weight)
+        engines, called, _ = self._decision(inputs, weight)
         if called is not None and _needs_no_more(inputs):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
         if engines is not None:
-            return engines.compute(self._convolution, inputs, weight, bias)
+            return engines.compute(Convolution.of(weight.shape, *self._settings), inputs, weight, bias)
         return conv2d(inputs, weight, bias, *self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
@@ -149,20 +194,20 @@ class Layer:
         groups: int = 1,
     ) -> torch.Tensor:
         """In place of `torch.nn.functional.conv2d`, with its arguments."""
-        settings = [tuple(each) if isinstance(each, list) else each for each in (stride, padding, dilation, groups)]
-        arguments: Any = (tuple(weight.shape), *settings)
-        engines, _ = self._decision(input, weight, arguments)
+        given = (stride, padding, dilation, groups)
+        settings: Any = tuple(tuple(each) if isinstance(each, list) else each for each in given)
+        engines, _, _ = self._decision(input, weight, settings)
         if engines is not None:
-            return engines.compute(Convolution.of(*arguments), input, weight, bias)
+            return engines.compute(Convolution.of(weight.shape, *settings), input, weight, bias)
         return conv2d(input, weight, bias, stride, padding, dilation, groups)
 
-    def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, arguments: Any = None) -> _Decision:
+    def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
         """What computes these inputs; decided once for each kind of inputs, by a compiler while it traces.
 
         Args:
             inputs: of the convolution.
             weight: likewise.
-            arguments: of `Convolution.of`; None for what the module's attributes say.
+            settings: stride, padding, dilation and groups; None for what the module's attributes say.
         """
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch says what is wrong
@@ -171,44 +216,49 @@ class Layer:
             inputs.shape,
             effective_dtype(inputs),
             inputs.stride(),
+            weight.shape,
             weight.stride(),
             recorded and inputs.requires_grad,
             recorded and weight.requires_grad,
-            arguments,
+            settings,
+            inputs.device,
         )
         if not torch.compiler.is_compiling():
             found = self._decided.get(key)
-            return self._decide(key, inputs.device, inputs.dtype == weight.dtype == key[1]) if found is None else found
-        constants = self._decide_before((tuple(key[0]), *key[1:]), inputs.device)
+            if found is None:
+                found = self._decide(key, inputs.dtype == weight.dtype == key[1])
+            if found.row is not None:
+                found.row.calls += 1
+            return found
+        constants = self._decide_before((tuple(key[0]), *key[1:3], tuple(key[3]), *key[4:]))
         if constants is None:
-            constants = self._decide_now(key, inputs.device)
-        return _Decision(Engines(*constants)) if constants else _NOTHING
+            constants = self._decide_now(key)
+        return _Decision(Engines(*constants), None, None) if constants else _NOTHING
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _decide_before(self, key: Any, device: torch.device) -> tuple[str, ...] | None:
+    def _decide_before(self, key: Any) -> tuple[str, ...] | None:
         """While a compiler traces; None if it is refused, since an error would be taken for the compiler's."""
         try:
-            found: tuple[str, ...] = self._decide_now((torch.Size(key[0]), *key[1:]), device)
+            found: tuple[str, ...] = self._decide_now((torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:]))
             return found
         except PerfexpError:
             return None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _decide_now(self, key: Any, device: torch.device) -> tuple[str, ...]:
+    def _decide_now(self, key: Any) -> tuple[str, ...]:
         """When what was compiled runs, which ends with the error."""
-        engines = self._decide(key, device, False).engines
+        engines = self._decide(key, False).engines
         return (engines.forward, engines.backward_data, engines.backward_filter) if engines else ()
 
-    def _decide(self, key: Any, device: torch.device, uncast: bool) -> _Decision:
+    def _decide(self, key: Any, uncast: bool) -> _Decision:
         """What computes a kind of inputs that comes for the first time.
 
         Args:
             key: of the kind.
-            device: where they lie.
             uncast: whether inputs and weights have the data type in which they are computed.
         """
-        shape, dtype, strides, weight_strides, wants_data, wants_filter, arguments = key
-        convolution = self._convolution if arguments is None else Convolution.of(*arguments)
+        shape, dtype, strides, weight_shape, weight_strides, wants_data, wants_filter, settings, device = key
+        convolution = Convolution.of(weight_shape, *(self._settings if settings is None else settings))
         if misfit(convolution, shape) or 0 in shape:
             return _NOTHING  # torch says what is wrong, or has nothing to compute
         batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
@@ -223,27 +273,30 @@ class Layer:
             passes=tuple(each for each, runs in wanted.items() if runs),
         )
         choice = self._choose(problem)
-        self._report(problem, choice, (tuple(shape), arguments))
+        row = self._rows.get(problem)
+        if row is None:
+            counted = 0 if self._told else None
+            row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
         reasons = [each.reason for each in choice.values() if each.reason is not None]
         if reasons:
             self._refuse(self, problem, _joined(reasons))
-        self._decided[key] = decision = self._decided_for(problem, choice, key, uncast)
+        decision = _Decision(row=row)
+        if any(each.engine not in OF_TORCH for each in choice.values()):
+            engines = engines_of(choice)
+            dense = all(
+                given == torch.empty(size, device="meta", memory_format=problem.layout).stride()
+                for size, given in ((shape, key[2]), (weight_shape, weight_strides))
+                if len(size) == 4
+            )
+            called = direct(engines, problem) if uncast and dense and len(shape) == 4 else None
+            decision = _Decision(engines, called, row)
+        self._decided[key] = decision
         return decision
-
-    def _decided_for(self, problem: Problem, choice: Choice, key: Any, uncast: bool) -> _Decision:
-        engines = engines_of(choice)
-        if all(each.engine in OF_TORCH for each in choice.values()):
-            return _NOTHING
-        dense = all(
-            strides == torch.empty(shape, device="meta", memory_format=problem.layout).stride()
-            for shape, strides in ((problem.shape, key[2]), (problem.convolution.weight_shape, key[3]))
-        )
-        return _Decision(engines, direct(engines, problem) if uncast and dense else None)
 
     def _choose(self, problem: Problem) -> Choice:
         """By the first backend that can compute the outputs; where none can, torch itself computes everything."""
         reasons: list[str | None] = []
-        for support in self._supports:
+        for support in self.supports:
             choice = support.choose(problem)
             if choice[Pass.forward].reason is None:
                 return choice
@@ -251,7 +304,7 @@ class Layer:
         reason = _joined(reasons) if reasons else None
         return {which: PassChoice(engine=DEFAULT, reason=reason) for which in problem.passes}
 
-    def _report(self, problem: Problem, choice: Choice, key: Any) -> None:
+    def _report(self, problem: Problem, choice: Choice, shape: Sequence[int]) -> LayerReport:
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
         passes = tuple(
             PassReport(
@@ -266,15 +319,11 @@ class Layer:
             )
             for which, each in choice.items()
         )
-        before = self._seen.get(key)
-        if before is not None and len(before.passes) > len(passes):
-            return  # an evaluation between trainings
-        self._problems[key] = problem
         by_cudnn = any(each.selected.startswith(CUDNN) for each in passes)
-        self._seen[key] = LayerReport(
+        return LayerReport(
             name=self.name,
             requested=self.requested,
-            input_shape=key[0],
+            input_shape=tuple(shape),
             dtype=str(problem.dtype).removeprefix("torch."),
             math=math_of(problem.dtype).name if by_cudnn else None,
             passes=passes,

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from perfexp import kernels
@@ -184,6 +185,7 @@ class _Differentiable(torch.autograd.Function):
         return _without_autograd(inputs, weight, *arguments)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """See `torch.autograd.Function`."""
         inputs, weight = ctx.saved_tensors

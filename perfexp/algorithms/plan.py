@@ -11,7 +11,7 @@ import torch
 
 from perfexp.algorithms.codes import CODES, Math
 from perfexp.algorithms.convolution import Convolution, Pair
-from perfexp.algorithms.cudnn import CudnnError, Library, library
+from perfexp.algorithms.cudnn import CudnnError, Library, current_device, library
 from perfexp.algorithms.passes import Pass
 
 
@@ -91,6 +91,9 @@ class Plan:
             first: the inputs; for the gradient of the inputs the weights.
             second: the weights; in the backward passes the gradient of the outputs.
         """
+        if current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self(first, second)
         return self._run(first, second) if watcher is None else watcher(self, partial(self._run, first, second))
 
     def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -37,9 +37,11 @@ class Seen:
             report: of a pass, which is returned as it is where nothing was seen.
             plan: that computed it, or None.
         """
-        kernels = self.kernels.get(plan) if plan is not None else None
-        if plan is None or not kernels or report.status is not LayerStatus.ok:
+        if plan is None or report.status is not LayerStatus.ok:
             return report
+        kernels = self.kernels.get(plan, ())
+        if not kernels:
+            return replace(report, status=LayerStatus.unproven, reason="its kernels were not seen")
         likely = learnt().likely(report.which, kernels)
         status, reason = LayerStatus.ok, None
         if not likely:
@@ -69,11 +71,12 @@ def watch(call: Callable[[], Any]) -> Seen:
         names = kernel_names(call)
     finally:
         plans.watcher = None
-    return Seen(dict(zip(order, _between_markers(names), strict=False)))
+    between = _between_markers(names)
+    return Seen(dict(zip(order, between, strict=True)) if len(between) == len(order) else {})
 
 
 def kernel_names(call: Callable[[], Any]) -> list[str]:
-    """Names of the kernels that a call launches, in the order in which the device ran them.
+    """Names of the kernels that a call launches on the stream of the markers, in the order in which they ran.
 
     Args:
         call: on an NVIDIA GPU.
@@ -84,11 +87,12 @@ def kernel_names(call: Callable[[], Any]) -> list[str]:
         torch.cuda.synchronize()
     assert profiler.profiler is not None
     events = [
-        (event.start_ns(), event.name())
+        (event.start_ns(), event.device_resource_id(), event.name())
         for event in profiler.profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA
     ]
-    return [name for _, name in sorted(events)]
+    streams = {stream for _, stream, name in events if _MARKER in name}
+    return [name for _, stream, name in sorted(events) if stream in streams]
 
 
 def _mark() -> None:

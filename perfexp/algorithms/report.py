@@ -37,7 +37,7 @@ class PassReport:
         selected: what computed it (`cudnn.gemm`, `torch.fft`, `default`).
         status: whether that is what was asked for.
         reason: why not.
-        flops: two for each multiplication that the definition of a convolution has.
+        flops: of all calls, two for each multiplication that the definition of a convolution has.
         workspace_bytes: memory that it took beside its tensors; None where nobody says.
         seconds: time of each engine that was tried, where `fastest` tried some.
         errors: relative L2 error of each against float64.
@@ -65,6 +65,7 @@ class LayerReport:
         name: as the model calls it.
         requested: algorithm that was asked for.
         input_shape: of the inputs.
+        calls: in one call of the model.
         dtype: in which it was computed.
         math: which products cuDNN was allowed (`default`, `tensor_op`, `fma`); None where it was not asked.
         passes: that ran; none where nothing was computed.
@@ -73,6 +74,7 @@ class LayerReport:
     name: str
     requested: str
     input_shape: tuple[int, ...] = ()
+    calls: int = 0
     dtype: str | None = None
     math: str | None = None
     passes: tuple[PassReport, ...] = ()
@@ -115,7 +117,7 @@ class LayerReport:
 class AlgorithmReport:
     """What all 2-D convolutions of a model did.
 
-    A layer has an entry for each shape of its inputs; calls with the same shape are one.
+    A layer has an entry for each kind of inputs (shape, data type, memory format, gradients that are wanted).
 
     Attributes:
         name: algorithm that was asked for.
@@ -141,6 +143,10 @@ class AlgorithmReport:
         """The largest workspace of any call; None where nobody says."""
         return max((each.workspace_bytes for each in self._passes if each.workspace_bytes is not None), default=None)
 
+    def _with(self, status: LayerStatus) -> list[LayerReport]:
+        """Layers of which a pass has a status."""
+        return [layer for layer in self.layers if any(each.status is status for each in layer.passes)]
+
     def metrics(self) -> list[Metric]:
         """The share and the workspace as metrics of a point."""
         reason = None if self.share is not None else "no 2-D convolution ran"
@@ -160,7 +166,7 @@ class AlgorithmReport:
     def doubts(self) -> list[Doubt]:
         """What to say where not all of the work ran as asked."""
         share = "none" if self.share is None else f"{self.share:.1%}"
-        others = [layer for layer in self.layers if layer.status is LayerStatus.fallback]
+        others = self._with(LayerStatus.fallback)
         doubts = []
         if others:
             doubts.append(
@@ -171,7 +177,7 @@ class AlgorithmReport:
                     "algorithm.layers, or refuse such a model by algorithm.on_unsupported=error",
                 )
             )
-        others = [layer for layer in self.layers if layer.status is LayerStatus.substituted]
+        others = self._with(LayerStatus.substituted)
         if others:
             doubts.append(
                 Doubt(
@@ -180,7 +186,7 @@ class AlgorithmReport:
                     remedy="read the time as that of what ran, or give these layers another by algorithm.layers",
                 )
             )
-        others = [layer for layer in self.layers if layer.status is LayerStatus.unproven]
+        others = self._with(LayerStatus.unproven)
         if others:
             doubts.append(
                 Doubt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +22,8 @@ _PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
 _ISSUE_FILLS = 5
 #: The queue is held for so many times what the last fill needed, a part of the time to fill it, and a little more.
 _HOLD_FACTOR, _HOLD_JITTER, _HOLD_EXTRA_SECONDS = 1.2, 0.05, 200e-6
+#: … but never for longer than so many times the fastest fill.
+_HOLD_MOST = 8.0
 #: Attempts to hold a queue long enough before the block is taken as it is.
 _HOLD_ATTEMPTS = 4
 
@@ -82,7 +85,9 @@ class Lead:
 class Hold:
     """How long the device's queue has to be held while it is filled; learnt from one fill to the next.
 
-    A device that is slower than its host needs to wait for the first sample only, another one for all of them.
+    A device that is slower than its host needs to wait for the first sample only, another one for all of them. A host
+    that the device itself makes to wait (the queue is full, the call synchronises) can't be waited for: the hold is at
+    most a few times what the fastest fill so far took the host.
 
     Attributes:
         starved: fills that were taken although the device did not wait long enough.
@@ -92,6 +97,7 @@ class Hold:
     _margin: float = _HOLD_FACTOR
     _seconds: float = 0.0
     _samples: int = 0
+    _fastest: float = math.inf
 
     def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
         """Fill the queue until the device waits long enough, or a few times in vain.
@@ -101,9 +107,15 @@ class Hold:
             samples: that are wanted.
         """
         for _ in range(_HOLD_ATTEMPTS):
-            filled = chunk(samples, self._seconds * max(1.0, samples / max(self._samples, 1)))
+            wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
+            most = _HOLD_MOST * self._fastest * samples + _HOLD_EXTRA_SECONDS
+            held = min(wanted, most)
+            filled = chunk(samples, held)
+            self._fastest = min(self._fastest, filled.host_seconds / samples)
             if filled.starved and self._seconds:
                 self._margin *= 2
+            elif not filled.starved:
+                self._margin = max(_HOLD_FACTOR, self._margin / 2)
             spare = _HOLD_JITTER * filled.host_seconds + _HOLD_EXTRA_SECONDS
             self._seconds, self._samples = self._margin * filled.needed_seconds + spare, samples
             if not filled.starved:

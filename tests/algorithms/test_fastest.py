@@ -1,6 +1,7 @@
 """Who wins a race for a convolution, what is remembered of it, and what the whole model gains."""
 
 import json
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ def times(monkeypatch):
     asked = []
 
     def use(seconds):
-        def told(calls, device):
+        def told(calls, device, where):
             for call in calls.values():
                 call()
             asked.append(sorted(calls))
@@ -151,6 +152,42 @@ def test_a_choice_is_remembered_for_the_same_question_only(cudnn, times, tmp_pat
         assert json.loads(path.read_text())["context"]["torch"] == torch.__version__
         path.write_text("{torn")
     assert ask() == 6
+    for path in tmp_path.glob("*.json"):
+        path.write_text(json.dumps({"choices": {"a": 1}}))
+    assert ask() == 7
+    for path in tmp_path.glob("*.json"):
+        content = json.loads(path.read_text())
+        for kept in content["choices"].values():
+            if isinstance(kept, dict):
+                kept["forward"]["engine"] = "cudnn.winograd_of_tomorrow"
+        path.write_text(json.dumps(content))
+    assert ask() == 8
+
+
+def test_equal_layers_have_one_race_and_a_regret_is_kept(cudnn, times, tmp_path):
+    cudnn()
+    asked = times({"cudnn.gemm": 0.5})
+    model, inputs = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))), torch.randn(2, 4, 9, 8)
+    for reuse in (False, True):
+        algorithm = forced(tmp_path, reuse=reuse)
+        with torch.inference_mode(), algorithm.applied(session(model)):
+            model(inputs)
+            algorithm.forget()
+            model(inputs)
+            assert len(asked) == 1
+            algorithm.regret() if reuse else None
+    with torch.inference_mode(), forced(tmp_path).applied(session(model)):
+        model(inputs)
+    assert len(asked) == 2
+
+
+def test_a_cache_that_can_not_be_written_costs_nothing(cudnn, times):
+    cudnn()
+    times({"cudnn.gemm": 0.5})
+    layer, algorithm = nn.Conv2d(4, 6, 3), Forced(name="fastest", cache_dir="/proc/nowhere")
+    with torch.inference_mode(), algorithm.applied(session(layer)):
+        layer(torch.randn(2, 4, 9, 8))
+    assert algorithm.report().layers[0].used == "gemm"
 
 
 def test_elsewhere_algorithms_in_torchs_operations_compete_with_all_their_passes(times, tmp_path):
@@ -158,6 +195,7 @@ def test_elsewhere_algorithms_in_torchs_operations_compete_with_all_their_passes
     layer, inputs = nn.Conv2d(4, 6, 3, stride=1), torch.randn(2, 4, 9, 8)
     (row,) = train(layer, forced(tmp_path), inputs)
     assert [each.selected for each in row.passes] == ["torch.fft"] * 3
+    assert [bool(each.seconds) for each in row.passes] == [True, False, False]  # they are those of all passes
     assert len(asked) == 1
     assert len(asked[0]) == 9
     strided, half = nn.Conv2d(4, 6, 3, stride=2), nn.Conv2d(4, 6, 3, dtype=torch.bfloat16)
@@ -169,12 +207,13 @@ def test_elsewhere_algorithms_in_torchs_operations_compete_with_all_their_passes
 def test_a_race_is_won_by_the_fastest():
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
     calls = {name: lambda s=seconds: device.launch(s) for name, seconds in (("a", 30e-6), ("b", 20e-6), ("c", 90e-6))}
-    seconds = race(calls, device)
+    here = lambda name: lambda work: work()  # noqa: E731
+    seconds = race(calls, device, here)
     assert min(seconds, key=seconds.get) == "b"
     assert seconds["a"] == pytest.approx(30e-6, rel=0.05)
     host = FakeDevice(asynchronous=False, enqueue_seconds=0.0)
     calls = {name: lambda s=seconds: host.launch(s) for name, seconds in (("a", 30e-6), ("b", 20e-6))}
-    assert race(calls, host)["b"] == pytest.approx(20e-6, rel=0.05)
+    assert race(calls, host, here)["b"] == pytest.approx(20e-6, rel=0.05)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -188,12 +227,13 @@ def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
         def rivals(self):
             return ("default", "benchmark")
 
-        @contextmanager
-        def instead(self, rival):
+        def instead(self, rival, work):
             now[0] = rival
             order.append(rival)
-            yield
-            now[0] = "fastest"
+            try:
+                return work()
+            finally:
+                now[0] = "fastest"
 
     def call():
         device.launch({"fastest": 1e-3, "default": 3e-3, "benchmark": 2e-3}[now[0]])
@@ -218,9 +258,17 @@ def test_rivals_are_those_of_the_device(cudnn, tmp_path):
     with mixed.applied(session(layer)):
         assert mixed.rivals() == ("default", "benchmark")
         before = torch.backends.cudnn.benchmark
-        with mixed.instead("benchmark"):
+        main = threading.get_ident()
+
+        def check():
             assert torch.backends.cudnn.benchmark
             assert "_conv_forward" not in vars(layer[0])
+            assert threading.get_ident() != main
+            return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+        assert mixed.instead("benchmark", check) == (False, True)
+        with torch.inference_mode():
+            assert mixed.instead("benchmark", check) == (True, False)
         assert torch.backends.cudnn.benchmark == before
         assert "_conv_forward" in vars(layer[0])
 
@@ -232,8 +280,8 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
     with exact.applied(session(layer)):
         assert exact.output_error(inputs).value == 0
     native = Forced(name="native")
-    with native.applied(session(layer)), native.instead("default"):
-        assert torch.backends.mkldnn.enabled
+    with native.applied(session(layer)):
+        assert native.instead("default", lambda: torch.backends.mkldnn.enabled)
     portable = Forced(name="winograd_nonfused", backend="torch")
     with portable.applied(session(layer)):
         assert 0 < portable.output_error(inputs).value < 1e-5

@@ -163,12 +163,60 @@ def test_the_passes_of_a_training_count_too(net):
     forced = Forced(name="winograd")
     with forced.applied(session(net)):
         net(torch.randn(2, 3, 32, 32)).sum().backward()
+        report = forced.report()
         with torch.no_grad():
-            net(torch.randn(2, 3, 32, 32))  # an evaluation between them changes nothing
-    stem, first, *_ = forced.report().layers
+            net(torch.randn(2, 3, 32, 32))  # an evaluation afterwards changes nothing
+    assert forced.report() == report
+    stem, first, *_ = report.layers
     assert [each.which.value for each in stem.passes] == ["forward", "backward_filter"]
     assert [each.which.value for each in first.passes] == ["forward", "backward_data", "backward_filter"]
     assert stem.flops == 2 * 2 * 2 * 8 * 16 * 16 * 3 * 49
+
+
+def test_calls_count_and_a_layer_has_a_row_for_each_kind_of_inputs():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.often, self.once = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, inputs):
+            for _ in range(5):
+                inputs = self.often(inputs)
+            return self.once(inputs) + self.once(inputs.to(memory_format=torch.channels_last))
+
+    loop, forced = Loop(), Forced(name="winograd")
+    with torch.inference_mode(), forced.applied(session(loop)):
+        loop(torch.randn(1, 4, 8, 8))
+        forced.recount()
+        loop(torch.randn(1, 4, 8, 8))
+        often, *once = forced.report().layers
+    assert (often.calls, [each.calls for each in once]) == (5, [1, 1])
+    assert often.flops == 5 * 2 * 4 * 4 * 9 * 64
+    assert forced.report().share == pytest.approx(45 / (45 + 2))
+
+
+def test_pruned_weights_are_computed_as_they_are(net):
+    net.features[0].weight.data, net.features[0].bias.data = net.features[0].weight[:4], net.features[0].bias[:4]
+    inputs = torch.randn(1, 8, 16, 16)
+    with torch.inference_mode(), Forced(name="gemm").applied(session(net.features)):
+        assert net.features[0](inputs).shape == (1, 4, 16, 16)
+
+
+def test_a_convolution_that_somebody_has_patched_stays_patched(net):
+    layer, inputs = net.features[0], torch.randn(1, 8, 16, 16)
+    layer._conv_forward = lambda inputs, weight, bias: nn.functional.conv2d(inputs * 2, weight, bias, padding=1)
+    with torch.inference_mode():
+        reference, forced = layer(inputs), Forced(name="gemm")
+        with forced.applied(session(net.features)):
+            torch.testing.assert_close(layer(inputs), reference, rtol=1e-4, atol=1e-5)
+    assert forced.report().layers[0].used == "gemm"
+
+
+def test_a_model_can_be_copied_while_an_algorithm_is_applied(net):
+    inputs = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode(), Forced(name="gemm").applied(session(net)):
+        net(inputs)
+        torch.testing.assert_close(copy.deepcopy(net)(inputs), net(inputs))
 
 
 def test_a_report_tells_of_what_ran_since_the_last_forget(net):
@@ -211,6 +259,12 @@ def test_an_exact_name_beats_a_pattern_and_then_the_last_wins():
         ({"name": "gemm", "layers": {"feature.0": "direct"}}, "'feature.0'. Did you mean features.0"),
         ({"name": "gemm", "layers": {"head": "direct"}}, "no 2-D convolution of the model is called 'head'"),
         ({"name": "gemm", "layers": ["stem"]}, "give layers and algorithms"),
+        ({"name": "gemm", "layers": {"stem": "onednn"}}, "onednn is for a whole model: algorithm=onednn"),
+        ({"name": "gemm", "layers": {"stem": None}}, "stem has no algorithm"),
+        ({"name": "gemm", "layers": {0: "direct"}}, "no 2-D convolution of the model is called '0'"),
+        ({"name": "gemm", "verify": True}, "algorithm.verify=true looks at cuDNN's kernels: cuDNN is for NVIDIA"),
+        ({"name": "native", "backend": "torch"}, "algorithm.backend=torch has no meaning for algorithm=native"),
+        ({"name": "fastest", "max_error": float("nan")}, "max_error=nan has to be positive"),
         ({"name": "winograd", "layers": {"[!s]*": "default"}}, "1 of 1 convolutions can't"),
         (
             {"name": "winograd", "on_unsupported": "error"},
