@@ -1,5 +1,6 @@
 """The measuring procedure of one point, on the scripted device: which times there are and what is doubted."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,12 +22,16 @@ KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp3
 
 
 def measure(device=None, key=KEY, stopping=None, model=None, **settings):
+    return procedure(device, stopping, model, **settings).measure(key)
+
+
+def procedure(device=None, stopping=None, model=None, **settings):
     device = device or FakeDevice(enqueue_seconds=1e-6)
     script = {"base_seconds": 1e-3, "seconds_per_megapixel": 0.0, "noise": 0.0} | (model or {})
     session = FakeModel(**script).open(
         device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
     )
-    procedure = Procedure(
+    return Procedure(
         session=session,
         device=device,
         data=Synthetic(),
@@ -35,7 +40,6 @@ def measure(device=None, key=KEY, stopping=None, model=None, **settings):
         percentiles=(50.0,),
         **settings,
     )
-    return procedure.measure(key)
 
 
 def median(point, name="device"):
@@ -59,6 +63,16 @@ def test_what_the_calls_before_have_warmed_up_is_warm(queue_depth, least, most):
     first, *others = (series.warmup * series.calls_per_sample for series in point.series)
     assert least <= first <= most
     assert min(others) < 100  # a cut by MSER-5 may be anywhere in noise
+
+
+@pytest.mark.parametrize(("other", "warm"), [({"input_size": (32, 32)}, True), ({"batch_size": 2}, False)])
+def test_a_point_finds_the_device_warm_where_the_last_one_was_alike_and_has_just_ended(other, warm):
+    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=20)
+    measuring = procedure(device, PrecisionRule(warmup_seconds=0.5), {"noise": 0.01})
+    points = [measuring.measure(key) for key in (KEY, msgspec.structs.replace(KEY, **other))]
+    first, second = (point.find_series("throughput") for point in points)
+    assert first.warmup * first.calls_per_sample >= 250
+    assert (second.warmup * second.calls_per_sample < 250) is warm
 
 
 def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph():

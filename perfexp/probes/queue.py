@@ -113,7 +113,7 @@ class Hold:
             filled = chunk(samples, held)
             self._fastest = min(self._fastest, filled.host_seconds / samples)
             if filled.starved and self._seconds:
-                self._margin *= 2
+                self._margin = min(2 * self._margin, _HOLD_MOST)
             elif not filled.starved:
                 self._margin = max(_HOLD_FACTOR, self._margin / 2)
             spare = _HOLD_JITTER * filled.host_seconds + _HOLD_EXTRA_SECONDS

@@ -265,6 +265,23 @@ def test_nothing_is_proven_where_that_is_not_asked_for(cudnn):
         assert not forced.prove(lambda: None)
 
 
+def test_what_nobody_saw_is_not_proven(cudnn, monkeypatch):
+    monkeypatch.setattr(proof, "kernel_names", lambda call: call() or [])
+    report = prove("gemm")
+    assert statuses(report) == {"unproven"}
+    assert report.layers[0].reason == "its kernels were not seen"
+
+
+def test_a_lost_marker_proves_nothing(cudnn, monkeypatch):
+    def names(call):
+        cudnn.launched.clear()
+        call()
+        return cudnn.launched[1:]
+
+    monkeypatch.setattr(proof, "kernel_names", names)
+    assert statuses(prove("gemm")) == {"unproven"}
+
+
 def test_names_between_markers():
     names = ["a", "spin_kernel", "b", "c", "spin_kernel", "d", "spin_kernel", "spin_kernel"]
     assert proof._between_markers(names) == [("b", "c"), ()]

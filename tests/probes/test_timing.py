@@ -221,3 +221,46 @@ def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance()
     k, chunk, *_ = queue.fit(call, device)
     assert k == 1
     assert chunk > 1
+
+
+@pytest.mark.parametrize("every", [10, 50])
+def test_a_hold_does_not_run_away_where_the_device_makes_the_host_wait(every):
+    device, calls = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000), iter(range(1, 10**9))
+
+    def call():
+        device.launch(1e-3)
+        if next(calls) % every == 0:
+            device.synchronize()
+
+    _, chunk, _ = queue.fit(call, device)
+    chain, start = queue.Chain(call, device, max(1, chunk)), device.now_ns()
+    for _ in range(5):
+        chain(40)
+    assert (device.now_ns() - start) * 1e-9 < 60  # 200 calls of 1 ms, each fill tried a few times behind waits
+    assert np.median(chain(40)) == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_hold_recovers_from_a_host_that_was_held_up():
+    device, late = FakeDevice(enqueue_seconds=100e-6, queue_depth=1000), iter([True, *[False] * 10_000])
+
+    def call():
+        device.launch(90e-6)
+        if next(late):
+            device.launch(0.0, host_seconds=0.05)
+
+    chain = queue.Chain(call, device, 50)
+    for _ in range(20):
+        chain(50)
+    start = device.now_ns()
+    seconds = chain(50)
+    assert np.median(seconds) == pytest.approx(90e-6, rel=0.01)
+    assert (device.now_ns() - start) * 1e-9 < 5 * 50 * 190e-6
+
+
+def test_a_slower_device_is_held_for_one_sample_only():
+    device = FakeDevice(enqueue_seconds=100e-6, queue_depth=1000)
+    chain = queue.Chain(repeat(device, 300e-6), device, 50)
+    chain(50)
+    start = device.now_ns()
+    assert np.median(chain(50)) == pytest.approx(300e-6, rel=0.001)
+    assert (device.now_ns() - start) * 1e-9 < 1.2 * 50 * 300e-6  # all of them behind a wait would be 1.4 of it
