@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import conv2d as conv2d_of_torch
 
+from perfexp.algorithms import fourier
 from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.fourier import fast_length
 from perfexp.algorithms.portable import ALGORITHMS, conv2d
@@ -107,6 +108,56 @@ def test_gradients_agree_with_finite_differences(name):
         torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 2, 5, 4), (2, 1, 3, 3), (2,))
     ]
     assert torch.autograd.gradcheck(lambda *given: conv2d(name, *given, padding=1, groups=2), tensors, fast_mode=True)
+
+
+FFTS = ("fft", "fft_tiling")
+#: Shape of inputs and weights, and groups: several tiles both ways, and more groups, images and channels than a block.
+IN_BLOCKS = [((3, 14, 37, 66), (10, 7, 4, 3), 2), ((2, 9, 8, 7), (9, 1, 3, 3), 9), ((1, 40, 6, 6), (33, 40, 3, 1), 1)]
+
+
+@pytest.mark.parametrize("held", [1, 20_000, 200_000])
+@pytest.mark.parametrize("name", FFTS)
+@pytest.mark.parametrize(("shape", "weight_shape", "groups"), IN_BLOCKS)
+def test_ffts_in_blocks_are_exact_and_hold_few_numbers(monkeypatch, name, held, shape, weight_shape, groups):
+    sizes, spectra = [], fourier._spectra
+    monkeypatch.setattr(fourier, "_NUMBERS_OF_A_CPU", held)
+    monkeypatch.setattr(fourier, "_spectra", lambda *given: sizes.append(spectra(*given).numel()) or spectra(*given))
+    tensors = [torch.randn(size, dtype=torch.float64) for size in (shape, weight_shape, weight_shape[:1])]
+    check(name, tensors, {"padding": 1, "groups": groups})
+    one = 70 * 40 if name == "fft" else 32 * 17
+    assert max(sizes) <= max(held, one)
+
+
+@pytest.mark.parametrize("name", FFTS)
+def test_between_the_passes_ffts_keep_no_spectra(name):
+    kept = []
+    inputs, weight = torch.randn(1, 4, 9, 8, requires_grad=True), torch.randn(6, 4, 3, 3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda tensor: tensor):
+        conv2d(name, inputs, weight)
+    assert [tuple(tensor.shape) for tensor in kept] == [(1, 4, 9, 8), (6, 4, 3, 3)]
+
+
+@pytest.mark.parametrize("name", FFTS)
+def test_gradients_of_ffts_have_gradients(name):
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 2, 5, 34), (2, 1, 3, 2))]
+    assert torch.autograd.gradgradcheck(lambda *given: conv2d(name, *given, groups=2), tensors, fast_mode=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch 2.13 itself does
+@pytest.mark.parametrize("name", FFTS)
+def test_gradients_of_ffts_can_be_compiled(monkeypatch, name):
+    monkeypatch.setattr(fourier, "_NUMBERS", 20_000)
+    torch.compiler.reset()
+    tensors = [torch.randn(2, 6, 9, 40), torch.randn(8, 3, 3, 3)]
+
+    def compute(*leaves):
+        return conv2d(name, *leaves, padding=1, groups=2)
+
+    compiled = torch.compile(compute, backend="aot_eager", fullgraph=True, dynamic=False)
+    for ours, eager in zip(results(compiled, tensors), results(compute, tensors), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("name", NAMES)
