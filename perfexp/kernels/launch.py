@@ -117,7 +117,7 @@ class Launch:
     ) -> None:
         self.constants = constants
         self._kernel, self._grid, self._rest = kernel, grid, (*numbers, *constants)
-        self._options = {"num_warps": warps, "num_stages": stages}
+        self._options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
         self._compiled: Any = None
 
     def __call__(self, *tensors: torch.Tensor) -> None:

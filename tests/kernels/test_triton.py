@@ -160,7 +160,7 @@ def test_later_launches_are_of_what_the_first_compiled():
     once("x", "y")
     once("z", "y")
     assert calls == [
-        ((3, 2, 1), ("x", "y", 5, 7, True), {"num_warps": 8, "num_stages": 1}),
+        ((3, 2, 1), ("x", "y", 5, 7, True), {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}),
         ((3, 2, 1), ("z", "y", 5, 7, True)),
     ]
 
