@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from perfexp.algorithms import backends
 from perfexp.algorithms import cudnn as library_module
-from perfexp.algorithms import plan as plan_module
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.cudnn import CudnnError, Library, why_no_cudnn
 from perfexp.algorithms.engines import Engines
@@ -36,17 +34,8 @@ BACKWARD_FILTER = ["0", "1", "FFT", "3", "WINOGRAD", "WINOGRAD_NONFUSED", "FFT_T
 
 
 @pytest.fixture
-def cudnn(monkeypatch):
-    def use(**script):
-        scripted = ScriptedCudnn(**script)
-        loaded = Library(scripted)
-        monkeypatch.setattr(plan_module, "library", lambda: loaded)
-        monkeypatch.setattr(plan_module, "_plans", {})
-        monkeypatch.setattr(library_module, "current_stream", lambda device: 77)
-        monkeypatch.setattr(backends, "why_no_cudnn", lambda device: None)
-        return scripted
-
-    return use
+def cudnn(scripted):
+    return scripted
 
 
 def session(module):

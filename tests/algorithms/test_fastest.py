@@ -11,18 +11,13 @@ import torch
 from torch import nn
 
 from perfexp import rivals
-from perfexp.algorithms import backends, fastest
-from perfexp.algorithms import cudnn as library_module
-from perfexp.algorithms import forced as forced_module
-from perfexp.algorithms import plan as plan_module
+from perfexp.algorithms import fastest
 from perfexp.algorithms.choices import Choices, default_folder
-from perfexp.algorithms.cudnn import Library
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
-from tests.algorithms.scripted_cudnn import ScriptedCudnn
 
 
 @pytest.fixture
@@ -44,18 +39,8 @@ def times(monkeypatch):
 
 
 @pytest.fixture
-def cudnn(monkeypatch):
-    def use(**script):
-        scripted = ScriptedCudnn(**script)
-        loaded = Library(scripted)
-        monkeypatch.setattr(plan_module, "library", lambda: loaded)
-        monkeypatch.setattr(plan_module, "_plans", {})
-        monkeypatch.setattr(library_module, "current_stream", lambda device: 77)
-        for module in (backends, fastest, forced_module):
-            monkeypatch.setattr(module, "why_no_cudnn", lambda device: None)
-        return scripted
-
-    return use
+def cudnn(scripted):
+    return scripted
 
 
 def session(module):

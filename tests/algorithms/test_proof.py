@@ -9,16 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.algorithms import backends, proof
-from perfexp.algorithms import cudnn as library_module
-from perfexp.algorithms import forced as forced_module
 from perfexp.algorithms import plan as plan_module
+from perfexp.algorithms import proof
 from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.cudnn import Library
 from perfexp.algorithms.families import Families, bare, learnt
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass
-from tests.algorithms.scripted_cudnn import ScriptedCudnn
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
 RAN = {which: sorted({call["algorithm"] for call in SEEN if call["which"] == which}) for which in Pass}
@@ -131,9 +127,9 @@ def test_every_algorithm_was_seen_or_has_no_kernel(which):
 
 
 @pytest.fixture
-def cudnn(monkeypatch):
+def cudnn(monkeypatch, scripted):
     """A cuDNN that launches what an H200's did for a 3 × 3 convolution, whatever the binding calls it."""
-    scripted = ScriptedCudnn(
+    made = scripted(
         refuses=lambda which, code, *_: _spelled(ENTRY[which], code) in NEVER[ENTRY[which]],
     )
     usual = {}
@@ -143,28 +139,22 @@ def cudnn(monkeypatch):
 
     def _kernels(which, code):
         name = next(name for name, each in true_codes[ENTRY[which]].items() if each == code)
-        if name == "algo_3" and scripted.half:
+        if name == "algo_3" and made.half:
             return ["Memset (Device)", "wgrad_alg1_engine", "convertTensor_kernel"]
         return usual[ENTRY[which], name]
 
-    scripted.half = False
+    made.half = False
 
-    scripted.kernels = _kernels
-    loaded = Library(scripted)
-    monkeypatch.setattr(plan_module, "library", lambda: loaded)
-    monkeypatch.setattr(plan_module, "_plans", {})
-    monkeypatch.setattr(library_module, "current_stream", lambda device: 77)
-    for module in (backends, forced_module):
-        monkeypatch.setattr(module, "why_no_cudnn", lambda device: None)
-    monkeypatch.setattr(proof, "_mark", lambda: scripted.launched.append("void at::cuda::spin_kernel(long)"))
+    made.kernels = _kernels
+    monkeypatch.setattr(proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)"))
 
     def names(call):
-        scripted.launched.clear()
+        made.launched.clear()
         call()
-        return ["another_kernel", *scripted.launched, "one_more"]
+        return ["another_kernel", *made.launched, "one_more"]
 
     monkeypatch.setattr(proof, "kernel_names", names)
-    return scripted
+    return made
 
 
 _TRUE = {which: {code: name for name, code in names.items()} for which, names in CODES.items()}
