@@ -8,23 +8,43 @@ from typing import Any
 
 import numpy as np
 
-from perfexp import stats
+from perfexp import doubts, stats
 from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.probes import queue, timing
-from perfexp.record import Metric, Series
+from perfexp.record import Metric, Point, Series
 
 #: How a rival's metric is called, before its name.
-SPEEDUP = "algorithm/speedup_over_"
+_SPEEDUP = "algorithm/speedup_over_"
 
 _Computing = Callable[[Callable[[], Any]], Any]
 
+#: A choice layer by layer that is so much slower as a whole has to be told.
+_SLOWER = 0.98
 #: So often each one has its turn, all of them see the same clock then.
 _ROUNDS = 5
 #: A turn lasts so long, and has so many samples at least.
 _TURN_SECONDS, _SAMPLES = 0.15, 5
 #: First calls of a turn that count for nothing: a library chooses anew, caches fill.
 _COLD_CALLS = 3
+
+
+def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device) -> None:
+    """Add what comes of `compare` to a point; a choice that is slower as a whole is doubted, and not kept.
+
+    Args:
+        point: under way.
+        algorithm: applied to the model.
+        call: of the whole model.
+        device: that computes.
+    """
+    series, compared = compare(algorithm, call, device)
+    point.series += series
+    point.metrics += compared
+    slower = {each.name: each.value for each in compared if each.value is not None and each.value < _SLOWER}
+    point.doubts += [doubts.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
+    if slower:
+        algorithm.regret()
 
 
 def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[list[Series], list[Metric]]:
@@ -65,7 +85,7 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[li
 
 
 def _ratio(rival: str) -> str:
-    return f"{SPEEDUP}{rival}"
+    return f"{_SPEEDUP}{rival}"
 
 
 class _Turn:

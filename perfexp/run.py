@@ -29,8 +29,6 @@ from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
 _PHASES_TOLERANCE = 0.05
-#: A choice layer by layer that is so much slower as a whole has to be told.
-_SLOWER = 0.98
 #: A device that has been idle for so long is no longer warm.
 _COOLING_SECONDS = 1.0
 #: Calls under the eyes of the probes.
@@ -178,7 +176,7 @@ class Procedure:
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
-            self._afterwards(point, "proof", partial(self._prove, point, plain))
+            self._afterwards(point, "proof", partial(verdicts.prove, point, self.algorithm, plain))
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
         self._afterwards(point, "output_error", partial(self._output_error, point))
@@ -205,14 +203,6 @@ class Procedure:
             _, text = verdicts.verdict(error, self.device)
             point.metrics.append(Metric(name=f"algorithm/{figure}", value=None, unit="1", reason=text))
 
-    def _prove(self, point: Point, call: Callable[[], object]) -> None:
-        """Which kernels computed the convolutions, where that is asked for; a pass of its own."""
-        if self.algorithm.prove(call) and (report := self.algorithm.report()):
-            point.facts["algorithm"] = report.facts()
-            now = {metric.name: metric for metric in report.metrics()}
-            point.metrics = [now.get(metric.name, metric) for metric in point.metrics]
-            point.doubts += [doubt for doubt in report.doubts() if doubt.code != "algorithm_fallback"]
-
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""
         self.session.reset()
@@ -226,15 +216,7 @@ class Procedure:
             return
         if self.graph or self.cache is not Cache.warm:
             raise Unsupported("rivals are compared without execution.cuda_graph and with cache=warm")
-        series, compared = rivals.compare(self.algorithm, step.call, self.device)
-        point.series += series
-        point.metrics += compared
-        slower = {each.name: each.value for each in compared if each.value is not None and each.value < _SLOWER}
-        point.doubts += [
-            doubts.choice_slower(name.removeprefix(rivals.SPEEDUP), ratio) for name, ratio in slower.items()
-        ]
-        if slower:
-            self.algorithm.regret()
+        rivals.judge(point, self.algorithm, step.call, self.device)
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from perfexp import doubts, stats
+from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.errors import OutOfMemory, Unsupported
 from perfexp.record import Metric, Point, Status
@@ -46,6 +47,21 @@ def device_seconds(point: Point) -> float:
         return 0.0
     calls = sum(len(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
     return calls * float(np.median(device.measured))
+
+
+def prove(point: Point, algorithm: Algorithm, call: Callable[[], object]) -> None:
+    """Put which kernels computed the convolutions into a point, where that is asked for; a pass of its own.
+
+    Args:
+        point: that has been timed.
+        algorithm: applied to the model.
+        call: of the whole model, not captured.
+    """
+    if algorithm.prove(call) and (report := algorithm.report()):
+        point.facts["algorithm"] = report.facts()
+        now = {metric.name: metric for metric in report.metrics()}
+        point.metrics = [now.get(metric.name, metric) for metric in point.metrics]
+        point.doubts += [doubt for doubt in report.doubts() if doubt.code != "algorithm_fallback"]
 
 
 def judge_bound(point: Point) -> None:
