@@ -159,6 +159,7 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
         if found is None:
             return None
         plans[which] = found
+    plans[Pass.forward].shorten()
     return Direct(plans, problem.layout)
 
 

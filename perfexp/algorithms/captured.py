@@ -1,0 +1,125 @@
+"""Captured: what work enqueues on a CUDA device, seen by capturing it as a graph; nothing of it runs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from perfexp.errors import PerfexpError
+
+#: CU_STREAM_CAPTURE_MODE_RELAXED: a library may load its kernels and ask for memory meanwhile.
+_RELAXED = 2
+#: CU_GRAPH_NODE_TYPE_KERNEL.
+_KERNEL = 0
+
+
+class CaptureError(PerfexpError):
+    """The driver could not capture."""
+
+
+class Node(NamedTuple):
+    """One piece of work of a captured graph.
+
+    Attributes:
+        kind: CUgraphNodeType.
+        function: which kernel: the driver's own address of it; 0 for other work.
+        grid: blocks across, down and deep.
+        block: threads likewise.
+        shared_bytes: of memory that the blocks share, beside what the kernel itself declares.
+    """
+
+    kind: int
+    function: int = 0
+    grid: tuple[int, int, int] = (0, 0, 0)
+    block: tuple[int, int, int] = (0, 0, 0)
+    shared_bytes: int = 0
+
+
+class _KernelParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("func", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("kernel_params", c_void_p),
+        ("extra", c_void_p),
+        ("kern", c_void_p),
+        ("ctx", c_void_p),
+    )
+
+
+_SIGNATURES: dict[str, list[Any]] = {
+    "cuStreamBeginCapture_v2": [c_void_p, c_int],
+    "cuStreamEndCapture": [c_void_p, POINTER(c_void_p)],
+    "cuGraphGetNodes": [c_void_p, c_void_p, POINTER(c_size_t)],
+    "cuGraphNodeGetType": [c_void_p, POINTER(c_int)],
+    "cuGraphKernelNodeGetParams_v2": [c_void_p, POINTER(_KernelParams)],
+    "cuGraphDestroy": [c_void_p],
+    "cuGetErrorName": [c_int, POINTER(c_char_p)],
+}
+
+
+def nodes_of(enqueue: Callable[[], object], stream: torch.cuda.Stream) -> list[Node]:
+    """What `enqueue` puts on a stream, in no order that counts.
+
+    Args:
+        enqueue: is called once with that stream as torch's current one; what it needs is in memory already.
+        stream: not the default one.
+
+    Raises:
+        CaptureError: the driver can't.
+    """
+    driver, address, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
+    with torch.cuda.stream(stream):
+        _check(driver.cuStreamBeginCapture_v2(address, _RELAXED))
+        try:
+            enqueue()
+        finally:
+            status = driver.cuStreamEndCapture(address, byref(graph))
+    _check(status)
+    try:
+        count = c_size_t()
+        _check(driver.cuGraphGetNodes(graph, None, byref(count)))
+        nodes = (c_void_p * count.value)()
+        _check(driver.cuGraphGetNodes(graph, nodes, byref(count)))
+        return sorted(_node(driver, node or 0) for node in nodes)
+    finally:
+        driver.cuGraphDestroy(graph)
+
+
+def _node(driver: Any, node: int) -> Node:
+    kind, params = c_int(), _KernelParams()
+    _check(driver.cuGraphNodeGetType(node, byref(kind)))
+    if kind.value != _KERNEL:
+        return Node(kind.value)
+    _check(driver.cuGraphKernelNodeGetParams_v2(node, byref(params)))
+    grid, block = tuple(params.grid), tuple(params.block)
+    return Node(_KERNEL, params.func or params.kern or 0, grid, block, params.shared_bytes)
+
+
+def _check(status: int) -> None:
+    if status:
+        name = c_char_p()
+        _driver().cuGetErrorName(status, byref(name))
+        raise CaptureError((name.value or b"an unknown error").decode().removeprefix("CUDA_ERROR_"))
+
+
+@cache
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CaptureError(f"there is no driver: {error}") from error
+    missing = [name for name in _SIGNATURES if not hasattr(driver, name)]
+    if missing:
+        raise CaptureError(f"the driver is too old: it has no {missing[0]}")
+    for name, types in _SIGNATURES.items():
+        getattr(driver, name).argtypes = types
+    return driver

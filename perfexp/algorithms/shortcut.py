@@ -1,0 +1,216 @@
+"""Shortcut: cuDNN's own execution plan behind one of its v7 algorithms, which costs the host less to run.
+
+A call of the v7 interface builds a plan, runs it and throws it away: 25 to 50 µs of the host's time on an H200's,
+against 10 µs of `torch.nn.functional.conv2d`. cuDNN's graph interface keeps plans, but names engines, not algorithms.
+So engines are tried until one enqueues what the algorithm enqueues: the same kernels with the same grids and blocks, as
+two captured graphs tell, nothing being taken for granted. Where there is none, the v7 call stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import addressof, byref, c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from perfexp.algorithms.captured import Node
+from perfexp.algorithms.codes import DATA_TYPES
+from perfexp.algorithms.cudnn import CudnnError, Library
+
+# cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t and cudnnBackendAttributeType_t (cudnn_graph.h, 9.19)
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTIC, _PLAN, _FORWARD, _GRAPH, _PACK, _TENSOR = 1, 2, 3, 4, 5, 10, 15, 16, 17
+_AS_HANDLE, _AS_TYPE, _AS_INT64, _AS_FLOAT, _AS_POINTER, _AS_MODE, _AS_HEURISTIC, _AS_DESCRIPTOR = (
+    0, 1, 3, 4, 6, 7, 8, 15,
+)  # fmt: skip
+_CROSS_CORRELATION = 1
+#: CUDNN_HEUR_MODE_A, _B and _FALLBACK: quick, careful, and what nearly always works.
+_HEURISTICS = (3, 1, 2)
+#: The engine that is tried first: so they were found on an H200 with cuDNN 9.19.
+_USUAL = {"implicit_gemm": 0, "implicit_precomp_gemm": 1, "gemm": 2, "fft": 3, "fft_tiling": 4, "winograd_nonfused": 6}
+#: Configurations that one heuristic is asked for.
+_MOST = 24
+#: What torch's allocator aligns to at least, and what plans may count on, bytes.
+_ALIGNMENT = 16
+#: Sets of addresses that are kept ready; a model's calls find the same ones again and again.
+_MOST_PACKS = 64
+
+
+class Shortcut:
+    """A plan of cuDNN's graph interface for a forward pass.
+
+    Args:
+        cudnn: that makes it.
+        handle: with which it runs.
+        config: an engine's configuration.
+
+    Attributes:
+        handle: with which it runs.
+        workspace_bytes: that it needs.
+
+    Raises:
+        CudnnError: the engine can't compute it.
+    """
+
+    def __init__(self, cudnn: Library, handle: int, config: int) -> None:
+        self.handle = handle
+        assert cudnn.execute is not None
+        self._cudnn, self._execute = cudnn, cudnn.execute
+        self._plan = _made(cudnn, _PLAN, (401, _AS_DESCRIPTOR, [config]), (400, _AS_HANDLE, [handle]))
+        size = c_int64()
+        cudnn.call("cudnnBackendGetAttribute", self._plan, 402, _AS_INT64, 1, byref(c_int64()), byref(size))
+        self.workspace_bytes = size.value
+        self._packs: dict[tuple[int, ...], int | None] = {}
+
+    def __call__(self, *addresses: int) -> bool:
+        """Compute on the handle's stream; false if these addresses don't suit it.
+
+        Args:
+            addresses: of the inputs, the weights, the outputs, and the workspace or 0.
+        """
+        try:
+            pack = self._packs[addresses]
+        except KeyError:
+            pack = self._pack(addresses)
+        if pack is None:
+            return False
+        status = self._execute(self.handle, self._plan, pack)
+        if status:
+            self._cudnn.check(status)
+        return True
+
+    def _pack(self, addresses: tuple[int, ...]) -> int | None:
+        """The addresses as cuDNN wants them, kept for the next call that has the same."""
+        if len(self._packs) >= _MOST_PACKS:
+            for old in self._packs.values():
+                if old is not None:
+                    self._cudnn.call("cudnnBackendDestroyDescriptor", old)
+            self._packs.clear()
+        pack = None
+        if not any(address % _ALIGNMENT for address in addresses):
+            *tensors, workspace = addresses
+            pack = _made(
+                self._cudnn,
+                _PACK,
+                (1000, _AS_INT64, range(1, len(tensors) + 1)),
+                (1001, _AS_POINTER, tensors),
+                (1003, _AS_POINTER, [workspace]),
+            )
+        self._packs[addresses] = pack
+        return pack
+
+
+def find(
+    cudnn: Library,
+    handle: int,
+    algorithm: str,
+    shape: Any,
+    wanted: Sequence[Node],
+    enqueued: Callable[[Shortcut], Sequence[Node]],
+) -> Shortcut | None:
+    """The plan that enqueues what is wanted, or None.
+
+    Args:
+        cudnn: that makes it.
+        handle: with which it is to run.
+        algorithm: of cuDNN's for the forward pass.
+        shape: what to compute.
+        wanted: what the algorithm enqueues.
+        enqueued: what a plan enqueues.
+    """
+    if cudnn.execute is None or shape.dtype is torch.float64:
+        return None
+    for config in _configurations(cudnn, handle, algorithm, _graph(cudnn, handle, shape)):
+        try:
+            shortcut = Shortcut(cudnn, handle, config)
+            if list(enqueued(shortcut)) == list(wanted):
+                return shortcut
+        except CudnnError:
+            continue
+    return None
+
+
+def _configurations(cudnn: Library, handle: int, algorithm: str, graph: int) -> Iterator[int]:
+    """Engines with their knobs: the usual one, and then what the heuristics name."""
+    if algorithm in _USUAL:
+        try:
+            engine = _made(cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [graph]), (1301, _AS_INT64, [_USUAL[algorithm]]))
+            yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [engine]))
+        except CudnnError:
+            pass
+    for mode in _HEURISTICS:
+        try:
+            asked = _made(cudnn, _HEURISTIC, (201, _AS_DESCRIPTOR, [graph]), (200, _AS_HEURISTIC, [mode]))
+            configs = (c_void_p * _MOST)(*(_new(cudnn, _CONFIG) for _ in range(_MOST)))
+            count = c_int64()
+            cudnn.call("cudnnBackendGetAttribute", asked, 202, _AS_DESCRIPTOR, _MOST, byref(count), addressof(configs))
+        except CudnnError:
+            continue
+        yield from (config for config in configs[: count.value] if config)
+
+
+def _graph(cudnn: Library, handle: int, shape: Any) -> int:
+    """The forward convolution as a graph of one operation."""
+    layout = torch.channels_last if shape.channels_last else torch.contiguous_format
+    x, w, y = (
+        _made(
+            cudnn,
+            _TENSOR,
+            (901, _AS_TYPE, [DATA_TYPES[shape.dtype]]),
+            (902, _AS_INT64, size),
+            (903, _AS_INT64, torch.empty(size, device="meta", memory_format=layout).stride()),
+            (906, _AS_INT64, [number]),
+            (900, _AS_INT64, [_ALIGNMENT]),
+        )
+        for number, size in enumerate((shape.inputs, shape.weight, shape.outputs), 1)
+    )
+    how = _made(
+        cudnn,
+        _CONVOLUTION,
+        (106, _AS_INT64, [2]),
+        (100, _AS_TYPE, [DATA_TYPES[torch.float32]]),
+        (101, _AS_MODE, [_CROSS_CORRELATION]),
+        (105, _AS_INT64, shape.padding),
+        (104, _AS_INT64, shape.padding),
+        (102, _AS_INT64, shape.dilation),
+        (103, _AS_INT64, shape.stride),
+    )
+    operation = _made(
+        cudnn,
+        _FORWARD,
+        *((attribute, _AS_DESCRIPTOR, [each]) for attribute, each in ((704, x), (703, w), (705, y), (702, how))),
+        (700, _AS_FLOAT, [1.0]),
+        (701, _AS_FLOAT, [0.0]),
+    )
+    return _made(cudnn, _GRAPH, (801, _AS_DESCRIPTOR, [operation]), (800, _AS_HANDLE, [handle]))
+
+
+#: How values of a type are handed over.
+_C_TYPES: dict[int, Any] = {
+    _AS_TYPE: c_int,
+    _AS_MODE: c_int,
+    _AS_HEURISTIC: c_int,
+    _AS_INT64: c_int64,
+    _AS_FLOAT: c_float,
+}
+
+
+def _new(cudnn: Library, kind: int) -> int:
+    made = c_void_p()
+    cudnn.call("cudnnBackendCreateDescriptor", kind, byref(made))
+    assert made.value is not None
+    return made.value
+
+
+def _made(cudnn: Library, kind: int, *attributes: tuple[int, int, Sequence[Any]]) -> int:
+    """A finished descriptor.
+
+    Raises:
+        CudnnError: cuDNN refuses it.
+    """
+    made = _new(cudnn, kind)
+    for name, as_type, values in attributes:
+        array = (_C_TYPES.get(as_type, c_void_p) * len(values))(*values)
+        cudnn.call("cudnnBackendSetAttribute", made, name, as_type, len(values), addressof(array))
+    cudnn.call("cudnnBackendFinalize", made)
+    return made
