@@ -1,11 +1,12 @@
 """Learn which kernels cuDNN runs for which algorithm, on the first CUDA device.
 
-    python benchmarks/kernel_families.py [--seconds 120] [--out perfexp/algorithms/families.json]
+    python benchmarks/kernel_families.py [--seconds 120] [--out perfexp/algorithms/families.json] [--seen FILE]
 
 Every algorithm of every pass computes every distinct convolution of a few models (batch 16, 224 × 224) and some others,
 one call at a time between markers in the queue, in float32 with and without TF32, in float16, and in float16 NHWC. The
 codes are those of NVIDIA's headers, not perfexp's table of them, so that a mistake in that table is not learnt. The
-file counts in how many calls of each algorithm each kernel's bare name was seen.
+file counts in how many calls of each algorithm each kernel's bare name was seen; FILE gets the sets of names seen
+together, which the tests read.
 """
 
 from __future__ import annotations
@@ -113,9 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="begin no further convolution after this time")
     parser.add_argument("--out", type=Path, default=Path("perfexp/algorithms/families.json"))
+    parser.add_argument("--seen", type=Path, help="where the sets of names go (tests/algorithms/kernels_seen.json)")
     settings = parser.parse_args()
     begun, done = time.monotonic(), 0
     counts: dict[str, dict[str, dict[str, Any]]] = {}
+    sets: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
     geometries = dict.fromkeys([*others(), *(each for model in MODELS for each in of_model(model))])
     for geometry in geometries:
         if time.monotonic() - begun > settings.seconds:
@@ -124,8 +127,10 @@ def main() -> None:
         seen = proof.watch(lambda calls=calls: [call() for _, _, call in calls])
         for which, name, call in calls:
             entry = counts.setdefault(which.value, {}).setdefault(name, {"calls": 0, "kernels": Counter()})
+            names = {bare(kernel) for kernel in seen.kernels[call.func]}
             entry["calls"] += 1
-            entry["kernels"].update({bare(kernel) for kernel in seen.kernels[call.func]})
+            entry["kernels"].update(names)
+            sets[which.value, name, tuple(sorted(names))] += 1
         done += 1
         del calls, seen
         torch.cuda.empty_cache()
@@ -138,6 +143,12 @@ def main() -> None:
         for which, each in counts.items()
     }
     settings.out.write_text(json.dumps({"seen": text, "counts": ordered}, indent=1) + "\n")
+    if settings.seen:
+        rows = [
+            {"which": which, "algorithm": name, "kernels": kernels, "calls": calls}
+            for (which, name, kernels), calls in sorted(sets.items())
+        ]
+        settings.seen.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     print(text)
 
 

@@ -66,16 +66,17 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
-def nodes_of(enqueue: Callable[[], object], stream: torch.cuda.Stream) -> list[Node]:
-    """What `enqueue` puts on a stream, in no order that counts.
+def nodes_of(enqueue: Callable[[], object], device: torch.device) -> list[Node]:
+    """What `enqueue` puts on torch's current stream, sorted, since their order says nothing.
 
     Args:
-        enqueue: is called once with that stream as torch's current one; what it needs is in memory already.
-        stream: not the default one.
+        enqueue: is called once, with a stream of its own as the current one; what it needs is in memory already.
+        device: a CUDA device.
 
     Raises:
         CaptureError: the driver can't.
     """
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     driver, address, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
     with torch.cuda.stream(stream):
         _check(driver.cuStreamBeginCapture_v2(address, _RELAXED))

@@ -159,7 +159,7 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
         if found is None:
             return None
         plans[which] = found
-    plans[Pass.forward].shorten()
+    plans[Pass.forward].shorten(problem.device)
     return Direct(plans, problem.layout)
 
 

@@ -82,7 +82,7 @@ class Plan:
         self._call = cudnn.run[which]
         self._shape, self._device, self._dtype = shape, shape.device, shape.dtype
         self._shortcut: Shortcut | None = None
-        self._asked = False
+        self._sought = False
         self._format = torch.channels_last if shape.channels_last else torch.contiguous_format
         self._result = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}.get(which, shape.weight)
         self._first, self._second, self._how, self._out = self._descriptors = descriptors_of(which, shape, cudnn)
@@ -115,7 +115,7 @@ class Plan:
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
         """On the current stream, by the addresses of everything."""
         handle, short = self._cudnn.handle(self._device), self._shortcut
-        if short is None or short.handle != handle or not short(first, second, out, workspace):
+        if short is None or not short(handle, first, second, out, workspace):
             self._enqueue_named(handle, first, second, out, workspace)
 
     def _enqueue_named(self, handle: int, first: int, second: int, out: int, workspace: int) -> None:
@@ -127,34 +127,39 @@ class Plan:
         if status:
             self._cudnn.check(status)
 
-    def shorten(self) -> bool:
+    def shorten(self, device: torch.device) -> bool:
         """From now on calls of a forward pass cost the host less, if cuDNN has a plan that enqueues just the same.
 
+        Args:
+            device: of the tensors.
+
         Returns:
-            Whether it has; asked once.
+            Whether it has; looked for once.
         """
         possible = self.which is Pass.forward and self._cudnn.execute is not None
-        if possible and not self._asked and not torch.cuda.is_current_stream_capturing():
-            self._asked = True
+        if possible and not self._sought and not torch.cuda.is_current_stream_capturing():
+            self._sought = True
             with unset_fake_temporarily(), suppress(CaptureError, CudnnError, torch.OutOfMemoryError):
-                self._shortcut = self._found_shortcut()
+                self._shortcut = self._found_shortcut(device)
         return self._shortcut is not None
 
-    def _found_shortcut(self) -> Shortcut | None:
-        shape, device, stream = self._shape, torch.device("cuda", self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+    def _found_shortcut(self, device: torch.device) -> Shortcut | None:
+        shape = self._shape
         sizes = shape.inputs, shape.weight, shape.outputs
         tensors = [torch.empty(size, dtype=shape.dtype, device=device) for size in sizes]
         tensors.append(torch.empty(max(self.workspace_bytes, 1), dtype=torch.uint8, device=device))
         addresses = [tensor.data_ptr() for tensor in tensors]
-        normal = self._cudnn.handle(self._device)
-        wanted = nodes_of(lambda: self._enqueue_named(self._cudnn.handle(self._device), *addresses), stream)
+
+        def handle() -> int:
+            return self._cudnn.handle(self._device)
 
         def enqueued(candidate: Shortcut) -> list[Node]:
             if candidate.workspace_bytes > self.workspace_bytes:
                 return []
-            return nodes_of(lambda: self._cudnn.handle(self._device) and candidate(*addresses), stream)
+            return nodes_of(lambda: candidate(handle(), *addresses), device)
 
-        return find(self._cudnn, normal, self.algorithm, shape, wanted, enqueued) if wanted else None
+        wanted = nodes_of(lambda: self._enqueue_named(handle(), *addresses), device)
+        return find(self._cudnn, handle(), self.algorithm, shape, wanted, enqueued) if wanted else None
 
 
 def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:

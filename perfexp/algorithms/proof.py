@@ -76,7 +76,10 @@ def watch(call: Callable[[], Any]) -> Seen:
 
 
 def kernel_names(call: Callable[[], Any]) -> list[str]:
-    """Names of the kernels that a call launches on the stream of the markers, in the order in which they ran.
+    """Names of what a call has the device do, in the order in which it ran.
+
+    Copies and fills of memory on other streams than the markers' are left out: those are not of the call. Kernels are,
+    since cuDNN has streams of its own for some, which it joins to the caller's.
 
     Args:
         call: on an NVIDIA GPU.
@@ -92,7 +95,7 @@ def kernel_names(call: Callable[[], Any]) -> list[str]:
         if event.device_type() == DeviceType.CUDA
     ]
     streams = {stream for _, stream, name in events if _MARKER in name}
-    return [name for _, stream, name in sorted(events) if stream in streams]
+    return [name for _, stream, name in sorted(events) if stream in streams or not name.startswith("Mem")]
 
 
 def _mark() -> None:

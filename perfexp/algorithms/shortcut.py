@@ -9,7 +9,9 @@ two captured graphs tell, nothing being taken for granted. Where there is none, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from ctypes import addressof, byref, c_float, c_int, c_int64, c_void_p
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -19,17 +21,19 @@ from perfexp.algorithms.codes import DATA_TYPES
 from perfexp.algorithms.cudnn import CudnnError, Library
 
 # cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t and cudnnBackendAttributeType_t (cudnn_graph.h, 9.19)
-_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTIC, _PLAN, _FORWARD, _GRAPH, _PACK, _TENSOR = 1, 2, 3, 4, 5, 10, 15, 16, 17
-_AS_HANDLE, _AS_TYPE, _AS_INT64, _AS_FLOAT, _AS_POINTER, _AS_MODE, _AS_HEURISTIC, _AS_DESCRIPTOR = (
-    0, 1, 3, 4, 6, 7, 8, 15,
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTIC, _PLAN, _CHOICE, _KNOB = 1, 2, 3, 4, 5, 7, 8
+_FORWARD, _GRAPH, _PACK, _TENSOR = 10, 15, 16, 17
+_AS_HANDLE, _AS_TYPE, _AS_INT64, _AS_FLOAT, _AS_POINTER, _AS_MODE, _AS_HEURISTIC, _AS_KNOB, _AS_DESCRIPTOR = (
+    0, 1, 3, 4, 6, 7, 8, 9, 15,
 )  # fmt: skip
 _CROSS_CORRELATION = 1
-#: CUDNN_HEUR_MODE_A, _B and _FALLBACK: quick, careful, and what nearly always works.
-_HEURISTICS = (3, 1, 2)
+#: CUDNN_HEUR_MODE_FALLBACK, what nearly always works, and _A, what it would take; either with how many are of interest:
+#: some are compiled when they are made.
+_HEURISTICS = ((2, 8), (3, 6))
 #: The engine that is tried first: so they were found on an H200 with cuDNN 9.19.
 _USUAL = {"implicit_gemm": 0, "implicit_precomp_gemm": 1, "gemm": 2, "fft": 3, "fft_tiling": 4, "winograd_nonfused": 6}
-#: Configurations that one heuristic is asked for.
-_MOST = 24
+#: Knobs that an engine is asked for, and settings of them all that are tried.
+_KNOBS, _SETTINGS = 16, 48
 #: What torch's allocator aligns to at least, and what plans may count on, bytes.
 _ALIGNMENT = 16
 #: Sets of addresses that are kept ready; a model's calls find the same ones again and again.
@@ -45,7 +49,6 @@ class Shortcut:
         config: an engine's configuration.
 
     Attributes:
-        handle: with which it runs.
         workspace_bytes: that it needs.
 
     Raises:
@@ -53,7 +56,7 @@ class Shortcut:
     """
 
     def __init__(self, cudnn: Library, handle: int, config: int) -> None:
-        self.handle = handle
+        self._handle = handle
         assert cudnn.execute is not None
         self._cudnn, self._execute = cudnn, cudnn.execute
         self._plan = _made(cudnn, _PLAN, (401, _AS_DESCRIPTOR, [config]), (400, _AS_HANDLE, [handle]))
@@ -62,19 +65,22 @@ class Shortcut:
         self.workspace_bytes = size.value
         self._packs: dict[tuple[int, ...], int | None] = {}
 
-    def __call__(self, *addresses: int) -> bool:
-        """Compute on the handle's stream; false if these addresses don't suit it.
+    def __call__(self, handle: int, *addresses: int) -> bool:
+        """Compute on the handle's stream; false if another thread's handle or these addresses don't suit it.
 
         Args:
+            handle: of the thread that calls.
             addresses: of the inputs, the weights, the outputs, and the workspace or 0.
         """
+        if handle != self._handle:
+            return False
         try:
             pack = self._packs[addresses]
         except KeyError:
             pack = self._pack(addresses)
         if pack is None:
             return False
-        status = self._execute(self.handle, self._plan, pack)
+        status = self._execute(handle, self._plan, pack)
         if status:
             self._cudnn.check(status)
         return True
@@ -131,22 +137,45 @@ def find(
 
 
 def _configurations(cudnn: Library, handle: int, algorithm: str, graph: int) -> Iterator[int]:
-    """Engines with their knobs: the usual one, and then what the heuristics name."""
-    if algorithm in _USUAL:
-        try:
-            engine = _made(cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [graph]), (1301, _AS_INT64, [_USUAL[algorithm]]))
-            yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [engine]))
-        except CudnnError:
-            pass
-    for mode in _HEURISTICS:
-        try:
+    """The usual engine as it is, what the heuristics name, and the usual engine with all settings of its knobs."""
+    usual = None
+    with suppress(CudnnError, KeyError):
+        usual = _made(cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [graph]), (1301, _AS_INT64, [_USUAL[algorithm]]))
+        yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [usual]))
+    for mode, most in _HEURISTICS:
+        with suppress(CudnnError):
             asked = _made(cudnn, _HEURISTIC, (201, _AS_DESCRIPTOR, [graph]), (200, _AS_HEURISTIC, [mode]))
-            configs = (c_void_p * _MOST)(*(_new(cudnn, _CONFIG) for _ in range(_MOST)))
-            count = c_int64()
-            cudnn.call("cudnnBackendGetAttribute", asked, 202, _AS_DESCRIPTOR, _MOST, byref(count), addressof(configs))
-        except CudnnError:
-            continue
-        yield from (config for config in configs[: count.value] if config)
+            yield from _several(cudnn, asked, 202, _CONFIG, most)
+    if usual is not None:
+        for settings in islice(product(*_knobs(cudnn, usual)), _SETTINGS):
+            with suppress(CudnnError):
+                choices = [
+                    _made(cudnn, _CHOICE, (600, _AS_KNOB, [knob]), (601, _AS_INT64, [value]))
+                    for knob, value in settings
+                ]
+                yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [usual]), (302, _AS_DESCRIPTOR, choices))
+
+
+def _several(cudnn: Library, of: int, attribute: int, kind: int, most: int) -> list[int]:
+    """Descriptors that a descriptor has."""
+    found, count = (c_void_p * most)(*(_new(cudnn, kind) for _ in range(most))), c_int64()
+    cudnn.call("cudnnBackendGetAttribute", of, attribute, _AS_DESCRIPTOR, most, byref(count), addressof(found))
+    return [each for each in found[: count.value] if each]
+
+
+def _knobs(cudnn: Library, engine: int) -> list[list[tuple[int, int]]]:
+    """For each knob of an engine all settings: its type and a value."""
+    knobs = []
+    for knob in _several(cudnn, engine, 1302, _KNOB, _KNOBS):
+        kind, values = c_int(), []
+        cudnn.call("cudnnBackendGetAttribute", knob, 1200, _AS_KNOB, 1, byref(c_int64()), byref(kind))
+        for attribute in (1202, 1201, 1203):
+            value = c_int64()
+            cudnn.call("cudnnBackendGetAttribute", knob, attribute, _AS_INT64, 1, byref(c_int64()), byref(value))
+            values.append(value.value)
+        least, most, step = values
+        knobs.append([(kind.value, value) for value in range(least, most + 1, max(step, 1))])
+    return knobs
 
 
 def _graph(cudnn: Library, handle: int, shape: Any) -> int:

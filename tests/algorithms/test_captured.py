@@ -1,0 +1,94 @@
+"""What is read from the graph that a driver captured; the driver is a script."""
+
+import ctypes
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from perfexp.algorithms import captured
+from perfexp.algorithms.captured import CaptureError, Node, nodes_of
+
+CUDA = torch.device("cuda")
+MEMSET = 2
+
+
+class Driver:
+    """Captures nothing, and says that the graph has these nodes: kernels by (func, kern), or kinds."""
+
+    def __init__(self, nodes, refuses=()):
+        self.nodes, self.refuses, self.done = nodes, refuses, []
+
+    def __getattr__(self, name):
+        def function(*arguments):
+            self.done.append(name)
+            return 900 if name in self.refuses else getattr(self, f"_{name}", lambda *_: 0)(*arguments)
+
+        return function
+
+    def _cuStreamEndCapture(self, stream, graph):
+        graph._obj.value = 5
+        return 0
+
+    def _cuGraphGetNodes(self, graph, nodes, count):
+        count._obj.value = len(self.nodes)
+        for place in range(len(self.nodes) if nodes else 0):
+            nodes[place] = place + 1
+        return 0
+
+    def _cuGraphNodeGetType(self, node, kind):
+        kind._obj.value = self.nodes[node - 1] if isinstance(self.nodes[node - 1], int) else 0
+        return 0
+
+    def _cuGraphKernelNodeGetParams_v2(self, node, params):
+        params._obj.func, params._obj.kern = self.nodes[node - 1]
+        params._obj.grid, params._obj.block, params._obj.shared_bytes = (node, 2, 1), (128, 1, 1), 64
+        return 0
+
+    def _cuGetErrorName(self, status, name):
+        name._obj.value = b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    def use(*arguments, **named):
+        made = Driver(*arguments, **named)
+        monkeypatch.setattr(captured, "_driver", lambda: made)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: type("Stream", (), {"cuda_stream": 7})())
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        return made
+
+    return use
+
+
+def test_kernels_are_told_by_their_function_grid_block_and_memory(driver):
+    made = driver([(30, None), MEMSET, (None, 20)])
+    ran = []
+    assert nodes_of(lambda: ran.append(1), CUDA) == [
+        Node(0, 20, (3, 2, 1), (128, 1, 1), 64),
+        Node(0, 30, (1, 2, 1), (128, 1, 1), 64),
+        Node(MEMSET),
+    ]
+    assert ran == [1]
+    assert made.done[-1] == "cuGraphDestroy"
+
+
+def test_a_driver_that_refuses_is_an_error_with_its_name(driver):
+    driver([], refuses=["cuStreamBeginCapture_v2"])
+    with pytest.raises(CaptureError, match="^STREAM_CAPTURE_UNSUPPORTED$"):
+        nodes_of(lambda: None, CUDA)
+
+
+def test_the_capture_ends_when_the_work_fails(driver):
+    made = driver([])
+    with pytest.raises(ZeroDivisionError):
+        nodes_of(lambda: 1 / 0, CUDA)
+    assert made.done[-1] == "cuStreamEndCapture"
+
+
+def test_a_driver_without_the_functions_is_too_old(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: type("Old", (), {})())
+    captured._driver.cache_clear()
+    with pytest.raises(CaptureError, match="too old: it has no cuStreamBeginCapture_v2"):
+        captured._driver()
