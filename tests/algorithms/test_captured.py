@@ -20,9 +20,11 @@ class Driver:
         self.nodes, self.refuses, self.done = nodes, refuses, []
 
     def __getattr__(self, name):
+        does = getattr(type(self), f"_{name}", lambda *_: 0)
+
         def function(*arguments):
             self.done.append(name)
-            return 900 if name in self.refuses else getattr(self, f"_{name}", lambda *_: 0)(*arguments)
+            return 900 if name in self.refuses else does(self, *arguments)
 
         return function
 
@@ -76,7 +78,7 @@ def test_kernels_are_told_by_their_function_grid_block_and_memory(driver):
 
 def test_a_driver_that_refuses_is_an_error_with_its_name(driver):
     driver([], refuses=["cuStreamBeginCapture_v2"])
-    with pytest.raises(CaptureError, match="^STREAM_CAPTURE_UNSUPPORTED$"):
+    with pytest.raises(CaptureError, match=r"^STREAM_CAPTURE_UNSUPPORTED$"):
         nodes_of(lambda: None, CUDA)
 
 
