@@ -11,6 +11,7 @@ import numpy as np
 from perfexp import doubts, stats
 from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
+from perfexp.errors import Unsupported
 from perfexp.probes import queue, timing
 from perfexp.record import Metric, Point, Series
 
@@ -18,6 +19,7 @@ from perfexp.record import Metric, Point, Series
 _SPEEDUP = "algorithm/speedup_over_"
 
 _Computing = Callable[[Callable[[], Any]], Any]
+Capture = Callable[[], timing.Call]
 
 #: A choice layer by layer that is so much slower as a whole has to be told.
 _SLOWER = 0.98
@@ -29,7 +31,7 @@ _TURN_SECONDS, _SAMPLES = 0.15, 5
 _COLD_CALLS = 3
 
 
-def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device) -> None:
+def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device, capture: Capture) -> None:
     """Add what comes of `compare` to a point; a choice that is slower as a whole is doubted, and not kept.
 
     Args:
@@ -37,8 +39,9 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device)
         algorithm: applied to the model.
         call: of the whole model.
         device: that computes.
+        capture: makes one launch of the call as it is computed now.
     """
-    series, compared = compare(algorithm, call, device)
+    series, compared = compare(algorithm, call, device, capture)
     point.series += series
     point.metrics += compared
     slower = {each.name: each.value for each in compared if each.value is not None and each.value < _SLOWER}
@@ -47,22 +50,28 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device)
         algorithm.regret()
 
 
-def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[list[Series], list[Metric]]:
+def compare(
+    algorithm: Algorithm, call: timing.Call, device: Device, capture: Capture
+) -> tuple[list[Series], list[Metric]]:
     """Series `rival/NAME` of each one's time per call, and how many times faster the algorithm is than each rival.
 
-    The time is the device's own where it has one. The ratio is the median over the rounds of the ratio of medians.
+    The time is the device's own where it has one; where its queue does not take the call of each, all are captured. The
+    ratio is the median over the rounds of the ratio of medians.
 
     Args:
         algorithm: applied to the model.
         call: of the whole model.
         device: that computes.
+        capture: makes one launch of the call as it is computed now.
+
+    Raises:
+        Unsupported: the queue does not take the call, and it can't be captured.
     """
-    turns = {algorithm.name: _Turn(lambda work: work(), call, device)}
-    for rival in algorithm.rivals():
-        turns[rival] = _Turn(partial(algorithm.instead, rival), call, device)
+    computing: dict[str, _Computing] = {algorithm.name: _now}
+    computing |= {rival: partial(algorithm.instead, rival) for rival in algorithm.rivals()}
+    turns = {name: _Turn(each, call, device) for name, each in computing.items()}
     if not all(turn.possible for turn in turns.values()):
-        reason = "the call does not fit into the device's queue"
-        return [], [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
+        turns = {name: _Turn(each, call, device, capture) for name, each in computing.items()}
     taken: dict[str, list[timing.Samples]] = {name: [] for name in turns}
     with timing.undisturbed():
         for _ in range(_ROUNDS):
@@ -84,6 +93,10 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device) -> tuple[li
     return series, metrics
 
 
+def _now(work: Callable[[], Any]) -> Any:
+    return work()
+
+
 def _ratio(rival: str) -> str:
     return f"{_SPEEDUP}{rival}"
 
@@ -95,10 +108,16 @@ class _Turn:
         computing: runs what it is given while it computes.
         call: of the whole model.
         device: that works.
+        capture: makes one launch of the call; None to take the call as it is.
+
+    Raises:
+        Unsupported: the launch does not fit either.
     """
 
-    def __init__(self, computing: _Computing, call: timing.Call, device: Device) -> None:
-        self._computing, self._call, self._device = computing, call, device
+    def __init__(
+        self, computing: _Computing, call: timing.Call, device: Device, capture: Capture | None = None
+    ) -> None:
+        self._computing, self._call, self._device, self._capture = computing, call, device, capture
         self.k, self.possible = 1, True
         self._block: Callable[[int], timing.Samples] = timing.HostChain(call, device)
         computing(self._prepare)
@@ -107,9 +126,13 @@ class _Turn:
         for _ in range(_COLD_CALLS):
             self._call()
         self._device.synchronize()
+        if self._capture is not None:
+            self._call = self._capture()
         if self._device.asynchronous:
             self.k, chunk, seconds = queue.fit(self._call, self._device)
             self.possible = bool(chunk)
+            if self._capture is not None and not chunk:
+                raise Unsupported("the device's queue does not even take the call as a graph")
             self._block = queue.Chain(self._call, self._device, max(1, chunk), self.k)
         else:
             seconds = stats.median_interval(self._block(_COLD_CALLS)).value

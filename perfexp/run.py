@@ -172,7 +172,7 @@ class Procedure:
                 self._training_figures(point, step, batches, first_loss)
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
-            self._afterwards(point, "rivals", partial(self._rivals, point, step))
+            self._afterwards(point, "rivals", partial(self._rivals, point, step, batches))
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
@@ -210,13 +210,17 @@ class Procedure:
             error = self.algorithm.output_error(batches.next().inputs)
         point.metrics += [error] if error else []
 
-    def _rivals(self, point: Point, step: Step) -> None:
+    def _rivals(self, point: Point, step: Step, batches: Batches) -> None:
         """The whole call by the algorithm and by its rivals, in the same minute."""
         if not self.algorithm.rivals():
             return
         if self.graph or self.cache is not Cache.warm:
             raise Unsupported("rivals are compared without execution.cuda_graph and with cache=warm")
-        rivals.judge(point, self.algorithm, step.call, self.device)
+
+        def capture() -> timing.Call:
+            return graphed(step, self.session, constant=batches.constant).call
+
+        rivals.judge(point, self.algorithm, step.call, self.device, capture)
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""

@@ -17,7 +17,7 @@ from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.errors import UserError
+from perfexp.errors import Unsupported, UserError
 
 
 @pytest.fixture
@@ -201,36 +201,61 @@ def test_a_race_is_won_by_the_fastest():
     assert race(calls, host, here)["b"] == pytest.approx(20e-6, rel=0.05)
 
 
+class Rivalling:
+    """An algorithm whose calls take another time while a rival computes."""
+
+    name = "fastest"
+
+    def __init__(self):
+        self.now, self.order = self.name, []
+
+    def rivals(self):
+        return ("default", "benchmark")
+
+    def instead(self, rival, work):
+        self.now = rival
+        self.order.append(rival)
+        try:
+            return work()
+        finally:
+            self.now = self.name
+
+    @property
+    def seconds(self):
+        return {"fastest": 1e-3, "default": 3e-3, "benchmark": 2e-3}[self.now]
+
+
+SPEEDUPS = {
+    "algorithm/speedup_over_default": pytest.approx(3, rel=1e-3),
+    "algorithm/speedup_over_benchmark": pytest.approx(2, rel=1e-3),
+}
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
-    device, now = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), ["fastest"]
-    order = []
-
-    class Algorithm:
-        name = "fastest"
-
-        def rivals(self):
-            return ("default", "benchmark")
-
-        def instead(self, rival, work):
-            now[0] = rival
-            order.append(rival)
-            try:
-                return work()
-            finally:
-                now[0] = "fastest"
-
-    def call():
-        device.launch({"fastest": 1e-3, "default": 3e-3, "benchmark": 2e-3}[now[0]])
-
-    series, metrics = rivals.compare(Algorithm(), call, device)
-    assert {metric.name: metric.value for metric in metrics} == {
-        "algorithm/speedup_over_default": pytest.approx(3, rel=1e-3),
-        "algorithm/speedup_over_benchmark": pytest.approx(2, rel=1e-3),
-    }
+    device, algorithm = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), Rivalling()
+    series, metrics = rivals.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     assert [each.name for each in series] == ["rival/fastest", "rival/default", "rival/benchmark"]
     assert np.median(series[1].measured) == pytest.approx(3e-3, rel=1e-2)
-    assert order[-4:] == ["default", "benchmark"] * 2
+    assert algorithm.order[-4:] == ["default", "benchmark"] * 2
+
+
+def test_rivals_whose_call_the_queue_does_not_take_are_captured():
+    device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
+
+    def call():
+        for _ in range(200):
+            device.launch(algorithm.seconds / 200)
+
+    def capture():
+        seconds = algorithm.seconds
+        return lambda: device.launch(seconds)
+
+    _, metrics = rivals.compare(algorithm, call, device, capture)
+    assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
+    with pytest.raises(Unsupported, match="not even take the call as a graph"):
+        rivals.compare(algorithm, call, device, lambda: call)
 
 
 def test_rivals_are_those_of_the_device(cudnn, tmp_path):
@@ -273,6 +298,21 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
         layer[0].weight.data.fill_(float("nan"))
         error = portable.output_error(inputs)
     assert (error.value, error.reason) == (None, "the outputs are not finite, or all zero")
+
+
+def test_outputs_that_random_weights_make_useless_are_compared_with_the_inputs_statistics():
+    layers = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)) for _ in range(3)]
+    model, inputs = nn.Sequential(*[each for pair in layers for each in pair]).eval(), torch.randn(2, 4, 9, 8)
+    for conv, _ in layers:
+        conv.weight.data *= 1e20
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert not model(inputs).isfinite().all()
+    algorithm = Forced(name="winograd_nonfused", backend="torch")
+    with algorithm.applied(session(model)):
+        assert 0 < algorithm.output_error(inputs).value < 1e-4
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not any(norm.training or norm.momentum != 0.1 for _, norm in layers)
 
 
 def test_settings_that_can_not_be_meant_are_errors(tmp_path):

@@ -98,7 +98,7 @@ def test_nearly_all_calls_are_taken_for_what_they_were_or_for_what_cudnn_ran_ins
         instead = sum(call["calls"] for call in own if _substitutes(call["kernels"]))
         assert right + instead >= 0.98 * sum(call["calls"] for call in own), algorithm
         if algorithm != "algo_3":  # which cuDNN never runs: it is algo_0 or algo_1 every time
-            assert right >= 0.7 * sum(call["calls"] for call in own), algorithm
+            assert right >= 0.6 * sum(call["calls"] for call in own), algorithm
 
 
 def _substitutes(kernels):

@@ -1,0 +1,438 @@
+"""The energy of calls on a scripted device with scripted meters: power, ticks and cost of queries are known."""
+
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfexp.devices.fake import FakeDevice
+from perfexp.errors import UserError
+from perfexp.meters import Found, PowerKind, none_because, together
+from perfexp.meters.doubts import slice_of_board
+from perfexp.meters.fake import FakeMeter, Polyline, pass_time, steady
+from perfexp.meters.watch import Rules
+from perfexp.probes.energy import EnergyProcedure, rules_for
+from perfexp.record import Key, Point, Status
+
+
+class Logged(FakeDevice):
+    """Remembers when it worked."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.began, self.ended, self.worked = [], [], [0.0]
+
+    def launch(self, work_seconds, host_seconds=None):
+        end = super().launch(work_seconds, host_seconds)
+        if work_seconds:
+            self.began.append(end - work_seconds)
+            self.ended.append(end)
+            self.worked.append(self.worked[-1] + work_seconds)
+        return end
+
+    def worked_seconds(self, seconds):
+        """For how long it had worked at a time."""
+        done = bisect_right(self.ended, seconds)
+        under_way = seconds - self.began[done] if done < len(self.began) else 0.0
+        return self.worked[done] + max(under_way, 0.0)
+
+
+class Load:
+    """A power that depends on whether the device works."""
+
+    def __init__(self, device, busy_watts, idle_watts):
+        self._device, self._busy, self._idle = device, busy_watts, idle_watts
+
+    def joules(self, seconds):
+        return self._idle * seconds + (self._busy - self._idle) * self._device.worked_seconds(seconds)
+
+    def watts(self, seconds):
+        works = any(began <= seconds < end for began, end in zip(self._device.began, self._device.ended, strict=True))
+        return self._busy if works else self._idle
+
+
+def now_of(device):
+    return lambda: device.now_ns() * 1e-9
+
+
+def meter_of(device, curve, **script):
+    return FakeMeter(now_of(device), curve, spend=pass_time(device), **script)
+
+
+def procedure(device, *meters, rules=None, **found):
+    found = found.get("found") or Found(meters=meters)
+    return EnergyProcedure(device=device, found=found, rules=rules or Rules(), sleep=pass_time(device))
+
+
+def launching(device, work_seconds):
+    return lambda: device.launch(work_seconds)
+
+
+def values(energy):
+    return {metric.name.removeprefix("energy/"): metric.value for metric in energy.metrics}
+
+
+def reasons(energy):
+    return {metric.name.removeprefix("energy/"): metric.reason for metric in energy.metrics if metric.value is None}
+
+
+def codes(energy):
+    return [doubt.code for doubt in energy.doubts]
+
+
+# --- the power of a plateau ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query_seconds", [0.0, 0.5e-3, 4e-3])
+@pytest.mark.parametrize("phase_seconds", [0.0, 0.037, 0.0991])
+def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(query_seconds, phase_seconds):
+    """The rule's own row: 300 W, a counter that ticks every 100 ms, at most 0.5 % off."""
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meter = meter_of(device, steady(300.0), phase_seconds=phase_seconds, query_seconds=query_seconds)
+    energy = procedure(device, meter).measure(launching(device, 100e-6), images_per_call=8)
+    found = values(energy)
+    assert found["power_mean_watts"] == pytest.approx(300.0, rel=0.005)
+    assert found["integral_power_watts"] == pytest.approx(300.0, rel=1e-9)
+    assert found["integral_difference"] == pytest.approx(300.0 / found["power_mean_watts"] - 1, abs=1e-9)
+    assert found["window_seconds"] == pytest.approx(1.0, abs=0.01)
+    assert found["call_seconds"] == pytest.approx(100e-6, rel=1e-6)
+    assert found["per_call_joules"] == pytest.approx(found["power_mean_watts"] * 100e-6, rel=1e-6)
+    assert found["per_image_joules"] == pytest.approx(found["per_call_joules"] / 8, rel=1e-12)
+    assert codes(energy) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    watts=st.floats(10.0, 2000.0),
+    tick_seconds=st.floats(0.02, 0.12),
+    phase_seconds=st.floats(0.0, 0.12),
+    query_seconds=st.floats(0.0, 4e-3),
+    work_seconds=st.floats(50e-6, 20e-3),
+)
+def test_the_error_stays_within_what_the_record_says_of_it(
+    watts, tick_seconds, phase_seconds, query_seconds, work_seconds
+):
+    device = FakeDevice(enqueue_seconds=10e-6)
+    script = {"tick_seconds": tick_seconds, "phase_seconds": phase_seconds, "query_seconds": query_seconds}
+    meter = meter_of(device, steady(watts), **script)
+    energy = procedure(device, meter).measure(launching(device, work_seconds), images_per_call=1)
+    error = abs(values(energy)["counter_power_watts"] / watts - 1)
+    # each end lies within its width: at most √3 standard uncertainties of it, both together at most √6
+    assert error <= 6**0.5 * energy.facts["meters"][0]["window_uncertainty"] + 1e-9
+
+
+def test_five_windows_of_a_second_repeat_to_one_percent():
+    device = Logged(enqueue_seconds=10e-6)
+    meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
+    measuring = procedure(device, meter)
+    found = [
+        values(measuring.measure(launching(device, 130e-6), images_per_call=1))["per_call_joules"] for _ in range(5)
+    ]
+    assert max(found) / min(found) - 1 < 0.01
+    assert found == pytest.approx([700.0 * 130e-6] * 5, rel=0.005)
+
+
+def test_stopping_finely_takes_five_seconds():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    rules = rules_for(epsilon=0.005)
+    energy = procedure(device, meter_of(device, steady(300.0)), rules=rules).measure(
+        launching(device, 1e-3), images_per_call=1
+    )
+    assert values(energy)["window_seconds"] == pytest.approx(5.0, abs=0.01)
+    assert rules_for(epsilon=0.01).window_seconds == 1.0
+    assert rules_for(epsilon=0.005, window_seconds=2.0).window_seconds == 2.0
+
+
+def test_the_warm_plateau_before_the_window_is_not_in_it():
+    """A power that rises for a second after the calls begin, and is steady then."""
+    device = FakeDevice(enqueue_seconds=10e-6)
+    measuring = procedure(device, meter_of(device, Polyline([(0.0, 100.0), (3.0, 100.0), (4.0, 600.0)])))
+    measuring.idle()
+    pass_time(device)(3.0 - now_of(device)())
+    energy = measuring.measure(launching(device, 1e-3), images_per_call=1)
+    assert values(energy)["power_mean_watts"] == pytest.approx(600.0, rel=0.003)
+    assert values(energy)["idle_power_watts"] == pytest.approx(100.0, rel=0.005)
+    assert values(energy)["net_per_call_joules"] == pytest.approx(0.5, rel=0.005)
+
+
+# --- the device meanwhile ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("enqueue_seconds", "work_seconds"), [(10e-6, 100e-6), (1e-3, 8e-3), (2e-3, 5e-3)])
+def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_seconds, work_seconds):
+    device = Logged(enqueue_seconds=enqueue_seconds)
+    meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
+    energy = procedure(device, meter).measure(launching(device, work_seconds), images_per_call=1)
+    end = device.ended[-1]
+    begin = end - 1.0  # within the window, whatever came after it
+    assert device.worked_seconds(end) - device.worked_seconds(begin) == pytest.approx(1.0, rel=1e-9)
+    assert energy.facts["dry_seconds"] == 0.0
+    assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.005)
+    assert values(energy)["call_seconds"] == pytest.approx(work_seconds, rel=1e-6)
+
+
+def test_a_call_that_the_host_is_slow_to_issue_is_asked_about_rarely_and_says_so():
+    """The device waits for its host, whoever asks; the counter counts that, the integral is of the wrong moments."""
+    device = Logged(enqueue_seconds=20e-6)
+    meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
+    energy = procedure(device, meter).measure(launching(device, 5e-6), images_per_call=1)
+    found = values(energy)
+    undisturbed = 120.0 + (700.0 - 120.0) * 5 / 20
+    share = energy.facts["dry_seconds"] / found["window_seconds"]
+    assert 0.03 < share < 0.08
+    assert undisturbed * 20e-6 < found["per_call_joules"] < undisturbed * 20e-6 * (1 + share)
+    # what the device does not draw at rest is not touched by it
+    assert found["net_per_call_joules"] == pytest.approx((700.0 - 120.0) * 5e-6, rel=0.01)
+    assert set(codes(energy)) == {"meter_disagrees", "meter_starved"}
+
+
+def test_a_cheap_query_disturbs_no_call_however_its_host_issues_it():
+    device = Logged(enqueue_seconds=20e-6)
+    meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=20e-6)
+    energy = procedure(device, meter).measure(launching(device, 5e-6), images_per_call=1)
+    undisturbed = 120.0 + (700.0 - 120.0) * 5 / 20
+    assert values(energy)["per_call_joules"] == pytest.approx(undisturbed * 20e-6, rel=0.01)
+    assert "meter_starved" not in codes(energy)
+
+
+@pytest.mark.parametrize("launches", [1, 300, 900, 3000])
+def test_a_call_of_many_launches_fills_the_queue_and_no_more(launches):
+    device = Logged(enqueue_seconds=4e-6, queue_depth=1000)
+
+    def call():
+        for _ in range(launches):
+            device.launch(10e-6)
+
+    meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
+    energy = procedure(device, meter).measure(call, images_per_call=1)
+    assert values(energy)["call_seconds"] == pytest.approx(launches * 10e-6, rel=1e-3)
+    assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.01)
+    assert energy.facts["dry_seconds"] == 0.0
+
+
+def test_a_call_longer_than_the_window_has_an_energy_too():
+    device = Logged(enqueue_seconds=1e-3)
+    meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=1e-3)
+    energy = procedure(device, meter).measure(launching(device, 3.0), images_per_call=1)
+    assert values(energy)["per_call_joules"] == pytest.approx(2100.0, rel=0.01)
+
+
+def test_on_a_synchronous_device_the_meters_are_asked_between_calls():
+    device = Logged(enqueue_seconds=0.0, asynchronous=False)
+    script = {"tick_seconds": 1e-3, "tells_tick": True, "query_seconds": 30e-6, "power_kind": PowerKind.absent}
+    meter = meter_of(device, Load(device, 200.0, 50.0), **script)
+    energy = procedure(device, meter).measure(launching(device, 7e-3), images_per_call=2)
+    found = values(energy)
+    assert found["per_call_joules"] == pytest.approx(200.0 * 7e-3, rel=0.005)
+    assert found["net_per_image_joules"] == pytest.approx(150.0 * 7e-3 / 2, rel=0.005)
+    assert found["integral_power_watts"] is None
+    assert "no power sensor" in reasons(energy)["integral_power_watts"]
+    assert codes(energy) == []
+
+
+def test_ticks_that_are_seen_late_make_a_longer_window_and_then_a_doubt():
+    """Calls of 0.4 s between which the counter can be asked, and its period of 0.1 s is not known before."""
+    device = FakeDevice(enqueue_seconds=0.0, asynchronous=False)
+    energy = procedure(device, meter_of(device, steady(300.0))).measure(launching(device, 0.4), images_per_call=1)
+    assert values(energy)["window_seconds"] > 1.5
+    error = abs(values(energy)["power_mean_watts"] / 300.0 - 1)
+    assert error <= 6**0.5 * energy.facts["meters"][0]["window_uncertainty"] + 1e-9
+
+
+# --- meters that are not as they should be -------------------------------------------------------------------------
+
+
+def measured(device, *meters, **found):
+    return procedure(device, *meters, **found).measure(launching(device, 1e-3), images_per_call=4)
+
+
+def test_a_counter_that_begins_anew_is_followed():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meter = meter_of(device, steady(300.0), wrap_joules=250.0, start_joules=200.0)
+    energy = measured(device, meter)
+    assert values(energy)["power_mean_watts"] == pytest.approx(300.0, rel=0.005)
+    assert energy.facts["meters"][0]["wraps"] >= 2
+    assert codes(energy) == []
+
+
+def test_a_counter_that_begins_anew_without_telling_where_gives_no_energy():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meter = meter_of(device, steady(300.0), wrap_joules=900.0, tells_wrap=False)
+    energy = measured(device, meter)
+    assert values(energy)["per_call_joules"] is None
+    assert "its range is not known" in reasons(energy)["per_call_joules"]
+    assert "meter_wrapped" in codes(energy)
+    assert values(energy)["integral_power_watts"] == pytest.approx(300.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("stuck_seconds", [0.0, 2.5, 4.2])
+def test_a_counter_that_stands_still_gives_no_energy_and_a_doubt(stuck_seconds):
+    """From the start, before the window, within it."""
+    device = FakeDevice(enqueue_seconds=10e-6)
+    energy = measured(device, meter_of(device, steady(300.0), stuck_seconds=stuck_seconds))
+    assert values(energy)["per_call_joules"] is None
+    assert "stood still" in reasons(energy)["per_call_joules"]
+    assert "meter_stuck" in codes(energy)
+    assert values(energy)["integral_power_watts"] == pytest.approx(300.0, rel=1e-9)
+    assert values(energy)["call_seconds"] == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("gain", "believed"), [(1.02, True), (0.98, True), (1.05, False), (0.9, False)])
+def test_counter_and_integral_have_to_agree(gain, believed):
+    device = FakeDevice(enqueue_seconds=10e-6)
+    energy = measured(device, meter_of(device, steady(300.0), gain=gain))
+    found = values(energy)
+    assert found["integral_difference"] == pytest.approx(gain - 1, abs=0.003)
+    assert found["counter_power_watts"] == pytest.approx(300.0, rel=0.003)
+    assert found["integral_power_watts"] == pytest.approx(300.0 * gain, rel=1e-9)
+    assert (found["per_call_joules"] is not None) == believed
+    assert ("meter_disagrees" in codes(energy)) != believed
+
+
+@pytest.mark.parametrize("fails_seconds", [0.0, 3.0, 4.2])
+def test_a_meter_that_fails_leaves_everything_else_of_the_point(fails_seconds):
+    """From the start, on the plateau, within the window."""
+    device = FakeDevice(enqueue_seconds=10e-6)
+    energy = measured(device, meter_of(device, steady(300.0), fails_seconds=fails_seconds))
+    for name in ("power_mean_watts", "per_call_joules", "per_image_joules", "net_per_call_joules"):
+        assert values(energy)[name] is None
+        assert "it has failed" in reasons(energy)[name]
+    idle = None if fails_seconds == 0.0 else pytest.approx(300.0, rel=0.005)
+    assert values(energy)["idle_power_watts"] == idle
+
+
+def test_a_library_that_raises_is_a_meter_that_fails():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meter = meter_of(device, steady(300.0))
+
+    def raise_always():
+        raise OSError("the driver is gone")
+
+    meter.energy_joules = raise_always
+    meter.power_watts = raise_always
+    assert "OSError: the driver is gone" in reasons(measured(device, meter))["per_call_joules"]
+
+
+def test_a_call_that_fails_is_not_hidden():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meter = meter_of(device, steady(300.0))
+
+    def call():
+        raise MemoryError("no more")
+
+    with pytest.raises(MemoryError, match="no more"):
+        procedure(device, meter).measure(call, images_per_call=1)
+
+
+def test_a_board_without_a_counter_has_an_estimate():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    energy = measured(device, meter_of(device, steady(300.0), has_counter=False))
+    [power] = [metric for metric in energy.metrics if metric.name == "energy/power_mean_watts"]
+    assert power.value == pytest.approx(300.0, rel=1e-9)
+    assert power.estimated
+    assert codes(energy) == ["meter_no_counter"]
+
+
+def test_without_a_meter_everything_is_null_and_says_why():
+    device = FakeDevice()
+    energy = measured(device, found=none_because("MIG is on", slice_of_board("nvml MIG-1")))
+    assert set(values(energy).values()) == {None}
+    assert set(reasons(energy).values()) == {"no meter: MIG is on"}
+    assert codes(energy) == ["meter_mig"]
+    assert device.now_ns() == 0, "nothing was run for it"
+
+
+def test_power_at_rest_above_that_of_the_calls_gives_no_net_energy():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    measuring = procedure(device, meter_of(device, Polyline([(0.0, 300.0), (2.8, 300.0), (2.9, 200.0)])))
+    energy = measuring.measure(launching(device, 1e-3), images_per_call=1)
+    assert values(energy)["per_call_joules"] == pytest.approx(0.2, rel=0.005)
+    assert "not above the idle power" in reasons(energy)["net_per_call_joules"]
+
+
+def test_the_power_at_rest_is_measured_once():
+    device = Logged(enqueue_seconds=10e-6)
+    meter = meter_of(device, Load(device, 700.0, 120.0))
+    measuring = procedure(device, meter)
+    first = measuring.idle()
+    assert first.mean_watts.value == pytest.approx(120.0, rel=0.005)
+    assert not device.began, "nothing ran"
+    measuring.measure(launching(device, 1e-3), images_per_call=1)
+    assert measuring.idle() is first
+
+
+# --- several meters ------------------------------------------------------------------------------------------------
+
+
+def test_two_boards_are_summed_and_listed_apart():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meters = (
+        meter_of(device, steady(300.0), name="a", phase_seconds=0.01, query_seconds=2e-3),
+        meter_of(device, steady(500.0), name="b", phase_seconds=0.07, query_seconds=2e-3),
+    )
+    energy = measured(device, *meters)
+    found = values(energy)
+    assert found["power_mean_watts"] == pytest.approx(800.0, rel=0.005)
+    assert found["per_call_joules"] == pytest.approx(0.8, rel=0.005)
+    assert found["meter_0/power_mean_watts"] == pytest.approx(300.0, rel=0.005)
+    assert found["meter_1/per_call_joules"] == pytest.approx(0.5, rel=0.005)
+    assert [meter["name"] for meter in energy.facts["meters"]] == ["a", "b"]
+
+
+def test_where_one_of_two_boards_has_no_figure_the_sum_has_none():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meters = (meter_of(device, steady(300.0), name="a"), meter_of(device, steady(500.0), name="b", stuck_seconds=0.0))
+    energy = measured(device, *meters)
+    found = values(energy)
+    assert found["per_call_joules"] is None
+    assert "b stood still" in reasons(energy)["per_call_joules"]
+    assert found["meter_0/power_mean_watts"] == pytest.approx(300.0, rel=0.005)
+
+
+def test_devices_are_put_together_only_if_all_have_meters():
+    device = FakeDevice()
+    one, other = (Found(meters=(meter_of(device, steady(1.0), name=name),)) for name in ("a", "b"))
+    assert [meter.name for meter in together([one, other, one]).meters] == ["a", "b"]
+    assert together([one, none_because("hidden")]) == none_because("hidden")
+    assert not together([]).meters
+
+
+# --- the record ----------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_of_training_has_an_energy_where_the_data_has_an_end():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    measuring = procedure(device, meter_of(device, steady(300.0)))
+    with_end = measuring.measure(launching(device, 1e-3), images_per_call=4, trains=True, calls_per_epoch=50)
+    assert values(with_end)["per_epoch_joules"] == pytest.approx(50 * values(with_end)["per_call_joules"])
+    endless = measuring.measure(launching(device, 1e-3), images_per_call=4, trains=True)
+    assert reasons(endless)["per_epoch_joules"] == "the data has no end: give data.num_samples"
+    inference = measuring.measure(launching(device, 1e-3), images_per_call=4)
+    assert "per_epoch_joules" not in values(inference)
+
+
+def test_the_raw_answers_are_kept_and_give_the_same_figure_again():
+    device = FakeDevice(enqueue_seconds=10e-6)
+    energy = measured(device, meter_of(device, steady(300.0), query_seconds=1e-3))
+    key = Key(phase="inference", input_size=(8, 8), batch_size=4, precision="fp32")
+    point = Point(key=key, status=Status.OK)
+    energy.add_to(point)
+    [meter] = point.facts["energy"]["meters"]
+    assert len(meter["counter"]["seconds"]) == len(meter["counter"]["joules"])
+    inside = [
+        (seconds, joules)
+        for seconds, joules in zip(meter["counter"]["seconds"], meter["counter"]["joules"], strict=True)
+        if -1e-3 <= seconds <= meter["window_seconds"] + 5e-3
+    ]
+    (_, first), (_, last) = inside[0], inside[-1]
+    assert (last - first) / meter["window_seconds"] == pytest.approx(meter["counter_watts"], rel=0.02)
+    assert set(meter["power"]["watts"]) == {300.0}
+    assert point.metric("energy/per_call_joules").unit == "joules"
+    assert all(metric.name.endswith(metric.unit) or metric.unit == "1" for metric in point.metrics)
+
+
+@pytest.mark.parametrize("wrong", [{"window_seconds": 0.0}, {"plateau_seconds": -1.0}, {"longest_windows": 0.5}])
+def test_rules_that_can_not_be_followed_are_refused(wrong):
+    with pytest.raises(UserError, match="energy"):
+        Rules(**wrong)

@@ -1,0 +1,29 @@
+"""MACs and parameters of torchvision's models are those that torchvision publishes; the benchmark compares them all."""
+
+import pytest
+import torch
+
+from benchmarks.torchvision_work import ROUNDING, TOLERANCE, build, size_of
+from perfexp.models.torchvision_import import import_torchvision
+from perfexp.work.count import count
+
+NAMES = (
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5",
+    "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5",
+    "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11_bn", "vit_b_32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_macs_and_parameters_are_those_that_are_published(name):
+    models = import_torchvision().models
+    weights = models.get_model_weights(name).DEFAULT
+    size = size_of(weights)
+    work = count(build(models, name, size), torch.Size((1, 3, size, size)))
+    published = weights.meta["_ops"]
+    assert work.macs * 1e-9 == pytest.approx(published, rel=TOLERANCE, abs=ROUNDING)
+    assert work.parameters == weights.meta["num_params"]
+    assert work.uncounted == ()
+    assert work.macs == sum(row.macs for row in work.rows)
+    if name != "inception_v3":  # whose auxiliary classifier is there and is not called
+        assert work.parameters_read == work.parameters
