@@ -1,0 +1,111 @@
+"""Markdown tables of what the algorithms cost, from the records of `-m model=… algorithm=…` runs.
+
+    python benchmarks/algorithm_tables.py FOLDER…
+
+* For each phase and precision: the device's time of a call by model and algorithm, ms with the half-width of its 95 %
+  interval, and the share of the convolutions' FLOPs that ran as asked (with `algorithm.verify=true` what cuDNN put in
+  place of it is not in there). `benchmark` and `default` also come from the rivals of `algorithm=fastest`.
+* From `algorithm=fastest`: over all convolutions of the model the sum of the times of torch's own choice, of its search
+  and of what was chosen, each timed alone, µs; how many times faster the whole model was than by default and by search;
+  which engines won how often.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfexp import stats
+from perfexp.record import Point, Record, Status
+
+#: Columns in this order, and then what else there is.
+ORDER = (
+    *("default", "benchmark", "fastest", "implicit_precomp_gemm", "implicit_gemm", "gemm", "winograd_nonfused"),
+    *("winograd", "fft_tiling", "fft", "direct"),
+)
+
+
+def points(folders: list[Path]) -> Iterator[tuple[str, str, Point]]:
+    """Model, algorithm, and each timed point of all records below the folders."""
+    for folder in folders:
+        for path in sorted(folder.rglob("record.json")):
+            record = Record.load(path)
+            plan = record.plan
+            for point in record.points:
+                if point.key.phase in ("inference", "train"):
+                    yield plan["model"]["name"], plan["choices"]["algorithm"], point
+
+
+def cell(point: Point) -> str:
+    """The device's time of a call, and the share that ran as asked."""
+    series = point.find_series("device")
+    if point.status is not Status.OK or series is None or not series.measured:
+        return point.status.value
+    share = point.metric("algorithm/flops_share")
+    asked = "" if share is None or share.value in (None, 1.0) else f" ({share.value:.0%})"
+    return _time(series.measured) + asked
+
+
+def _time(samples: list[float]) -> str:
+    interval = stats.median_interval(samples)
+    width = interval.relative_half_width
+    return f"{interval.value * 1e3:.4g}" + ("" if width is None else f" ± {width:.2%}".replace("%", " %"))
+
+
+def times(found: list[tuple[str, str, Point]]) -> None:
+    """A table for each phase and precision."""
+    tables: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for model, algorithm, point in found:
+        table = tables[point.key.phase, point.key.precision][model]
+        table[algorithm] = cell(point)
+        for rival in ("default", "benchmark"):
+            series = point.find_series(f"rival/{rival}")
+            if series is not None:
+                table.setdefault(rival, _time(series.measured))
+    for (phase, precision), table in sorted(tables.items()):
+        names = {name for row in table.values() for name in row}
+        columns = [name for name in ORDER if name in names] + sorted(names - set(ORDER))
+        print(f"\n{phase}, {precision}\n\n| model | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for model, row in table.items():
+            print(f"| {model} | {' | '.join(row.get(name, '') for name in columns)} |")
+
+
+def choices(found: list[tuple[str, str, Point]]) -> None:
+    """What the choice for each layer is worth."""
+    print("\n| model | phase | precision | convolutions | default | benchmark | chosen | whole model | winners |")
+    print(f"|{'---|' * 9}")
+    for model, algorithm, point in found:
+        if algorithm != "fastest" or point.status is not Status.OK:
+            continue
+        winners: Counter[str] = Counter()
+        sums: Counter[str] = Counter()
+        for layer in point.facts["algorithm"]["layers"]:
+            for each in layer["passes"]:
+                seconds, calls = each["seconds"], layer["calls"]
+                if not seconds:
+                    continue
+                winners[each["selected"]] += calls
+                sums["default"] += calls * seconds["default"]
+                sums["benchmark"] += calls * seconds.get("benchmark", seconds["default"])
+                sums["chosen"] += calls * seconds[each["selected"]]
+        whole = [point.metric(f"algorithm/speedup_over_{rival}") for rival in ("default", "benchmark")]
+        ratios = " / ".join("–" if each is None or each.value is None else f"{each.value:.3f}" for each in whole)
+        cells = [f"{sums[name] * 1e6:.0f}" for name in ("default", "benchmark", "chosen")]
+        names = ", ".join(f"{count} {name}" for name, count in winners.most_common())
+        where = f"{model} | {point.key.phase} | {point.key.precision} | {winners.total()}"
+        print(f"| {where} | {' | '.join(cells)} | {ratios} | {names} |")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="with records below them")
+    found = list(points(parser.parse_args().folders))
+    times(found)
+    choices(found)
+
+
+if __name__ == "__main__":
+    main()
