@@ -12,15 +12,15 @@ FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
     3: ("run", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
-    2: ("models", "data", "algorithms", "kernels", "modes", "probes"),
-    1: ("devices", "stopping", "environment", "machine", "diagnosis", "sweep"),
+    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work"),
+    1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts", "interrupts"),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
 #: Who may import which foreign package at any level of nesting.
 ONLY = {
-    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices"},
+    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work"},
     "triton": {"kernels"},
     "torchvision": {"models", "data"},
     "hydra": {"main", "config", "worker", "explain"},
@@ -43,6 +43,7 @@ TORCH_FREE = (
     "devices/auto",
     "devices/lock",
     "data/rotating",
+    "work/__init__",
     "probes/__init__",
     "probes/timing",
     "probes/queue",

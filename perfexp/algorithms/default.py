@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from perfexp.algorithms import T
+from perfexp.algorithms import Algorithm, T
 from perfexp.models import Session
+
+
+def open_default(*, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any) -> Algorithm:
+    """Torch's own convolution, but for the layers that are to have another algorithm.
+
+    It takes the settings of the other algorithms, so that a sweep over all of them can have them.
+
+    Args:
+        name: of the algorithm, in names of files and runs.
+        layers: algorithms by layer; see `perfexp.algorithms.forced.Forced`.
+        settings: its other settings, which say nothing where no layer is named.
+    """
+    if not layers:
+        return Default(name=name)
+    from perfexp.algorithms.forced import Forced
+
+    return Forced(name=name, layers=layers, **settings)
 
 
 class Default:

@@ -37,30 +37,44 @@ def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def with_statistics_of(module: torch.nn.Module, run: Callable[[], object]) -> Iterator[bool]:
-    """While entered, batch norms hold the statistics of what a call gives them; false if there are none to set.
+def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Iterator[None]:
+    """While entered, batch norms that have seen nothing yet hold the statistics of what a call gives them.
 
-    A deep model with random weights and no statistics grows or shrinks what passes through it until nothing is left
-    that could be compared.
+    Without, the outputs of a deep model with random weights hardly depend on its inputs (ResNet-152: by 1 %, GoogLeNet:
+    by 0.001 %), nor on errors on the way; or they are not finite.
 
     Args:
         module: of which they are part.
-        run: the call.
+        run: the call; where it can't be made in training mode (one number for each channel), nothing is changed.
     """
-    norms = [each for each in module.modules() if isinstance(each, _BatchNorm) and each.track_running_stats]
+    norms = [each for each in module.modules() if isinstance(each, _BatchNorm) and _is_new(each)]
     before = [({name: value.clone() for name, value in each.named_buffers()}, each.momentum) for each in norms]
     try:
         for norm in norms:
             norm.train()
             norm.momentum = 1.0
+        failed = False
         if norms:
-            run()
-        for norm in norms:
-            norm.eval()
-        yield bool(norms)
+            try:
+                run()
+            except ValueError:
+                failed = True
+        _restore(norms, before, buffers=failed)
+        yield
     finally:
-        for norm, (buffers, momentum) in zip(norms, before, strict=True):
-            norm.eval()
-            norm.momentum = momentum
-            for name, value in buffers.items():
-                norm.get_buffer(name).copy_(value)
+        _restore(norms, before, buffers=True)
+
+
+def _is_new(norm: _BatchNorm) -> bool:
+    mean, variance = norm.running_mean, norm.running_var
+    return mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+
+
+def _restore(
+    norms: list[_BatchNorm], before: list[tuple[dict[str, torch.Tensor], float | None]], *, buffers: bool
+) -> None:
+    for norm, (values, momentum) in zip(norms, before, strict=True):
+        norm.eval()
+        norm.momentum = momentum
+        for name, value in values.items() if buffers else ():
+            norm.get_buffer(name).copy_(value)

@@ -19,7 +19,7 @@ from perfexp.algorithms.choice import choose
 from perfexp.algorithms.choices import Choices, default_folder
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.cudnn import why_no_cudnn
-from perfexp.algorithms.difference import relative_error, with_statistics_of
+from perfexp.algorithms.difference import relative_error, with_statistics
 from perfexp.algorithms.fastest import Fastest
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
@@ -209,22 +209,17 @@ class Forced:
     def output_error(self, inputs: Any) -> Metric:
         """See `Algorithm`; relative L2 over all numbers of the outputs, in evaluation mode and without a compiler.
 
-        Where that says nothing (random weights), batch norms have the statistics of these inputs.
+        Batch norms that have none yet have the statistics of these inputs.
         """
         session = self._session
-        with session.inferring():
-            error = self._error(inputs)
-            if error is None:
-                with with_statistics_of(session.module, lambda: self._by_default(inputs)) as others:
-                    error = self._error(inputs) if others else None
+
+        def by_default() -> Any:
+            return self.instead(DEFAULT, lambda: session.eager(inputs))
+
+        with session.inferring(), with_statistics(session.module, by_default):
+            error = relative_error(session.eager(inputs), by_default())
         reason = None if error is not None else "the outputs are not finite, or all zero"
         return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
-
-    def _error(self, inputs: Any) -> float | None:
-        return relative_error(self._session.eager(inputs), self._by_default(inputs))
-
-    def _by_default(self, inputs: Any) -> Any:
-        return self.instead(DEFAULT, lambda: self._session.eager(inputs))
 
     def prove(self, call: Callable[[], Any]) -> bool:
         """See `Algorithm`."""

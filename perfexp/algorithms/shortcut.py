@@ -30,8 +30,15 @@ _CROSS_CORRELATION = 1
 #: CUDNN_HEUR_MODE_FALLBACK, what nearly always works, and _A, what it would take; either with how many are of interest:
 #: some are compiled when they are made.
 _HEURISTICS = ((2, 8), (3, 6))
-#: The engine that is tried first: so they were found on an H200 with cuDNN 9.19.
-_USUAL = {"implicit_gemm": 0, "implicit_precomp_gemm": 1, "gemm": 2, "fft": 3, "fft_tiling": 4, "winograd_nonfused": 6}
+#: Engines that are tried first, and with all settings of their knobs last: so they were found on an H200, cuDNN 9.19.
+_USUAL = {
+    "implicit_gemm": (28, 0),
+    "implicit_precomp_gemm": (70, 1),
+    "gemm": (2, 0),
+    "fft": (3,),
+    "fft_tiling": (4,),
+    "winograd_nonfused": (6,),
+}
 #: Knobs that an engine is asked for, and settings of them all that are tried.
 _KNOBS, _SETTINGS = 16, 48
 #: What torch's allocator aligns to at least, and what plans may count on, bytes.
@@ -137,23 +144,27 @@ def find(
 
 
 def _configurations(cudnn: Library, handle: int, algorithm: str, graph: int) -> Iterator[int]:
-    """The usual engine as it is, what the heuristics name, and the usual engine with all settings of its knobs."""
-    usual = None
-    with suppress(CudnnError, KeyError):
-        usual = _made(cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [graph]), (1301, _AS_INT64, [_USUAL[algorithm]]))
-        yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [usual]))
+    """The usual engines as they are, what the heuristics name, and the usual engines with their knobs set."""
+    usual = []
+    for index in _USUAL.get(algorithm, ()):
+        with suppress(CudnnError):
+            engine = _made(cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [graph]), (1301, _AS_INT64, [index]))
+            usual.append(engine)
+            yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [engine]))
     for mode, most in _HEURISTICS:
         with suppress(CudnnError):
             asked = _made(cudnn, _HEURISTIC, (201, _AS_DESCRIPTOR, [graph]), (200, _AS_HEURISTIC, [mode]))
             yield from _several(cudnn, asked, 202, _CONFIG, most)
-    if usual is not None:
-        for settings in islice(product(*_knobs(cudnn, usual)), _SETTINGS):
+    for engine in usual:
+        for settings in islice(product(*_knobs(cudnn, engine)), _SETTINGS):
             with suppress(CudnnError):
-                choices = [
-                    _made(cudnn, _CHOICE, (600, _AS_KNOB, [knob]), (601, _AS_INT64, [value]))
-                    for knob, value in settings
-                ]
-                yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [usual]), (302, _AS_DESCRIPTOR, choices))
+                yield _set(cudnn, engine, settings)
+
+
+def _set(cudnn: Library, engine: int, settings: Sequence[tuple[int, int]]) -> int:
+    """An engine's configuration with such knobs."""
+    choices = [_made(cudnn, _CHOICE, (600, _AS_KNOB, [knob]), (601, _AS_INT64, [value])) for knob, value in settings]
+    return _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [engine]), (302, _AS_DESCRIPTOR, choices))
 
 
 def _several(cudnn: Library, of: int, attribute: int, kind: int, most: int) -> list[int]:

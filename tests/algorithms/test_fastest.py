@@ -13,6 +13,7 @@ from torch import nn
 from perfexp import rivals
 from perfexp.algorithms import fastest
 from perfexp.algorithms.choices import Choices, default_folder
+from perfexp.algorithms.difference import with_statistics
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
@@ -300,19 +301,40 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
     assert (error.value, error.reason) == (None, "the outputs are not finite, or all zero")
 
 
-def test_outputs_that_random_weights_make_useless_are_compared_with_the_inputs_statistics():
+def normed(scale):
     layers = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)) for _ in range(3)]
-    model, inputs = nn.Sequential(*[each for pair in layers for each in pair]).eval(), torch.randn(2, 4, 9, 8)
     for conv, _ in layers:
-        conv.weight.data *= 1e20
+        conv.weight.data *= scale
+    return nn.Sequential(*[each for pair in layers for each in pair]).eval()
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-2])
+def test_outputs_that_random_weights_make_useless_are_compared_with_the_inputs_statistics(scale):
+    model, inputs = normed(scale), torch.randn(2, 4, 9, 8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert not model(inputs).isfinite().all()
     algorithm = Forced(name="winograd_nonfused", backend="torch")
     with algorithm.applied(session(model)):
-        assert 0 < algorithm.output_error(inputs).value < 1e-4
+        assert 1e-8 < algorithm.output_error(inputs).value < 1e-4
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert not any(norm.training or norm.momentum != 0.1 for _, norm in layers)
+    norms = [each for each in model if isinstance(each, nn.BatchNorm2d)]
+    assert not any(norm.training or norm.momentum != 0.1 for norm in norms)
+
+
+def test_statistics_that_a_model_has_stay():
+    model, inputs = normed(1), torch.randn(2, 4, 9, 8)
+    model.train()(inputs)
+    model.eval()
+    calls = []
+    with with_statistics(model, lambda: calls.append(1)):
+        assert calls == []
+
+
+def test_a_model_that_can_not_be_trained_on_one_number_keeps_its_statistics():
+    model, inputs = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)).eval(), torch.randn(1, 4, 3, 3)
+    with with_statistics(model, lambda: model(inputs)):
+        assert model[1].running_var.eq(1).all()
+        assert not model[1].training
 
 
 def test_settings_that_can_not_be_meant_are_errors(tmp_path):

@@ -84,6 +84,15 @@ def test_what_autocast_makes_of_the_data_types_is_counted():
     assert row.bytes_min == FLOAT * (4 * 16 + 16 * 8) + 2 * 4 * 8
 
 
+def test_running_statistics_are_moved_in_training():
+    layer, elements = nn.BatchNorm2d(6), 2 * 6 * 8 * 8
+    inference, training = (only(count(layer.train(mode), size(2, 6, 8, 8))) for mode in (False, True))
+    assert inference.bytes_min == FLOAT * (2 * elements + 4 * 6)
+    # mean and variance are written too, and the count of batches is read and written
+    assert training.bytes_min == inference.bytes_min + FLOAT * 2 * 6 + 2 * 8
+    assert training.activation_bytes == FLOAT * elements
+
+
 def test_other_layers_follow_the_table():
     elements = 2 * 6 * 8 * 8
     for layer, per_element, parameters in (
@@ -358,3 +367,39 @@ def test_flops_of_any_convolution_and_its_gradients(convolution, batch, height, 
     flops = convolution.flops(batch, height, width)
     assert row.flops == row.weight_gradient_flops == flops
     assert row.input_gradient_flops == (flops if needs_gradient else 0)
+
+
+class Calling(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def test_operators_that_only_a_gpu_runs_are_counted_like_those_of_a_cpu():
+    aten = torch.ops.aten
+    with torch.device("meta"):
+        heads = [torch.ones(2, 3, length, 8, dtype=torch.float16) for length in (8, 16, 16)]
+        sequences, state = torch.ones(5, 3, 8), torch.zeros(4, 3, 16)
+        maps, of_channels = torch.ones(2, 6, 4, 4), [torch.ones(6)] * 4
+    for attention in (
+        aten._scaled_dot_product_flash_attention,
+        lambda *tensors: aten._scaled_dot_product_efficient_attention(*tensors, None, True),
+        lambda *tensors: aten._scaled_dot_product_cudnn_attention(*tensors, None, True),
+    ):
+        assert count(Calling(attention), *heads).macs == 2 * (2 * 3 * 8 * 16 * 8)
+
+    def recurrent(inputs, hidden, *weights):
+        settings = 2, 16, 0, 2, False, 0.0, True, True, [], None
+        return aten._cudnn_rnn(inputs, list(weights), 4, None, hidden, hidden, *settings)
+
+    layer = nn.LSTM(8, 16, num_layers=2, bidirectional=True)
+    weights = [weight.detach().to("meta") for weight in layer._flat_weights]
+    assert count(Calling(recurrent), sequences, state, *weights).macs == count(layer, size(5, 3, 8)).macs
+
+    def normalised(*tensors):
+        return aten.cudnn_batch_norm(*tensors, True, 0.1, 1e-5)
+
+    assert count(Calling(normalised), maps, *of_channels).flops == count(nn.BatchNorm2d(6), size(2, 6, 4, 4)).flops

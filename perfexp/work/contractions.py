@@ -1,0 +1,240 @@
+"""Contractions: the operators that multiply and accumulate, and how often they do.
+
+The counts follow from shapes by the operators' definitions. `torch.utils.flop_counter` has formulas for most of them.
+Those of the forward pass agree with these; the one for the backward pass of a convolution multiplies the gradient of
+the weights by the groups once too often, that of fused attention counts the scores that it computes again, and none
+says which gradient is whose. Its registry is asked only for operators that are not here (see `perfexp.work.kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from perfexp.work import Geometry, Shape
+
+Arguments = Mapping[str, Any]
+Tensors = tuple[torch.Tensor, ...]
+
+#: FLOPs of a softmax for each of its elements: largest, difference, exponential, sum, quotient.
+SOFTMAX_FLOPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A sum of products, linear in each operand, so that the gradient of each takes as many MACs as itself.
+
+    Attributes:
+        macs: multiply-accumulates.
+        operands: for each operand the tensors that it is computed from: mostly itself.
+    """
+
+    macs: int
+    operands: tuple[Tensors, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contraction:
+    """The products of an operator.
+
+    Attributes:
+        products: in any order.
+        other_flops: of what the operator does between them (the softmax of an attention).
+        other_operands: what that is computed from.
+    """
+
+    products: tuple[Product, ...]
+    other_flops: int = 0
+    other_operands: Tensors = ()
+
+
+Formula = Callable[[Arguments, Any], Contraction]
+
+
+def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> Contraction | None:
+    """What an operator multiplies; None if it is no contraction, or none that is known here.
+
+    Args:
+        operator: with its namespace, `aten::mm`.
+        arguments: by the names of its schema.
+        outputs: what it returned.
+    """
+    formula = _FORMULAS.get(operator)
+    return formula(arguments, outputs) if formula else None
+
+
+def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
+    """The convolution that an operator computes in a forward pass, or None.
+
+    Args:
+        operator: with its namespace.
+        arguments: by the names of its schema.
+    """
+    if operator not in _CONVOLUTIONS:
+        return None
+    weight, groups = arguments["weight"], int(arguments["groups"])
+    first, second, *kernel = weight.shape
+    transposed = bool(arguments.get("transposed", False))
+    return Geometry(
+        in_channels=first if transposed else second * groups,
+        out_channels=second * groups if transposed else first,
+        kernel=tuple(kernel),
+        stride=_directions(arguments["stride"], len(kernel)),
+        padding=_directions(arguments["padding"], len(kernel)),
+        dilation=_directions(arguments["dilation"], len(kernel)),
+        groups=groups,
+        transposed=transposed,
+    )
+
+
+def _directions(values: int | Sequence[int], count: int) -> Shape:
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * count if len(values) == 1 else values
+
+
+def _single(macs: int, *operands: torch.Tensor) -> Contraction:
+    return Contraction(products=(Product(macs=macs, operands=tuple((operand,) for operand in operands)),))
+
+
+def _matrices(left: str, right: str) -> Formula:
+    """(…, m, k) × (…, k, n): each element of the left meets n of the right; of vectors n is 1."""
+
+    def formula(arguments: Arguments, _: Any) -> Contraction:
+        first, second = arguments[left], arguments[right]
+        return _single(first.numel() * (second.shape[-1] if second.dim() > 1 else 1), first, second)
+
+    return formula
+
+
+def _linear(arguments: Arguments, _: Any) -> Contraction:
+    inputs, weight = arguments["input"], arguments["weight"]
+    return _single(inputs.numel() * (weight.shape[0] if weight.dim() > 1 else 1), inputs, weight)
+
+
+def _trilinear(arguments: Arguments, _: Any) -> Contraction:
+    """Σ a·b·c over the shape to which the three are broadcast; the second multiplication is not counted apart."""
+    operands = [arguments[name] for name in ("i1", "i2", "i3")]
+    for position, operand in enumerate(operands):
+        for dimension in arguments[f"expand{position + 1}"]:
+            operand = operand.unsqueeze(dimension)
+        operands[position] = operand
+    shape: Shape = torch.broadcast_shapes(*(operand.shape for operand in operands))  # type: ignore[no-untyped-call]
+    return _single(prod(shape), *operands)
+
+
+def convolution_macs(inputs: Shape, weight: Shape, outputs: Shape, *, transposed: bool = False) -> int:
+    """Multiply-accumulates of a convolution: each output (of a transposed one: each input) meets a filter of a group.
+
+    Args:
+        inputs: (N, C, …).
+        weight: (O, C / G, …); of a transposed convolution (C, O / G, …).
+        outputs: (N, O, …).
+        transposed: whether it is a transposed convolution.
+    """
+    return prod(inputs if transposed else outputs) * prod(weight[1:])
+
+
+def _convolution(arguments: Arguments, outputs: Any) -> Contraction:
+    inputs, weight = arguments["input" if "input" in arguments else "self"], arguments["weight"]
+    outputs = next(iter(outputs)) if isinstance(outputs, (tuple, list)) else outputs
+    transposed = bool(arguments.get("transposed", False))
+    macs = convolution_macs(inputs.shape, weight.shape, outputs.shape, transposed=transposed)
+    return _single(macs, inputs, weight)
+
+
+def _gradients_of_convolution(arguments: Arguments, _: Any) -> Contraction:
+    """One gradient, or as many of the two as the mask asks for; each takes what the convolution takes."""
+    grad = arguments["grad" if "grad" in arguments else "grad_output"]
+    inputs, weight = arguments["input"], arguments["weight"]
+    transposed = bool(arguments.get("transposed", False))
+    macs = convolution_macs(inputs.shape, weight.shape, grad.shape, transposed=transposed)
+    wanted = arguments.get("output_mask", (True, False))[:2]
+    operands = [pair for pair, asked in zip(((grad, weight), (grad, inputs)), wanted, strict=True) if asked]
+    return Contraction(products=tuple(Product(macs=macs, operands=((first,), (second,))) for first, second in operands))
+
+
+def _attention(arguments: Arguments, _: Any) -> Contraction:
+    """Softmax(q kᵀ) v, all of it whatever a mask leaves out; q is (N, heads, L, E), k (…, S, E), v (…, S, Ev)."""
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    scores = query.numel() // query.shape[-1] * key.shape[-2]
+    return Contraction(
+        products=(
+            Product(macs=scores * query.shape[-1], operands=((query,), (key,))),
+            Product(macs=scores * value.shape[-1], operands=((query, key), (value,))),
+        ),
+        other_flops=SOFTMAX_FLOPS * scores,
+        other_operands=(query, key),
+    )
+
+
+def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int) -> Contraction:
+    """Each matrix of a recurrent network meets each step of each sequence; the elementwise part is not counted.
+
+    Args:
+        inputs: (steps, N, features), or (steps of all sequences, features) of packed ones.
+        weights: of all layers and directions, `stride` for each: input matrix, hidden matrix, biases, projection.
+        stride: tensors of a layer in a direction.
+        directions: 1 or 2.
+    """
+    steps = inputs.numel() // inputs.shape[-1]
+    everything = (inputs, *weights)
+    products = []
+    for position, weight in enumerate(weights):
+        if weight.dim() != 2:
+            continue
+        first = position % stride == 0 and position < stride * directions
+        products.append(Product(macs=steps * weight.numel(), operands=((inputs,) if first else everything, (weight,))))
+    return Contraction(products=tuple(products))
+
+
+def _cudnn_rnn(arguments: Arguments, _: Any) -> Contraction:
+    directions = 2 if arguments["bidirectional"] else 1
+    return _recurrence(arguments["input"], arguments["weight"], int(arguments["weight_stride0"]), directions)
+
+
+def _mkldnn_rnn(arguments: Arguments, _: Any) -> Contraction:
+    return _recurrence(arguments["input"], [arguments["weight0"], arguments["weight1"]], 2, 1)
+
+
+#: Convolutions of which a forward pass is made. perfexp's own are how it forces an algorithm.
+_CONVOLUTIONS = (
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::convolution_overrideable",
+    "aten::cudnn_convolution",
+    "aten::miopen_convolution",
+    "aten::mkldnn_convolution",
+    "perfexp::convolution",
+)
+_FORMULAS: dict[str, Formula] = {
+    "aten::mm": _matrices("self", "mat2"),
+    "aten::_int_mm": _matrices("self", "mat2"),
+    "aten::_scaled_mm": _matrices("self", "mat2"),
+    "aten::addmm": _matrices("mat1", "mat2"),
+    "aten::_addmm_activation": _matrices("mat1", "mat2"),
+    "aten::bmm": _matrices("self", "mat2"),
+    "aten::baddbmm": _matrices("batch1", "batch2"),
+    "aten::addbmm": _matrices("batch1", "batch2"),
+    "aten::mv": _matrices("self", "vec"),
+    "aten::addmv": _matrices("mat", "vec"),
+    "aten::dot": _matrices("self", "tensor"),
+    "aten::vdot": _matrices("self", "other"),
+    "aten::linear": _linear,
+    "aten::_trilinear": _trilinear,
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    "aten::convolution_backward": _gradients_of_convolution,
+    "perfexp::convolution_backward_data": _gradients_of_convolution,
+    "perfexp::convolution_backward_filter": _gradients_of_convolution,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
+    "aten::_scaled_dot_product_attention_math_for_mps": _attention,
+    "aten::_cudnn_rnn": _cudnn_rnn,
+    "aten::mkldnn_rnn_layer": _mkldnn_rnn,
+}

@@ -1,0 +1,166 @@
+"""Costs: FLOPs of the operators that multiply no matrices, by rule.
+
+There is no agreed convention for these; ours follow the definitions, and count a function of the mathematical library
+(exp, tanh, erf, …) as one operation, and so an activation that has an operator of its own:
+
+| operator | FLOPs |
+|---|---|
+| elementwise (arithmetic, activations; torch's tag `pointwise`) | 1 for each output that is a floating-point number |
+| sum, mean, extremes, products, cumulative ones, folding | 1 for each input |
+| adding at places (index_add, scatter_add) | 1 for each element that is added |
+| Euclidean norm | 2 for each input |
+| variance, standard deviation | 4 for each input: mean; difference, square, sum |
+| logarithm of a sum of exponentials | 4 for each input |
+| softmax, log-softmax | 5 for each element |
+| batch norm, with the statistics that it has | 2 for each element, and 2 more with weight and bias |
+| batch, group, layer norm, with those of the inputs | 4 more for each element |
+| pooling | 1 for each element of the kernel and output; adaptive: 1 for each input |
+| interpolation | nearest 0; linear 2·2ᵈ − 1, cubic 2·4ᵈ − 1 for each output, in d dimensions |
+| dropout in training | 2 for each element |
+| gated linear unit | 2 for each output |
+| cell of an LSTM, of a GRU, as one operator | 13, 10 for each hidden element |
+| copies, casts, padding, lookups, sorting, random numbers, new tensors, views | 0 |
+
+What is in no line is not free but unknown, and is said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+
+from perfexp.work.contractions import SOFTMAX_FLOPS, Arguments
+from perfexp.work.tensors import tensors_in
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+#: Elementwise operators that torch does not tag, in one version or another.
+_ELEMENTWISE = _names(
+    "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish prelu _prelu_kernel relu6 rrelu "
+    "rrelu_with_noise selu silu softplus softshrink threshold addcdiv addcmul lerp"
+)
+#: For each input.
+_REDUCTIONS = {
+    **dict.fromkeys(_names("sum nansum mean amax amin aminmax max min prod cumsum cumprod cummax cummin col2im"), 1),
+    **dict.fromkeys(_names("linalg_vector_norm norm"), 2),
+    **dict.fromkeys(_names("var std var_mean std_mean"), 4),
+    "logsumexp": 4,
+}
+#: For each element of this argument.
+_ADDED = {"index_add": "source", "scatter_add": "src"}
+#: For each element of the first output.
+_PER_OUTPUT: dict[str, int] = {
+    "_softmax": SOFTMAX_FLOPS,
+    "_log_softmax": SOFTMAX_FLOPS,
+    "native_dropout": 2,
+    "glu": 2,
+    **{f"upsample_{kind}": 2 * 2**d - 1 for kind, d in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3))},
+    "upsample_bicubic2d": 2 * 4**2 - 1,
+    "_thnn_fused_lstm_cell": 13,
+    "_thnn_fused_gru_cell": 10,
+}
+_ADAPTIVE_POOLING = _names(
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d mkldnn_adaptive_avg_pool2d"
+)
+_POOLING = _names(
+    "avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d "
+    "mkldnn_max_pool3d"
+)
+#: Batch norms: the name, and whether statistics of the inputs are used (None: as its argument says).
+_BATCH_NORMS: dict[str, bool | None] = {
+    "native_batch_norm": None,
+    "cudnn_batch_norm": None,
+    "miopen_batch_norm": None,
+    "_native_batch_norm_legit": None,
+    "_native_batch_norm_legit_no_training": False,
+    "_batch_norm_with_update": True,
+    "batch_norm_with_update": True,
+    "_batch_norm_no_update": False,
+}
+_OTHER_NORMS = _names("native_layer_norm native_group_norm")
+_RMS_NORMS = _names("_fused_rms_norm")
+#: What moves, compares, looks up or makes numbers. Views are recognised by where they lie.
+_FREE = _names(
+    "_assert_async _assert_tensor_metadata _copy_from _index_put_impl _linalg_check_errors _reshape_alias "
+    "_reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d all any arange argmax argmin argsort as_strided bernoulli "
+    "block_diag bucketize cat channel_shuffle clone constant_pad_nd contiguous copy count_nonzero detach diag_embed "
+    "diagonal_copy embedding empty_like expand_copy exponential eye fill flip full_like gather im2col index "
+    "index_copy index_fill index_put index_select is_same_size isin kthvalue lift_fresh lift_fresh_copy masked_fill "
+    "masked_scatter masked_select median mode native_channel_shuffle new_empty new_empty_strided new_full new_ones "
+    "new_zeros nonzero nonzero_static normal one_hot ones_like pixel_shuffle pixel_unshuffle rand_like randint_like "
+    "randn_like random reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d "
+    "replication_pad2d replication_pad3d resize roll rot90 scatter searchsorted select_scatter set_ slice_scatter "
+    "sort split_copy split_with_sizes_copy stack t_copy topk transpose_copy tril triu unfold_copy uniform "
+    "unique_consecutive unsafe_split unsafe_split_with_sizes unsqueeze_copy upsample_nearest1d upsample_nearest2d "
+    "upsample_nearest3d view_copy where zero zeros_like"
+)
+
+
+def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
+    """FLOPs of an operator that is no contraction; None if they are not known.
+
+    Args:
+        operator: any.
+        arguments: by the names of its schema.
+        outputs: what it returned.
+    """
+    namespace, _, name = operator._schema.name.partition("::")
+    name = name if name in _FREE else name.removesuffix("_")
+    given, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    if name in _FREE or not given:
+        return 0
+    if name in _ELEMENTWISE or torch.Tag.pointwise in operator.tags:
+        return sum(tensor.numel() for tensor in made if _is_number(tensor))
+    if namespace != "aten":
+        return None
+    return _by_table(name, arguments, given[0].numel(), made)
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
+    """FLOPs by the table above.
+
+    Args:
+        name: of the operator, without underscore at the end.
+        arguments: by the names of its schema.
+        inputs: elements of its first tensor.
+        made: its outputs.
+    """
+    if name in _REDUCTIONS:
+        return inputs * _REDUCTIONS[name] if any(map(_is_number, made)) else 0
+    if name in _ADDED:
+        return int(arguments[_ADDED[name]].numel())
+    if name in _PER_OUTPUT:
+        return made[0].numel() * _PER_OUTPUT[name]
+    if name in _ADAPTIVE_POOLING:
+        return inputs
+    if name in _POOLING:
+        kernel = arguments["kernel_size"]
+        dimensions = 3 if "3d" in name else 2
+        elements = int(prod(kernel) if len(kernel) > 1 else kernel[0] ** dimensions)
+        return made[0].numel() * elements
+    return _norm(name, arguments, inputs)
+
+
+def _norm(name: str, arguments: Mapping[str, Any], inputs: int) -> int | None:
+    affine = 2 if isinstance(arguments.get("weight"), torch.Tensor) else 0
+    if name in _BATCH_NORMS:
+        of_inputs = _BATCH_NORMS[name]
+        if of_inputs is None:
+            of_inputs = bool(arguments.get("training", arguments.get("train")))
+        return inputs * (2 + affine + (4 if of_inputs else 0))
+    if name in _OTHER_NORMS:
+        return inputs * (6 + affine)
+    if name in _RMS_NORMS:  # square, sum; product with the reciprocal root, and with the weight
+        return inputs * (3 + affine // 2)
+    return None

@@ -1,0 +1,140 @@
+"""Count: how much work a call of a model is, found on tensors without memory."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from perfexp.models.trial import Inconclusive
+from perfexp.work import Work
+from perfexp.work.graph import reached
+from perfexp.work.kernels import Kernel
+from perfexp.work.modes import recording
+from perfexp.work.names import original_of
+from perfexp.work.rows import RowMaker
+from perfexp.work.stand_ins import inputs_for, same_random_numbers, with_stand_ins
+from perfexp.work.tape import Call, Operation, Tape
+from perfexp.work.tensors import storage_of
+
+_INCONCLUSIVE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+
+def count(
+    model: torch.nn.Module,
+    *inputs: Any,
+    keywords: Mapping[str, Any] | None = None,
+    backward: bool = False,
+) -> Work:
+    """The work of one call of a model, in the mode (training or not) in which it is; the device is not touched.
+
+    The forward pass runs once on stand-ins, with the model's hooks. Afterwards parameters, buffers and attributes of
+    the model and the state of the random number generators are what they were. A compiled model is counted as the model
+    that was compiled. What an `autocast` that the caller entered makes of the data types is what is counted.
+
+    A call of a module in which no other module is called is one row if torch itself defines the module, or if it has no
+    modules inside and is not the model itself. Otherwise each function of torch's that its code calls is a row
+    (`x + y`, `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted as their ordinary
+    code computes them, not by the fused operators of inference. A recurrent network is counted by the matrix products
+    of its definition; where torch computes it by a fused operator, the elementwise part (for an LSTM some 13 FLOPs for
+    each hidden element and step) is left out.
+
+    Args:
+        model: on any device.
+        inputs: positional arguments: tensors, `torch.Size` for shapes (of tensors in the data type and on the device of
+            the first parameter), nested or not, and anything else that the model takes.
+        keywords: keyword arguments, likewise.
+        backward: whether the backward pass is counted too, for a loss on all outputs.
+
+    Raises:
+        Inconclusive: the model does what depends on numbers, or what tensors without memory can't follow.
+        RuntimeError, ValueError, AssertionError, IndexError: the model can't take these inputs.
+    """
+    model = original_of(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Inconclusive("a scripted module can't be looked into; give the module that it was made from")
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with (
+            _undisturbed(),
+            same_random_numbers(),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(backward),
+            with_stand_ins(model, mode),
+        ):
+            parameters, own = _own(model)
+            tape = Tape(model, own)
+            args, named = inputs_for(model, (inputs, dict(keywords or {})), mode)
+            with mode, recording(tape):
+                outputs = model(*args, **named)
+    except _INCONCLUSIVE as error:
+        raise Inconclusive(str(error)) from error
+    assert tape.root is not None
+    nodes, foreign = reached(outputs) if backward else (None, [])
+    maker = RowMaker(parameters, own, nodes)
+    return Work(
+        rows=tuple(maker.rows(tape.root)),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        backward=backward,
+        uncounted=_uncounted(_kernels(tape.root), nodes, foreign),
+    )
+
+
+def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
+    """Elements of the parameters in each storage, and the storages of parameters and buffers."""
+    parameters: dict[int, int] = {}
+    for parameter in model.parameters():
+        storage = storage_of(parameter)
+        parameters[storage] = parameters.get(storage, 0) + parameter.numel()
+    return parameters, parameters.keys() | {storage_of(buffer) for buffer in model.buffers()}
+
+
+def _kernels(call: Call) -> Iterator[Kernel]:
+    for step in call.steps:
+        yield from step.kernels if isinstance(step, Operation) else _kernels(step)
+
+
+def _uncounted(kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[str]) -> tuple[str, ...]:
+    """Names of what is missing, each once."""
+    names = []
+    for kernel in kernels:
+        if not kernel.known:
+            names.append(kernel.operator)
+        if not kernel.backward_known and nodes is not None and kernel.node in nodes:
+            names.append(f"backward of {kernel.operator}")
+    return tuple(dict.fromkeys([*names, *(f"backward of {name}" for name in foreign)]))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Functions that a model compiled run as they were written; torch's log keeps quiet about what stand-ins can't do.
+
+    Weights that autocast has cast are forgotten at the end: some are stand-ins.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled = logger.disabled
+    logger.disabled = True
+    set_stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None
+    stance = set_stance("force_eager") if set_stance else nullcontext()
+    try:
+        with stance:
+            yield
+    finally:
+        logger.disabled = disabled
+        torch.clear_autocast_cache()

@@ -1,0 +1,199 @@
+"""Kernel: one operator as torch's dispatcher sees it, with what it computes, reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from perfexp.work import Geometry
+from perfexp.work.contractions import Arguments, Contraction, contraction_of, geometry_of
+from perfexp.work.costs import cost_of
+from perfexp.work.tensors import Region, region_of, storage_of, tensors_in
+
+#: Differentiable below torch's autograd: their backward pass is a function of perfexp's own.
+_OF_PERFEXP = "perfexp::convolution"
+#: What writes without reading what was there.
+_OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
+#: What changes running statistics in training without a word of it in its schema.
+_UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+#: What makes memory and leaves it as it is.
+_RESERVING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+#: What looks at the shape of its tensor only.
+_SHAPED_LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What one operator does.
+
+    Attributes:
+        operator: its name, with the namespace.
+        macs: multiply-accumulates.
+        flops: of the forward pass.
+        input_gradient_flops: that the backward pass takes if it gets there.
+        weight_gradient_flops: likewise.
+        node: number of its place in autograd's graph.
+        reads: what it reads.
+        writes: what it writes.
+        fresh: storages that did not exist before.
+        convolution: the one that it computes, or None.
+        known: whether its work is known.
+        backward_known: whether that of its backward pass is.
+    """
+
+    operator: str
+    macs: int
+    flops: int
+    input_gradient_flops: int
+    weight_gradient_flops: int
+    node: int
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    fresh: frozenset[int]
+    convolution: Geometry | None
+    known: bool
+    backward_known: bool
+
+
+def kernel_of(
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    outputs: Any,
+    weights: Collection[int],
+    node: int,
+) -> Kernel | None:
+    """What an operator did; None if it only made views.
+
+    Args:
+        operator: that was called.
+        args: with which.
+        keywords: likewise.
+        outputs: what it returned.
+        weights: storages of parameters, buffers and of what is computed from them alone.
+        node: number of its place in autograd's graph.
+    """
+    arguments = _by_name(operator, args, keywords)
+    given, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    changed = [
+        tensor
+        for argument in operator._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tensors_in(arguments.get(argument.name))
+    ]
+    name = operator._schema.name.partition("::")[2]
+    if name in _UNDECLARED and arguments["training"]:
+        changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
+    there = {storage_of(tensor) for tensor in given}
+    new = [tensor for tensor in made if storage_of(tensor) not in there]
+    if not new and (not changed or torch.Tag.inplace_view in operator.tags):
+        return None if made else _unread(operator, arguments, outputs, node, given)
+    reserves = name in _RESERVING
+    unread = {id(tensor) for tensor in changed} if name in _OVERWRITING or _is_out(operator) else set()
+    looks = not reserves and not name.endswith(_SHAPED_LIKE)
+    work = _work(operator, arguments, outputs, weights)
+    return Kernel(
+        operator=operator._schema.name,
+        node=node,
+        reads=tuple(region_of(tensor) for tensor in given if looks and id(tensor) not in unread),
+        writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
+        fresh=frozenset(storage_of(tensor) for tensor in new),
+        convolution=geometry_of(operator._schema.name, arguments),
+        **work,
+    )
+
+
+def _unread(
+    operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, node: int, given: list[torch.Tensor]
+) -> Kernel:
+    """An operator that returns no tensor, such as an assertion."""
+    return Kernel(
+        operator=operator._schema.name, node=node, reads=tuple(map(region_of, given)), writes=(), fresh=frozenset(),
+        convolution=None, **_work(operator, arguments, outputs, ()),
+    )  # fmt: skip
+
+
+def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by the names of the operator's schema, left-out ones with their default."""
+    declared = operator._schema.arguments
+    given = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
+    left_out = {argument.name: argument.default_value for argument in declared if argument.name not in given}
+    return given | left_out
+
+
+def _is_out(operator: torch._ops.OpOverload) -> bool:
+    return any(argument.is_out for argument in operator._schema.arguments)
+
+
+def _work(
+    operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, weights: Collection[int]
+) -> dict[str, Any]:
+    """MACs and FLOPs, as the fields of a kernel."""
+    contraction = contraction_of(operator._schema.name, arguments, outputs)
+    if contraction is not None:
+        recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
+        return _of_contraction(contraction, weights if recorded else None)
+    flops = cost_of(operator, arguments, outputs)
+    differentiable = torch.is_grad_enabled() and [
+        tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad
+    ]
+    work: dict[str, Any] = dict.fromkeys(("input_gradient_flops", "weight_gradient_flops", "macs", "flops"), 0)
+    if flops is None:
+        registered = _registered(operator, arguments, outputs)
+        work["macs"], work["flops"] = (registered or 0) // 2, registered or 0
+        return {**work, "known": registered is not None, "backward_known": not differentiable}
+    if flops and differentiable and any(tensor.is_floating_point() for tensor in tensors_in(outputs)):
+        of_weights = [storage_of(tensor) in weights for tensor in differentiable]
+        work["weight_gradient_flops"] = flops if any(of_weights) else 0
+        work["input_gradient_flops"] = flops if not all(of_weights) else 0
+    return {**work, "flops": flops, "known": True, "backward_known": True}
+
+
+def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -> dict[str, Any]:
+    """Fields of a kernel that is a contraction.
+
+    Args:
+        contraction: its products.
+        weights: see `kernel_of`; None where autograd does not record.
+    """
+    macs = sum(product.macs for product in contraction.products)
+    of_inputs = of_weights = 0
+    for product in contraction.products if weights is not None else ():
+        for sources in product.operands:
+            if not any(source.requires_grad for source in sources):
+                continue
+            if weights is not None and all(storage_of(source) in weights for source in sources):
+                of_weights += 2 * product.macs
+            else:
+                of_inputs += 2 * product.macs
+    if weights is not None and any(operand.requires_grad for operand in contraction.other_operands):
+        of_inputs += contraction.other_flops
+    return {
+        "macs": macs,
+        "flops": 2 * macs + contraction.other_flops,
+        "input_gradient_flops": of_inputs,
+        "weight_gradient_flops": of_weights,
+        "known": True,
+        "backward_known": True,
+    }
+
+
+def _registered(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
+    """FLOPs by torch's registry, where an operator of the user's own may have a formula.
+
+    Args:
+        operator: that is not known here.
+        arguments: by the names of its schema.
+        outputs: what it returned.
+    """
+    formula = flop_registry.get(operator.overloadpacket)
+    if formula is None:
+        return None
+    declared = operator._schema.arguments
+    positional = [arguments[argument.name] for argument in declared if not argument.kwarg_only]
+    keywords = {argument.name: arguments[argument.name] for argument in declared if argument.kwarg_only}
+    return int(formula(*positional, **keywords, out_val=outputs))

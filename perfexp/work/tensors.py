@@ -1,0 +1,86 @@
+"""Tensors: which lie where, and how many bytes of them are different ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from perfexp.work import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """The part of a storage that a tensor sees.
+
+    Attributes:
+        storage: number of the storage, unique among those that are alive.
+        span: offset, sizes and strides.
+        nbytes: of its different elements.
+        limit: bytes of the whole storage.
+    """
+
+    storage: int
+    span: tuple[int, Shape, Shape]
+    nbytes: int
+    limit: int
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Number of the storage that a tensor lies in, shared with its views.
+
+    Args:
+        tensor: any with a storage, a fake one too.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def region_of(tensor: torch.Tensor) -> Region:
+    """The part of its storage that a tensor sees; elements that an expanded tensor repeats count once.
+
+    Args:
+        tensor: any with a storage, a fake one too.
+    """
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    elements = 1
+    for size, stride in zip(sizes, strides, strict=True):
+        elements *= size if stride or not size else 1
+    return Region(
+        storage=storage_of(tensor),
+        span=(int(tensor.storage_offset()), sizes, strides),
+        nbytes=elements * tensor.element_size(),
+        limit=int(tensor.untyped_storage().nbytes()),
+    )
+
+
+def distinct_bytes(regions: Iterable[Region]) -> int:
+    """Bytes of regions, equal ones once, and of no storage more than it has.
+
+    Args:
+        regions: of any storages. Those of one storage that overlap without being equal count as if they did not.
+    """
+    of_storage: dict[int, set[Region]] = {}
+    for region in regions:
+        of_storage.setdefault(region.storage, set()).add(region)
+    return sum(
+        min(sum(region.nbytes for region in seen), max(region.limit for region in seen)) for seen in of_storage.values()
+    )
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples, lists, sets, mappings and dataclasses.
+
+    Args:
+        value: arguments or outputs of a call.
+    """
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
