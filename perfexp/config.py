@@ -227,6 +227,19 @@ class DeviceLock(StrEnum):
 
 
 @dataclass(kw_only=True)
+class Probes:
+    """What is found out beside the times.
+
+    `work` are MACs, FLOPs and bytes of a call, counted without the device. `energy` is measured in a window of its own,
+    of at least `energy_seconds` (by default 1 s, or 5 s where the times are to be good to 0.5 %).
+    """
+
+    work: bool = True
+    energy: bool = False
+    energy_seconds: float | None = None
+
+
+@dataclass(kw_only=True)
 class Plan:
     """The fully resolved configuration of one run. Nodes that select code are mappings with a `_target_`.
 
@@ -245,6 +258,7 @@ class Plan:
     sweep: Any = MISSING
     tracking: Any = MISSING
     probe: dict[str, Any] = field(default_factory=dict)
+    probes: Probes = field(default_factory=Probes)
     input_size: Any = 224
     batch_size: Any = 1
     percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Doubt
@@ -27,6 +27,19 @@ def queue_starved(blocks: int) -> Doubt:
         code="queue_starved",
         detail=f"in {blocks} blocks the device ran out of work before the host had filled its queue",
         remedy="read `device` as an upper bound; fewer launches (execution=compile) are filled in faster",
+    )
+
+
+def work_uncounted(names: Sequence[str]) -> Doubt:
+    """The work of some operators of a call is not known.
+
+    Args:
+        names: of the operators.
+    """
+    return Doubt(
+        code="work_uncounted",
+        detail=f"nobody has said how much {', '.join(names)} compute: MACs, FLOPs and rates are too low by that",
+        remedy="read them as lower bounds",
     )
 
 

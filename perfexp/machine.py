@@ -48,7 +48,6 @@ def facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
             "resolution_seconds": time.get_clock_info("perf_counter").resolution,
             "source": _first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
         },
-        "rapl": rapl(),
         "amd": {"driver": Path("/dev/kfd").exists(), "amdsmi": importlib.util.find_spec("amdsmi") is not None},
         "tools": {name: tool(name, places) for name, places in _TOOLS.items()},
         "folders": {name: folder(path) for name, path in folders.items()},
@@ -81,15 +80,6 @@ def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path
     place = root / own.lstrip("/")
     limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def rapl(root: Path = Path("/sys/class/powercap")) -> dict[str, str | None]:
-    """Energy counters of the processor: by their file None if it can be read, otherwise the system's words.
-
-    Args:
-        root: folder of the kernel's power caps.
-    """
-    return {str(file): _read_problem(file) for file in sorted(root.glob("intel-rapl*/energy_uj"))}
 
 
 def tool(name: str, places: tuple[str, ...], root: Path = Path("/")) -> dict[str, Any] | None:
@@ -134,14 +124,6 @@ def _quota(file: Path) -> float | None:
         quota, _, period = line.partition(" ")
         if quota.isdigit() and period.isdigit():
             return int(quota) / int(period)
-    return None
-
-
-def _read_problem(file: Path) -> str | None:
-    try:
-        file.read_bytes()
-    except OSError as error:
-        return error.strerror or str(error)
     return None
 
 

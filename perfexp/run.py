@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +23,8 @@ from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
-from perfexp.probes import Probe, ProbeContext, queue, timing
+from perfexp.probes import Probe, ProbeContext, queue, timing, work
+from perfexp.probes.energy import EnergyProcedure
 from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
 
@@ -62,6 +63,9 @@ class Procedure:
         epochs: whole passes over the data in training, or None for as many steps as the stopping rule wants.
         cache: what a call finds in the device's caches.
         graph: whether calls are captured and launched as one (execution.cuda_graph).
+        counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
+        peaks: FLOP/s of the device's data sheet by data type.
+        energy: measures that of a call (probes.energy), or None.
         seed: of data and shuffling.
         progress: told what comes next, between timed blocks.
     """
@@ -77,9 +81,21 @@ class Procedure:
     epochs: int | None = None
     cache: Cache = Cache.warm
     graph: bool = False
+    counts_work: bool = False
+    peaks: Mapping[str, float | None] = field(default_factory=dict)
+    energy: EnergyProcedure | None = None
     seed: int = 0
     progress: Callable[[str], None] = lambda _: None
     _last: tuple[Key, float, int] | None = None
+
+    def begin(self) -> None:
+        """What is measured once, before the first point, with everything loaded and nothing running."""
+        if self.energy is not None:
+            self.progress("idle power")
+            try:
+                self.energy.idle()
+            except Exception:  # it is asked for again, and told, with each point
+                traceback.print_exc()
 
     def measure(self, key: Key) -> Point:
         """Measure one point; whatever goes wrong with it becomes its status.
@@ -172,14 +188,18 @@ class Procedure:
                 self._training_figures(point, step, batches, first_loss)
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
-            self._afterwards(point, "rivals", partial(self._rivals, point, step, batches))
+            if self.energy is not None:
+                self._aside(point, "energy/per_call_joules", partial(self._energy, point, step, batches, self.energy))
+            if self.counts_work:
+                self._aside(point, "work/flops", partial(self._work, point, step, batches))
+            self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
-            self._afterwards(point, "proof", partial(verdicts.prove, point, self.algorithm, plain))
+            self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain))
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
-        self._afterwards(point, "output_error", partial(self._output_error, point))
+        self._of_algorithm(point, "output_error", partial(self._output_error, point))
 
     def _report_algorithm(self, point: Point) -> None:
         """By what the convolutions of the first call were computed; it is decided once for each shape."""
@@ -190,18 +210,36 @@ class Procedure:
         point.facts["algorithm"] = report.facts()
         point.doubts += report.doubts()
 
-    def _afterwards(self, point: Point, figure: str, work: Callable[[], None]) -> None:
-        """Work after everything has been timed, on a point of an algorithm: what goes wrong costs this figure only."""
-        if "algorithm" not in point.facts:
-            return
-        self.progress(figure)
+    def _of_algorithm(self, point: Point, figure: str, action: Callable[[], None]) -> None:
+        """`_aside` on a point of an algorithm."""
+        if "algorithm" in point.facts:
+            self._aside(point, f"algorithm/{figure}", action)
+
+    def _aside(self, point: Point, metric: str, action: Callable[[], None]) -> None:
+        """Work after everything has been timed: what goes wrong costs this figure only."""
+        self.progress(metric.rpartition("/")[2])
         try:
-            work()
+            action()
         except Exception as error:
             if isinstance(error, UserError) or self.device.is_lost():
                 raise
             _, text = verdicts.verdict(error, self.device)
-            point.metrics.append(Metric(name=f"algorithm/{figure}", value=None, unit="1", reason=text))
+            point.metrics.append(Metric(name=metric, value=None, unit="1", reason=text))
+
+    def _energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
+        """The energy of a call, in a window of its own."""
+        if self.cache is Cache.flush:
+            raise Unsupported("energy is that of calls which follow one another: it has no cache=flush")
+        calls = batches.per_epoch if step.trains else None
+        energy.measure(
+            step.call, images_per_call=point.key.batch_size, trains=step.trains, calls_per_epoch=calls
+        ).add_to(point)
+
+    def _work(self, point: Point, step: Step, batches: Batches) -> None:
+        """What the call takes by definition, whatever computes it."""
+        counted = self.session.work(batches.next().inputs, training=step.trains)
+        if counted is not None:
+            work.add(point, counted, self.peaks)
 
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""

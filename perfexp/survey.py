@@ -77,6 +77,7 @@ def _questions(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, 
     yield "mps", partial(_of_torch, "apple_gpu")
     if index is not None:
         yield "clocks", partial(_of_torch, "try_clocks", index)
+    yield "energy", partial(_of_torch, "try_energy", index)
 
 
 def _boards() -> dict[str, Any]:

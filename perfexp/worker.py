@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from perfexp.data import Data
     from perfexp.devices import Device
     from perfexp.models import Session
+    from perfexp.probes.energy import EnergyProcedure
     from perfexp.run import Procedure
+    from perfexp.stopping import StoppingRule
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,6 +129,7 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
             gc.collect()
             gc.freeze()  # what is loaded by now stays: the collections before each timed block need not look at it
             procedure = _procedure(plan, session, device, data, algorithm, tell)
+            procedure.begin()
             for key in sweep.order(keys, replicate, plan.seed):
                 tell("point", key=_plain(key))
                 known = read_points(paths.points) if skip_larger else []
@@ -155,21 +158,32 @@ def _procedure(
 ) -> Procedure:
     from perfexp.run import Procedure
 
+    stopping = config.build(plan.stopping)
     return Procedure(
         session=session,
         device=device,
         data=data,
         modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
-        stopping=config.build(plan.stopping),
+        stopping=stopping,
         algorithm=algorithm,
         percentiles=plan.percentiles,
         probes={name: config.build(node) for name, node in plan.probe.items()},
         epochs=plan.epochs,
         cache=plan.cache,
         graph=plan.execution.cuda_graph,
+        counts_work=plan.probes.work,
+        energy=_energy(plan.probes, device, stopping) if plan.probes.energy else None,
+        peaks=(plan.gpu.get("facts") or {}).get("peak_flops_per_second") or {},
         seed=plan.seed,
         progress=lambda text: tell("block", text=text),
     )
+
+
+def _energy(probes: config.Probes, device: Device, stopping: StoppingRule) -> EnergyProcedure:
+    from perfexp.probes.energy import EnergyProcedure, rules_for
+
+    rules = rules_for(window_seconds=probes.energy_seconds, epsilon=getattr(stopping, "epsilon", None))
+    return EnergyProcedure(device=device, found=device.meters(), rules=rules)
 
 
 def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events, spawned_ns: int | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Protocol
 
+from perfexp.meters import Found
 from perfexp.record import Doubt, Metric
 
 
@@ -107,6 +108,9 @@ class Device(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """What does not change: product, cores, driver. JSON values."""
+
+    def meters(self) -> Found:
+        """What counts its energy, or why nothing does."""
 
     def doubts(self) -> list[Doubt]:
         """What is wrong with this device from the start."""

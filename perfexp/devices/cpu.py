@@ -17,6 +17,8 @@ import psutil
 from numpy.typing import NDArray
 
 from perfexp.devices import Event
+from perfexp.meters import Found
+from perfexp.meters.finding import find_meters
 from perfexp.record import Doubt, Metric
 
 #: So many times the size of the largest cache is written to drive everything else out of it.
@@ -140,6 +142,10 @@ class CpuDevice:
             "memory_bytes": psutil.virtual_memory().total,
             "event_tick_seconds": self.event_tick_seconds,
         }
+
+    def meters(self) -> Found:
+        """See `Device`; those of the processor's packages."""
+        return find_meters(self.kind)
 
     def doubts(self) -> list[Doubt]:
         """None: what disturbs a measurement is looked for at each point."""

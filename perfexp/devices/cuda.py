@@ -17,6 +17,8 @@ from perfexp.devices import Event
 from perfexp.devices.cpu import processor_name
 from perfexp.devices.nvml import find_board
 from perfexp.errors import DeviceMismatch
+from perfexp.meters import Found
+from perfexp.meters.finding import find_meters
 from perfexp.record import Doubt, Metric
 
 #: What libraries say that do not get their memory from torch's allocator.
@@ -190,6 +192,13 @@ class CudaDevice:
             "record_seconds": self.record_seconds,
             **(self._board.facts() if self._board else {"nvml": self._no_board}),
         }
+
+    def meters(self) -> Found:
+        """See `Device`; those of the board with this UUID (NVIDIA) or place on the bus (AMD)."""
+        place = [getattr(self._properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        domain, bus, slot = (-1 if part is None else int(part) for part in place)
+        bus_id = f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None
+        return find_meters(self.kind, uuid=self.lock_name, pci_bus_id=bus_id, rocm=torch.version.hip is not None)
 
     def doubts(self) -> list[Doubt]:
         """See `Device`."""

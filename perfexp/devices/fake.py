@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfexp.devices import Event
+from perfexp.meters import Found
+from perfexp.meters.finding import find_meters
 from perfexp.record import Doubt, Metric
 
 
@@ -210,6 +212,10 @@ class FakeDevice:
             "event_tick_seconds": self.event_tick_seconds,
             "queue_depth": self.queue_depth,
         }
+
+    def meters(self) -> Found:
+        """See `Device`."""
+        return find_meters(self.kind)
 
     def doubts(self) -> list[Doubt]:
         """Its times are simulated; whoever reads the record has to know."""

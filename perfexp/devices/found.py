@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from perfexp.devices import cuda, lock
+from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.nvml import find_board
 from perfexp.errors import UserError
+from perfexp.meters.selftest import try_meters
 
 #: So long the device is kept busy while the driver is asked for its clock.
 _BUSY_SECONDS = 0.2
@@ -60,6 +62,18 @@ def try_clocks(index: int) -> dict[str, Any]:
             return {**facts, "canary_hertz": device.state()["canary_hertz"], "busy": busy}
     except UserError as error:  # of the lock
         return {"not_tried": str(error)}
+
+
+def try_energy(index: int | None) -> dict[str, Any]:
+    """What the energy meters of a device do while it rests; see `perfexp.meters.selftest.try_meters`.
+
+    Args:
+        index: number of the CUDA device; None for the CPU.
+    """
+    if index is not None and not cuda.is_available(index):
+        return {"error": f"torch has no cuda:{index}"}
+    device = CpuDevice() if index is None else cuda.CudaDevice(index=index)
+    return try_meters(device.meters())
 
 
 def _cuda_device(index: int) -> dict[str, Any]:

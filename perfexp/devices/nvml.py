@@ -66,28 +66,6 @@ class Board:
         memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
         return None if memory is None else int(memory.used)
 
-    def meters(self) -> dict[str, str | None]:
-        """Which meters it has, each read once: None for one that answers, otherwise the driver's words."""
-        nvml, handle = self._nvml, self._handle
-        return {
-            "energy_counter": self._refusal(nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
-            "power": self._refusal(nvml.nvmlDeviceGetPowerUsage, handle),
-            "instantaneous_power": self._refusal(self._instantaneous_milliwatts),
-        }
-
-    def _instantaneous_milliwatts(self) -> int:
-        [answer] = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])
-        if answer.nvmlReturn != self._nvml.NVML_SUCCESS:
-            raise self._nvml.NVMLError(answer.nvmlReturn)
-        return int(answer.value.uiVal)
-
-    def _refusal(self, question: Callable[..., Any], *arguments: Any) -> str | None:
-        try:
-            question(*arguments)
-        except self._nvml.NVMLError as error:
-            return str(error)
-        return None
-
     def _count_processes(self) -> int | None:
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         return None if processes is None else len(processes)
@@ -128,7 +106,7 @@ def all_boards() -> dict[str, Any]:
         uuid = pynvml.nvmlDeviceGetUUID(handle)
         board = Board(uuid)
         own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(handle)}
-        found.append({**own, "facts": board.facts(), "state": board.state(), "meters": board.meters()})
+        found.append({**own, "facts": board.facts(), "state": board.state()})
     return {"boards": found}
 
 

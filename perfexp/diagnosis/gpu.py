@@ -15,10 +15,6 @@ _CLOCK_TOLERANCE = 0.05
 _POWER_SHARE = 0.98
 #: Per cent of the time that a device may be busy before it is given work, as the doubt `shared_device` has it.
 _BUSY_PERCENT = 5
-_METERS = {
-    "energy_counter": ("energy counter", "boards since Volta have one; elsewhere energy will be null"),
-    "instantaneous_power": ("instant power", "a driver of 530 or later tells it; there remains the average"),
-}
 
 
 def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
@@ -43,7 +39,7 @@ def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     yield _neighbours(board["state"])
     yield _slices(board["facts"])
     yield _error_correction(board["facts"])
-    yield from _meters(board["meters"])
+    yield ok("NVML", "answers")
 
 
 def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
@@ -142,16 +138,6 @@ def _slices(facts: Mapping[str, Any]) -> Finding:
 
 def _error_correction(facts: Mapping[str, Any]) -> Finding:
     return ok("ECC", {True: "on", False: "off", None: "this board has none"}[facts.get("ecc")])
-
-
-def _meters(meters: Mapping[str, str | None]) -> Iterator[Finding]:
-    if meters["power"] is None:
-        yield ok("NVML", "answers, power too")
-    else:
-        yield missing("NVML", f"answers, but not for the power: {meters['power']}", "power and energy will be null")
-    for key, (check, remedy) in _METERS.items():
-        refusal = meters[key]
-        yield ok(check, "readable") if refusal is None else missing(check, refusal, remedy)
 
 
 def _cudnn_version(number: int) -> str:

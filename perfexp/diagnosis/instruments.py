@@ -1,4 +1,4 @@
-"""Instruments: energy meters outside of NVIDIA's boards, and profilers."""
+"""Instruments: energy meters and profilers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from perfexp.diagnosis import Facts, Finding, missing, ok, part, untested, warn
 from perfexp.diagnosis.devices import cuda_devices
+from perfexp.meters import selftest
 
 _NSIGHT = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
@@ -22,7 +23,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         facts: of the machine.
     """
     machine = facts["machine"]
-    yield _rapl(machine["rapl"])
+    yield from _energy(part(facts, "energy"))
     rocm = bool(part(facts, "torch").get("rocm"))
     if rocm or machine["amd"]["driver"]:
         yield _amdsmi(machine["amd"])
@@ -32,15 +33,11 @@ def findings(facts: Facts) -> Iterator[Finding]:
             yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
 
 
-def _rapl(counters: Mapping[str, str | None]) -> Finding:
-    refused = {problem for problem in counters.values() if problem is not None}
-    if not counters:
-        remedy = "Linux has it on Intel's and AMD's processors, but rarely in virtual machines and containers"
-        return missing("RAPL", "the system shows no energy counter of the processor", remedy)
-    if refused:
-        remedy = "as root: chmod o+r /sys/class/powercap/intel-rapl*/energy_uj, after each start of the machine"
-        return missing("RAPL", f"{len(counters)} counters, not readable: {', '.join(sorted(refused))}", remedy)
-    return ok("RAPL", f"{len(counters)} counters, readable")
+def _energy(tried: Mapping[str, Any]) -> Iterator[Finding]:
+    if "error" in tried:
+        yield missing("energy", str(tried["error"]), "energy will be null")
+    elif tried:
+        yield from selftest.findings(tried)
 
 
 def _amdsmi(amd: Mapping[str, Any]) -> Finding:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from perfexp.devices import Device
 from perfexp.record import Doubt
+from perfexp.work import Work
 
 
 @dataclass(kw_only=True)
@@ -125,6 +126,17 @@ class Session(Protocol):
 
         Args:
             settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser.
+        """
+
+    def work(self, inputs: Any, *, training: bool) -> Work | None:
+        """What a call takes by definition, counted without the device; None where nobody knows.
+
+        Args:
+            inputs: of the call.
+            training: whether its backward pass is counted too.
+
+        Raises:
+            Unsupported: the model can't be followed.
         """
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:

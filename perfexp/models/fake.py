@@ -180,6 +180,9 @@ class FakeSession:
         """It predicts nothing."""
         return 0, 0
 
+    def work(self, inputs: Any, *, training: bool) -> None:
+        """See `Session`; what it does is scripted."""
+
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """See `Session`."""
         try:

@@ -16,8 +16,9 @@ from perfexp.models import Batch, Execution, Precision
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.precision import autocast, effective_precision
 from perfexp.models.torch_settings import apply_settings, torch_facts
-from perfexp.models.trial import MODULE_ERRORS, why_refused
+from perfexp.models.trial import MODULE_ERRORS, Inconclusive, why_refused
 from perfexp.record import Doubt
+from perfexp.work import Work
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -185,6 +186,16 @@ class TorchSession:
             optimizer.zero_grad(set_to_none=True)
 
         return update
+
+    def work(self, inputs: Any, *, training: bool) -> Work:
+        """See `Session`."""
+        from perfexp.work.count import count
+
+        try:
+            with self._mode(training=training), autocast(self._precision, self.device):
+                return count(self.module, inputs, backward=training)
+        except Inconclusive as error:
+            raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """See `Session`. A few calls on the stream that is captured come first, as torch demands."""

@@ -8,7 +8,7 @@ from perfexp import stats, units
 from perfexp.record import Metric
 from perfexp.summary import MEGAPIXEL, TTFP_PARTS, FirstPrediction, Row, Scaling
 
-#: Metrics that every sink has a place for; the energy's are not measured yet.
+#: Metrics that every sink has a place for.
 PEAK_MEMORY = "memory/peak_bytes"
 POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"

@@ -34,7 +34,17 @@ BOARD = {
         "processes": 0,
         "utilization_percent": 0,
     },
-    "meters": {"energy_counter": None, "power": None, "instantaneous_power": None},
+}
+METER = {
+    "name": "nvml GPU-1",
+    "covers": "the board NVIDIA H200",
+    "counter_watts": 76.0,
+    "integral_watts": 76.2,
+    "power_kind": "instantaneous",
+    "tick_seconds": 0.1,
+    "query_seconds": 4e-3,
+    "no_energy": None,
+    "no_power": None,
 }
 WITHOUT_NVML = {"error": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"}
 TORCH = {"version": "2.11.0+cu130", "cuda": "13.0", "rocm": None, "cudnn": 91900}
@@ -68,7 +78,6 @@ def quiet_machine():
             "memory_bytes": 2**39,
             "cpu_quota_cores": None,
             "clock": {"resolution_seconds": 1e-9, "source": "tsc"},
-            "rapl": {"/sys/class/powercap/intel-rapl:0/energy_uj": None},
             "amd": {"driver": False, "amdsmi": False},
             "tools": {
                 "nsys": {"path": "/usr/bin/nsys", "on_path": True},
@@ -113,6 +122,7 @@ def h200(quiet_machine):
             "canary_hertz": 1.975e9,
             "busy": BOARD["state"] | {"sm_clock_hertz": 1.98e9},
         },
+        "energy": {"reason": "", "doubts": [], "meters": [dict(METER)]},
     }
     quiet_machine["locks"][device["uuid"]] = None
     return quiet_machine
@@ -143,13 +153,15 @@ def test_a_machine_with_everything_is_all_right(h200):
     assert "tick 32 ns, a record costs 2.0 µs" in told["event clock"][1]
     assert "1975 MHz, the driver says 1980 MHz" in told["clock canary"][1]
     assert "700 W; 76 W now" in told["power limit"][1]
-    assert {"energy counter", "instant power", "RAPL", "nsys", "ncu", "device lock", "ECC", "MIG"} <= set(told)
+    assert {"energy counter nvml GPU-1", "power nvml GPU-1", "NVML", "nsys", "ncu", "device lock", "ECC", "MIG"} <= set(
+        told
+    )
 
 
 def test_a_machine_with_a_cpu_only_can_measure_and_says_what_it_lacks(quiet_machine):
     quiet_machine["machine"]["tools"] |= {"nsys": None, "ncu": None}
-    quiet_machine["machine"]["rapl"] = {}
-    assert not_ok(quiet_machine) == {"nsys": "missing", "ncu": "missing", "RAPL": "missing"}
+    quiet_machine["survey"]["parts"]["energy"] = {"reason": "no meter: no RAPL", "doubts": [], "meters": []}
+    assert not_ok(quiet_machine) == {"nsys": "missing", "ncu": "missing", "energy": "missing"}
     assert verdicts(quiet_machine)["gpu=auto"] == ("ok", "AMD EPYC → ")
 
 
@@ -184,8 +196,12 @@ def test_a_device_without_a_file_is_measured_and_the_file_is_asked_for(h200):
 
 def test_slices_and_missing_meters_are_told(h200):
     board(h200)["facts"]["mig"] = True
-    board(h200)["meters"] |= {"energy_counter": "Not Supported", "instantaneous_power": "Not Supported"}
-    assert not_ok(h200) == {"MIG": "warn", "energy counter": "missing", "instant power": "missing"}
+    nothing = {"counter_watts": None, "no_energy": "Not Supported", "integral_watts": None, "no_power": "Not Supported"}
+    h200["survey"]["parts"]["energy"]["meters"][0] |= nothing
+    missing = {"energy counter nvml GPU-1": "missing", "power nvml GPU-1": "missing"}
+    assert not_ok(h200) == {"MIG": "warn", **missing}
+    h200["survey"]["parts"]["energy"] = {"error": "NVMLError: Unknown Error"}
+    assert not_ok(h200) == {"MIG": "warn", "energy": "missing"}
 
 
 def test_a_slice_that_nvml_does_not_know_is_explained(h200):
@@ -299,11 +315,10 @@ def test_a_host_that_disturbs_or_limits_is_told(quiet_machine):
     host["cpu"] |= {"load_average_1min": 30.0, "governor": "powersave", "affinity": [0, 1, 2, 3]}
     host["clock"]["source"] = "hpet"
     host["tools"]["nsys"] = {"path": "/opt/nvidia/nsight-systems/2025.3/bin/nsys", "on_path": False}
-    host["rapl"] = {"/sys/class/powercap/intel-rapl:0/energy_uj": "Permission denied"}
     host["store"]["problem"] = "it is no SQLite database"
     told = verdicts(quiet_machine)
     warned = ("load", "governor", "processors", "clock", "nsys", "tracking store")
-    assert not_ok(quiet_machine) == dict.fromkeys(warned, "warn") | {"RAPL": "missing"}
+    assert not_ok(quiet_machine) == dict.fromkeys(warned, "warn")
     assert "4 of 64 logical cores" in told["processors"][1]
     assert "PATH=/opt/nvidia/nsight-systems/2025.3/bin:$PATH" in told["nsys"][1]
     host["cpu_quota_cores"] = 2.5
@@ -398,14 +413,6 @@ def test_limits_of_control_groups_are_read_along_the_whole_path(tmp_path):
     (tmp_path / "fs/user.slice/cpu.max").write_text("250000 100000\n")
     (tmp_path / "fs/user.slice/job/cpu.max").write_text("max 100000\n")
     assert machine.cpu_quota_cores(tmp_path / "fs", membership) == 2.5
-
-
-def test_energy_counters_of_the_processor_are_read_where_they_are(tmp_path):
-    assert machine.rapl(tmp_path) == {}
-    (tmp_path / "intel-rapl:0").mkdir()
-    (tmp_path / "intel-rapl:0/energy_uj").write_text("1")
-    (tmp_path / "intel-rapl:1/energy_uj").mkdir(parents=True)  # stands for one that refuses to be read
-    assert list(machine.rapl(tmp_path).values()) == [None, "Is a directory"]
 
 
 def test_a_profiler_is_found_off_the_path(tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(query_sec
     assert codes(energy) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     watts=st.floats(10.0, 2000.0),
     tick_seconds=st.floats(0.02, 0.12),
@@ -168,7 +168,7 @@ def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_secon
     begin = end - 1.0  # within the window, whatever came after it
     assert device.worked_seconds(end) - device.worked_seconds(begin) == pytest.approx(1.0, rel=1e-9)
     assert energy.facts["dry_seconds"] == 0.0
-    assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.005)
+    assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.0075)
     assert values(energy)["call_seconds"] == pytest.approx(work_seconds, rel=1e-6)
 
 
@@ -205,10 +205,21 @@ def test_a_call_of_many_launches_fills_the_queue_and_no_more(launches):
             device.launch(10e-6)
 
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
-    energy = procedure(device, meter).measure(call, images_per_call=1)
+    energy = procedure(device, meter, rules=Rules(plateau_seconds=0.4)).measure(call, images_per_call=1)
     assert values(energy)["call_seconds"] == pytest.approx(launches * 10e-6, rel=1e-3)
     assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.01)
     assert energy.facts["dry_seconds"] == 0.0
+
+
+def test_between_the_questions_to_several_boards_the_device_is_given_work():
+    """Its queue takes 10 ms of work, and asking three boards once takes 12 ms."""
+    device = Logged(enqueue_seconds=4e-6, queue_depth=1000)
+    meters = [meter_of(device, steady(300.0), name=name, query_seconds=4e-3) for name in "abc"]
+    energy = procedure(device, *meters, rules=Rules(plateau_seconds=0.4)).measure(
+        launching(device, 10e-6), images_per_call=1
+    )
+    assert energy.facts["dry_seconds"] == 0.0
+    assert values(energy)["call_seconds"] == pytest.approx(10e-6, rel=1e-3)
 
 
 def test_a_call_longer_than_the_window_has_an_energy_too():
@@ -420,13 +431,10 @@ def test_the_raw_answers_are_kept_and_give_the_same_figure_again():
     energy.add_to(point)
     [meter] = point.facts["energy"]["meters"]
     assert len(meter["counter"]["seconds"]) == len(meter["counter"]["joules"])
-    inside = [
-        (seconds, joules)
-        for seconds, joules in zip(meter["counter"]["seconds"], meter["counter"]["joules"], strict=True)
-        if -1e-3 <= seconds <= meter["window_seconds"] + 5e-3
-    ]
-    (_, first), (_, last) = inside[0], inside[-1]
-    assert (last - first) / meter["window_seconds"] == pytest.approx(meter["counter_watts"], rel=0.02)
+    readings = list(zip(meter["counter"]["seconds"], meter["counter"]["joules"], strict=True))
+    first = next(joules for seconds, joules in readings if seconds > 0)  # the first one after the tick shows it
+    last = next(joules for seconds, joules in readings if seconds > meter["window_seconds"])
+    assert (last - first) / meter["window_seconds"] == pytest.approx(meter["counter_watts"], rel=1e-5)
     assert set(meter["power"]["watts"]) == {300.0}
     assert point.metric("energy/per_call_joules").unit == "joules"
     assert all(metric.name.endswith(metric.unit) or metric.unit == "1" for metric in point.metrics)

@@ -1,0 +1,126 @@
+"""Attribution: to which row, pass and call a kernel belongs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perfexp.layers import Key, Pass
+from perfexp.layers.events import Event
+from perfexp.layers.host import EVALUATE, Host
+from perfexp.layers.ranges import Scope
+
+#: The node that adds to a parameter's gradient; it has no number.
+_ACCUMULATE = "AccumulateGrad"
+_BACKWARD = "backward"
+#: Which pass a kernel in no module belongs to, by the phase in which it was launched.
+_PASSES = {
+    "data": Pass.data,
+    "forward": Pass.forward,
+    "loss": Pass.loss,
+    _BACKWARD: Pass.backward,
+    "optimizer": Pass.optimizer_step,
+}
+
+
+class Attributed(NamedTuple):
+    """A kernel with its row.
+
+    Attributes:
+        kernel: that the device ran.
+        call: number of the call that launched it; None for none, or where that is not known.
+        known: whether it is known when it was launched.
+        key: of its row; None where it could not be joined.
+    """
+
+    kernel: Event
+    call: int | None
+    known: bool
+    key: Key | None
+
+
+def attribute(host: Host, kernel: Event) -> Attributed:
+    """The row of a kernel.
+
+    Args:
+        host: what launched it.
+        kernel: of the device.
+    """
+    moment = host.launched_ns(kernel)
+    if moment is None:
+        return Attributed(kernel, None, False, None)
+    call = host.call_at(moment)
+    return Attributed(kernel, call, True, _key_at(host, host.operator_of(kernel), moment) if call is not None else None)
+
+
+def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
+    """The row of what an operator launches.
+
+    Args:
+        host: all operators.
+        index: of the operator, or None for none.
+        moment_ns: when it launches.
+    """
+    row = _row_around(host, index)
+    if isinstance(row, int):  # a node of autograd's comes before any module
+        return _key_of_node(host, row)
+    phase = host.phase_at(moment_ns)
+    if row is None:
+        return _in_no_module(phase, _PASSES.get(phase or "", Pass.other))
+    again = phase == _BACKWARD or any(host.is_node(outer) for outer in host.upwards(index))
+    return _keyed(row, Pass.backward if again else Pass.forward)
+
+
+def _key_of_node(host: Host, node: int) -> Key | None:
+    """The row whose gradient a node is.
+
+    Args:
+        host: all operators.
+        node: index of the node's event, or of the engine's around it where the engine itself launches.
+    """
+    event = host.events[node]
+    if event.name.endswith(_ACCUMULATE):
+        path = host.parameters.get(node)
+        return Key(path=path, call=0, operation=None, kind=_ACCUMULATE, which=Pass.accumulation)
+    forward = host.forward_of(node)
+    if forward is None:
+        return None
+    which = Pass.accumulation if event.name.startswith(EVALUATE) else Pass.backward
+    row = _row_around(host, forward)
+    if isinstance(row, int):  # the forward operator is itself part of a backward pass
+        return _key_of_node(host, row)
+    if row is None:
+        return _in_no_module(host.phase_at(host.events[forward].start_ns), which)
+    return _keyed(row, which)
+
+
+class _Row(NamedTuple):
+    path: str
+    call: int
+    operation: int | None
+    kind: str
+
+
+def _row_around(host: Host, index: int | None) -> _Row | int | None:
+    """The row in which an operator runs; the index of a node if that comes first, None for no module at all."""
+    operation: int | None = None
+    kind: str | None = None
+    for outer in host.upwards(index):
+        mark = host.marks[outer]
+        if mark is None:
+            if host.is_node(outer):
+                return outer
+        elif mark.scope is Scope.operation and kind is None:
+            operation, kind = mark.number, mark.kind
+        elif mark.scope is Scope.module:
+            if mark.whole and outer not in host.outer:
+                return _Row(mark.path, mark.number, None, mark.kind)
+            return _Row(mark.path, mark.number, operation, kind or mark.kind)
+    return None
+
+
+def _keyed(row: _Row, which: Pass) -> Key:
+    return Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=which)
+
+
+def _in_no_module(phase: str | None, which: Pass) -> Key:
+    return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=which)

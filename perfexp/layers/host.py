@@ -1,0 +1,184 @@
+"""Host: what a profile's threads did, as trees: what was open when, and which operator made a node of autograd's."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from perfexp.layers.events import Event
+from perfexp.layers.ranges import Mark, Scope, parse
+
+#: How autograd's engine names the event around all that it does for a node; the node's own event lies in it.
+EVALUATE = "autograd::engine::evaluate_function: "
+
+
+class Host:
+    """The operators and ranges of all threads, each with the one around it.
+
+    Args:
+        events: of a profile, in any order; the device's are left out.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        ours = [event for event in events if not event.on_device and event.place]
+        self.launches = {event.correlation: event for event in ours if event.is_runtime}
+        self.events = sorted(
+            (event for event in ours if not event.is_runtime), key=lambda event: (event.start_ns, -event.end_ns)
+        )
+        self.marks: list[Mark | None] = [parse(event.name) for event in self.events]
+        self._parents = self._nested()
+        self._of_correlation: dict[int, int] = {}
+        for index, event in enumerate(self.events):
+            self._of_correlation.setdefault(event.correlation, index)
+        #: Modules in whose call another module was called.
+        self.outer = {
+            outer
+            for index in self._marked(Scope.module)
+            for outer in [next(self._around(index, Scope.module), None)]
+            if outer is not None
+        }
+        self._calls = self._periods(Scope.call)
+        self._phases = self._periods(Scope.phase)
+        #: Paths of the modules of parameters, by every event that is open when one of them has its gradient.
+        self.parameters = {
+            around: mark.path
+            for index in self._marked(Scope.parameter)
+            if (mark := self.marks[index]) is not None
+            for around in self.upwards(index)
+        }
+        self._forward = self._forward_operators()
+
+    def upwards(self, index: int | None) -> Iterator[int]:
+        """An operator or range and all that are around it, from the inside outwards.
+
+        Args:
+            index: of the innermost one, or None for nothing.
+        """
+        while index is not None:
+            yield index
+            index = self._parents[index]
+
+    def operator_of(self, kernel: Event) -> int | None:
+        """The innermost operator or range that was open when a kernel was launched.
+
+        Args:
+            kernel: of the device.
+        """
+        linked = self._of_correlation.get(kernel.linked) if kernel.linked else None
+        launch = self.launches.get(kernel.correlation)
+        if linked is not None or launch is None:
+            return linked
+        return self._open_at(launch.thread, launch.start_ns)
+
+    def launched_ns(self, kernel: Event) -> int | None:
+        """When a kernel was launched, or the operator began that launched it; None where neither is known.
+
+        Args:
+            kernel: of the device.
+        """
+        launch = self.launches.get(kernel.correlation)
+        if launch is not None:
+            return launch.start_ns
+        operator = self.operator_of(kernel)
+        return None if operator is None else self.events[operator].start_ns
+
+    def call_at(self, moment_ns: int) -> int | None:
+        """Number of the call that was under way in the whole process, or None.
+
+        Args:
+            moment_ns: when.
+        """
+        index = _covering(self._calls, moment_ns)
+        mark = None if index is None else self.marks[index]
+        return None if mark is None else mark.number
+
+    def phase_at(self, moment_ns: int) -> str | None:
+        """Name of the phase that was under way in the whole process, or None.
+
+        Args:
+            moment_ns: when.
+        """
+        index = _covering(self._phases, moment_ns)
+        mark = None if index is None else self.marks[index]
+        return None if mark is None else mark.kind
+
+    def call_ends_ns(self) -> dict[int, int]:
+        """When the host had issued each call, by its number."""
+        return {mark.number: end for _, end, index in self._calls if (mark := self.marks[index]) is not None}
+
+    def is_node(self, index: int) -> bool:
+        """Whether an event is the work of a node of autograd's, or the engine's work around one.
+
+        Args:
+            index: of the event.
+        """
+        event = self.events[index]
+        return event.forward_thread > 0 or event.name.startswith(EVALUATE)
+
+    def forward_of(self, node: int) -> int | None:
+        """The operator that made a node: of those that began before the node was made, the last.
+
+        An operator may make several nodes (one that changes a view in place makes three) and tells the number of the
+        first only. Numbers grow in each thread, so the one that began last with a number that is not beyond the node's
+        is the operator, or a part of it.
+
+        Args:
+            node: index of the node's event.
+
+        Returns:
+            None where the node has no number, or its operator ran before the profile.
+        """
+        event = self.events[node]
+        if event.sequence < 0:
+            return None
+        numbers, indices = self._forward.get(event.forward_thread, ([], []))
+        place = bisect_right(numbers, event.sequence) - 1
+        return indices[place] if place >= 0 and indices[place] < node else None
+
+    def _nested(self) -> list[int | None]:
+        parents: list[int | None] = []
+        open_of: dict[int, list[int]] = defaultdict(list)
+        for index, event in enumerate(self.events):
+            stack = open_of[event.thread]
+            while stack and self.events[stack[-1]].end_ns <= event.start_ns:
+                stack.pop()
+            parents.append(stack[-1] if stack else None)
+            stack.append(index)
+        return parents
+
+    def _open_at(self, thread: int, moment_ns: int) -> int | None:
+        """The innermost event that is open in a thread."""
+        last = bisect_right(self.events, moment_ns, key=lambda event: event.start_ns) - 1
+        while last >= 0 and self.events[last].thread != thread:
+            last -= 1
+        around = self.upwards(last if last >= 0 else None)
+        return next((index for index in around if self.events[index].end_ns > moment_ns), None)
+
+    def _marked(self, scope: Scope) -> Iterator[int]:
+        return (index for index, mark in enumerate(self.marks) if mark is not None and mark.scope is scope)
+
+    def _around(self, index: int, scope: Scope) -> Iterator[int]:
+        for outer in self.upwards(self._parents[index]):
+            mark = self.marks[outer]
+            if mark is not None and mark.scope is scope:
+                yield outer
+
+    def _periods(self, scope: Scope) -> list[tuple[int, int, int]]:
+        return [(self.events[index].start_ns, self.events[index].end_ns, index) for index in self._marked(scope)]
+
+    def _forward_operators(self) -> dict[int, tuple[list[int], list[int]]]:
+        """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""
+        found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for index, event in enumerate(self.events):
+            if event.sequence >= 0 and event.forward_thread == 0:
+                numbers, indices = found[event.thread]
+                numbers.append(max(event.sequence, numbers[-1] if numbers else 0))
+                indices.append(index)
+        return dict(found)
+
+
+def _covering(periods: list[tuple[int, int, int]], moment_ns: int) -> int | None:
+    """Index of the event whose period holds a moment; periods follow one another."""
+    place = bisect_right(periods, (moment_ns, float("inf"), 0)) - 1
+    return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

@@ -1,0 +1,158 @@
+"""Partition: the time of each call, divided among the kernels that ran in it and the gaps between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perfexp.layers import Key
+from perfexp.layers.attribution import Attributed, attribute
+from perfexp.layers.events import Event
+from perfexp.layers.host import Host
+
+
+@dataclass
+class Spent:
+    """What a row, or a name of kernels, took of one call.
+
+    Attributes:
+        busy_ns: its kernels' share of the time, nanoseconds.
+        gap_ns: for which the device was idle before its kernels.
+        kernels: by name: how often they ran, and their share of the time.
+    """
+
+    busy_ns: int = 0
+    gap_ns: int = 0
+    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def ran(self, name: str, count: int, busy_ns: int) -> None:
+        """A kernel ran, or ran on.
+
+        Args:
+            name: of it.
+            count: 1 when it begins, then 0.
+            busy_ns: its share of the time.
+        """
+        before = self.kernels.get(name, (0, 0))
+        self.kernels[name] = (before[0] + count, before[1] + busy_ns)
+        self.busy_ns += busy_ns
+
+
+@dataclass
+class CallTimes:
+    """One call, divided.
+
+    Attributes:
+        number: of the call.
+        span_ns: from the end of the work before it to the end of its last kernel.
+        rows: what each row took.
+        unattributed: what kernels without a row took, by their name.
+        starved: whether the device began it before the host had issued all of it.
+    """
+
+    number: int
+    span_ns: int
+    rows: dict[Key, Spent]
+    unattributed: dict[str, Spent]
+    starved: bool
+
+    @property
+    def sum_ns(self) -> int:
+        """Of rows, gaps and what is unattributed: the span."""
+        return sum(spent.busy_ns + spent.gap_ns for of in (self.rows, self.unattributed) for spent in of.values())
+
+
+def divide(events: Iterable[Event], *, held: bool) -> list[CallTimes]:
+    """The calls of a profile, in order.
+
+    Args:
+        events: of a profile: kernels, operators, and the ranges of `perfexp.layers.ranges`.
+        held: whether the device had other work (a spin) until the first call was issued; then that call begins at the
+            end of the work, and otherwise with its first kernel.
+    """
+    everything = list(events)
+    host = Host(everything)
+    kernels = sorted((event for event in everything if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns))
+    attributed = [attribute(host, kernel) for kernel in kernels]
+    return [
+        _divided(number, window, attributed, host.call_ends_ns().get(number, 0))
+        for number, window in _windows(attributed, held=held).items()
+    ]
+
+
+def _windows(attributed: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
+    """Beginning and end of each call; each begins where all that began before it has ended."""
+    of_call: dict[int, list[Event]] = defaultdict(list)
+    for each in attributed:
+        if each.call is not None:
+            of_call[each.call].append(each.kernel)
+    windows: dict[int, tuple[int, int]] = {}
+    for number in sorted(of_call):
+        first = min(kernel.start_ns for kernel in of_call[number])
+        before = [
+            each.kernel.end_ns
+            for each in attributed
+            if each.known and each.kernel.start_ns <= first and (each.call is None or each.call < number)
+        ]
+        begin = max(before) if before and (held or windows) else first
+        windows[number] = (begin, max(begin, *(kernel.end_ns for kernel in of_call[number])))
+    return windows
+
+
+def _divided(number: int, window: tuple[int, int], attributed: Sequence[Attributed], issued_ns: int) -> CallTimes:
+    """One call; kernels of other calls that run in its time are unattributed."""
+    begin, end = window
+    inside = [each for each in attributed if each.kernel.end_ns > begin and each.kernel.start_ns < end]
+    own = [each for each in inside if each.call == number]
+    times = CallTimes(number, end - begin, {}, {}, issued_ns > min(each.kernel.start_ns for each in own))
+
+    def spent(each: Attributed) -> Spent:
+        if each.key is not None and each.call == number:
+            return times.rows.setdefault(each.key, Spent())
+        return times.unattributed.setdefault(each.kernel.name, Spent())
+
+    seen: set[int] = set()
+    moments = sorted({begin, end, *_between(inside, begin, end)})
+    following = 0
+    running: list[int] = []
+    for start, stop in zip(moments, moments[1:], strict=False):
+        running = [index for index in running if inside[index].kernel.end_ns > start]
+        while following < len(inside) and inside[following].kernel.start_ns <= start:
+            if inside[following].kernel.end_ns > start:
+                running.append(following)
+            following += 1
+        if not running:
+            spent(inside[following]).gap_ns += stop - start
+            continue
+        share, rest = divmod(stop - start, len(running))
+        for place, index in enumerate(running):
+            part = share + (rest if place == 0 else 0)
+            spent(inside[index]).ran(inside[index].kernel.name, int(index not in seen), part)
+            seen.add(index)
+    return times
+
+
+def _between(inside: Iterable[Attributed], begin: int, end: int) -> set[int]:
+    edges = {edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns)}
+    return {edge for edge in edges if begin < edge < end}
+
+
+def share_unattributed(calls: Sequence[CallTimes]) -> float:
+    """The part of the calls' time that could not be joined to a row, gaps before it included.
+
+    Args:
+        calls: at least one of them took time.
+    """
+    unattributed = sum(spent.busy_ns + spent.gap_ns for call in calls for spent in call.unattributed.values())
+    return unattributed / sum(call.span_ns for call in calls)
+
+
+def rows_of(calls: Sequence[CallTimes]) -> Mapping[Key, list[Spent]]:
+    """What each row took of each call, in the order in which rows first ran.
+
+    Args:
+        calls: of one or more profiles.
+    """
+    keys = dict.fromkeys(key for call in calls for key in call.rows)
+    return {key: [call.rows.get(key, Spent()) for call in calls] for key in keys}

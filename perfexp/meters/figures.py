@@ -1,0 +1,157 @@
+"""Figures: the windows of all meters as a record's metrics, facts and doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from perfexp.meters import Reading, doubts
+from perfexp.meters.track import Track, Window
+from perfexp.record import Doubt, Metric
+
+#: Counter and integral may differ by this fraction.
+DISAGREEMENT = 0.03
+#: The window's length may be so uncertain before the point says so, and the device without work for so much of it.
+_COARSE, _STARVED = 0.01, 0.03
+
+
+class Part(NamedTuple):
+    """What can be believed of one meter.
+
+    Attributes:
+        watts: its mean power.
+        doubts: about that.
+        estimated: whether it is the integral of a meter that has no counter.
+    """
+
+    watts: Reading
+    doubts: list[Doubt]
+    estimated: bool
+
+
+class Power:
+    """The mean power of everything that is metered.
+
+    Args:
+        windows: of each meter.
+        tracks: in the same order.
+        disturbed: whether asking the meters let the device stand still, so that its power was read at rest.
+
+    Attributes:
+        windows: of each meter.
+        parts: what can be believed of each.
+        mean_watts: by the counters; by the integral where a meter has no counter.
+        counter_watts: by the counters alone.
+        integral_watts: by the integrals alone.
+        estimated: whether a meter has no counter.
+        doubts: of meters and windows.
+    """
+
+    def __init__(self, windows: Sequence[Window], tracks: Sequence[Track], *, disturbed: bool = False) -> None:
+        self.windows, self._tracks = windows, tracks
+        self.parts = [_part(each, track, disturbed) for each, track in zip(windows, tracks, strict=True)]
+        self.mean_watts = total([part.watts for part in self.parts])
+        self.counter_watts = total([each.counter_watts for each in windows])
+        self.integral_watts = total([each.integral_watts for each in windows])
+        self.estimated = any(part.estimated for part in self.parts)
+        of_meters = [doubt for track in tracks for doubt in (*track.meter.doubts(), *track.doubts)]
+        self.doubts = [*(doubt for part in self.parts for doubt in part.doubts), *of_meters]
+
+    @property
+    def difference(self) -> Reading:
+        """Of the integral from the counter, relative."""
+        counter, integral = self.counter_watts, self.integral_watts
+        if not counter.value or integral.value is None:
+            return Reading(None, counter.reason or integral.reason)
+        return Reading(integral.value / counter.value - 1)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Each meter apart: identity, window, and every answer it gave, by the time since the window began."""
+        return [_facts(*both) for both in zip(self.windows, self._tracks, strict=True)]
+
+
+def _part(each: Window, track: Track, disturbed: bool) -> Part:
+    """The mean power of one meter, if what it says can be believed."""
+    said: list[Doubt] = []
+    counter, integral = each.counter_watts, each.integral_watts
+    if counter.value is None and integral.value is not None and not track.readings:
+        # not a counter that has failed, but a board without one
+        return Part(integral, [doubts.no_counter(each.name)], estimated=True)
+    if each.uncertainty is not None and each.uncertainty > _COARSE:
+        said.append(doubts.coarse(each.name, each.uncertainty, each.seconds))
+    difference = each.difference
+    if difference is not None and abs(difference) > DISAGREEMENT and counter.value and integral.value:
+        if disturbed:  # the counter counts on while it is asked, the integral is of the wrong moments
+            said.append(doubts.read_at_rest(each.name, difference))
+        else:
+            said.append(doubts.disagrees(each.name, difference, DISAGREEMENT, counter.value, integral.value))
+            counter = Reading(None, f"energy counter and integral of {each.name}'s power differ by {difference:+.1%}")
+    return Part(counter, said, estimated=False)
+
+
+def total(readings: Sequence[Reading]) -> Reading:
+    """The sum of all meters; none where one of them has none.
+
+    Args:
+        readings: of each meter.
+    """
+    reasons = dict.fromkeys(reading.reason for reading in readings if reading.value is None)
+    if reasons or not readings:
+        return Reading(None, "; ".join(reasons))
+    return Reading(sum(reading.value or 0.0 for reading in readings))
+
+
+def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -> Metric:
+    """A figure of the record.
+
+    Args:
+        name: without its group.
+        reading: value, or why there is none.
+        unit: SI.
+        estimated: whether it is computed from something else than what it is the name of.
+    """
+    missing = reading.value is None
+    return Metric(
+        name=f"energy/{name}",
+        value=reading.value,
+        unit=unit,
+        reason=(reading.reason or "not measured") if missing else None,
+        estimated=estimated and not missing,
+    )
+
+
+def starved(dry_seconds: float, window_seconds: float) -> list[Doubt]:
+    """A doubt, where the device had no work for too much of the window.
+
+    Args:
+        dry_seconds: for how long it may have had none.
+        window_seconds: length of the window.
+    """
+    share = dry_seconds / window_seconds if window_seconds else 0.0
+    return [doubts.starved(share)] if share > _STARVED else []
+
+
+def _facts(each: Window, track: Track) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "covers": each.covers,
+        "power_kind": track.meter.power_kind.value,
+        "window_seconds": each.seconds,
+        "window_uncertainty": each.uncertainty,
+        "counter_watts": each.counter_watts.value,
+        "integral_watts": each.integral_watts.value,
+        "difference": each.difference,
+        "tick_seconds": track.tick_seconds,
+        "query_seconds": track.query_seconds,
+        "wraps": track.wraps,
+        "counter": _columns(track.readings, each.start_seconds, "joules"),
+        "power": _columns(track.powers, each.start_seconds, "watts"),
+    }
+
+
+def _columns(samples: Sequence[tuple[float, float]], start: float, name: str) -> dict[str, list[float]]:
+    """Times since the start, to the microsecond, and values."""
+    return {
+        "seconds": [round(seconds - start, 6) for seconds, _ in samples],
+        name: [round(value, 6) for _, value in samples],
+    }

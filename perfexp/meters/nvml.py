@@ -1,0 +1,157 @@
+"""NVML: the energy counter and the power of an NVIDIA board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from perfexp.meters import Found, PowerKind, Reading, doubts, none_because
+from perfexp.record import Doubt
+
+#: The counter is an unsigned 64-bit number of millijoules. Source: nvml.h, nvmlDeviceGetTotalEnergyConsumption.
+_WRAP_JOULES = 2**64 * 1e-3
+#: Compute capability of GA100, the last chip whose plain power reading is of the moment. Source: nvml.h,
+#: nvmlDeviceGetPowerUsage: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1 sec".
+_LAST_INSTANTANEOUS = (8, 0)
+_NO_COUNTER = "boards since Volta have a counter, vGPUs and some containers hide it"
+
+
+class NvmlMeter:
+    """One whole board.
+
+    Args:
+        nvml: the module `pynvml`, initialised.
+        handle: of the board.
+        name: identifies the board.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, name: str) -> None:
+        self._nvml, self._handle = nvml, handle
+        self.name = f"nvml {name}"
+        self.covers = f"the board {_text(self._ask(nvml.nvmlDeviceGetName, handle)) or name}"
+        self._question, self.power_kind = self._choose_power()
+
+    @property
+    def tick_seconds(self) -> float | None:
+        """Not documented, and not the same on all boards."""
+        return None
+
+    @property
+    def wrap_joules(self) -> float | None:
+        """See `Meter`; half a billion years at 1 kW."""
+        return _WRAP_JOULES
+
+    def energy_joules(self) -> Reading:
+        """See `Meter`; NVML counts millijoules since the driver was loaded."""
+        try:
+            return Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) * 1e-3)
+        except self._nvml.NVMLError as error:
+            return Reading(None, f"NVML does not tell the energy: {error}; {_NO_COUNTER}")
+
+    def power_watts(self) -> Reading:
+        """See `Meter`; NVML tells milliwatts."""
+        try:
+            return Reading(self._question() * 1e-3)
+        except self._nvml.NVMLError as error:
+            return Reading(None, f"NVML does not tell the power: {error}; some boards have no sensor, vGPUs hide it")
+
+    def doubts(self) -> list[Doubt]:
+        """Other processes on the board; a power that is an average."""
+        found = []
+        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        others = len(processes or []) - 1  # this one is among them, be it under another number
+        if others > 0:
+            found.append(doubts.shared(self.name, f"{others} other processes on the board"))
+        if self.power_kind is PowerKind.average:
+            found.append(doubts.average(self.name))
+        return found
+
+    def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
+        """The instantaneous power, or what the board has instead of it."""
+        with suppress(self._nvml.NVMLError, AttributeError):  # an older driver, an older nvidia-ml-py
+            self._instantaneous_milliwatts()
+            return self._instantaneous_milliwatts, PowerKind.instantaneous
+        if self._ask(self._nvml.nvmlDeviceGetPowerUsage, self._handle) is None:
+            return self._usage_milliwatts, PowerKind.absent
+        capability = self._ask(self._nvml.nvmlDeviceGetCudaComputeCapability, self._handle)
+        of_the_moment = capability is not None and tuple(capability) <= _LAST_INSTANTANEOUS
+        return self._usage_milliwatts, PowerKind.instantaneous if of_the_moment else PowerKind.average
+
+    def _instantaneous_milliwatts(self) -> float:
+        nvml = self._nvml
+        [answer] = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+        if answer.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(answer.nvmlReturn)
+        return int(answer.value.uiVal)
+
+    def _usage_milliwatts(self) -> float:
+        return int(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        with suppress(self._nvml.NVMLError):
+            return question(*arguments)
+        return None
+
+
+def find(uuid: str | None, pci_bus_id: str | None = None) -> Found:
+    """The meter of a board.
+
+    Args:
+        uuid: as torch tells it (`GPU-…` or without the prefix; a MIG slice has one of its own).
+        pci_bus_id: `domain:bus:device.function`, where there is no UUID.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return none_because("nvidia-ml-py is not installed; pip install nvidia-ml-py")
+    try:
+        pynvml.nvmlInit()
+        if uuid is not None:
+            handle = _by_uuid(pynvml, uuid)
+        elif pci_bus_id is not None:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
+        else:
+            return none_because("the device tells neither its UUID nor its PCI bus id; an index may mean another board")
+    except pynvml.NVMLError as error:
+        return none_because(f"NVML does not answer for {uuid or pci_bus_id}: {error}; look at nvidia-smi -L")
+    name = str(uuid or pci_bus_id)
+    if handle is None or _is_sliced(pynvml, handle):
+        return none_because("the board's counter holds all of its MIG slices", doubts.slice_of_board(name))
+    return _readable(NvmlMeter(pynvml, handle, name))
+
+
+def _readable(meter: NvmlMeter) -> Found:
+    """A meter that answers at least one of the two questions."""
+    energy = meter.energy_joules()
+    if energy.value is None and meter.power_kind is PowerKind.absent:
+        return none_because(f"{energy.reason}, nor has it a power sensor")
+    return Found(meters=(meter,))
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """The handle of a whole board; None where the UUID is that of a slice."""
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    if not uuid.startswith("MIG-"):
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}")
+        except nvml.NVMLError:
+            with suppress(nvml.NVMLError):
+                nvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}")
+                return None
+            raise
+    nvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}")
+    return None
+
+
+def _is_sliced(nvml: Any, handle: Any) -> bool:
+    """Whether MIG is on; boards that have none refuse the question."""
+    with suppress(nvml.NVMLError):
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+        return bool(current)
+    return False
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """Older versions of nvidia-ml-py give bytes."""
+    return value.decode() if isinstance(value, bytes) else value

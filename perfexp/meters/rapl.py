@@ -1,0 +1,109 @@
+"""RAPL: the energy counters of a processor's packages and their memory, as Linux shows them (powercap).
+
+Source: the kernel's Documentation/power/powercap/powercap.rst. AMD's processors appear under Intel's names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfexp.meters import Found, Meter, PowerKind, Reading, none_because
+from perfexp.record import Doubt
+
+#: Where Linux shows the zones.
+POWERCAP = Path("/sys/class/powercap")
+#: The registers change about every millisecond. Source: Intel SDM volume 3, chapter "Platform Specific Power
+#: Management Support"; the kernel's Documentation/hwmon/amd_energy.rst has the same of AMD.
+_TICK_SECONDS = 1e-3
+_PERMISSION = (
+    "since CVE-2020-8694 only root may; as root: chmod a+r {pattern}/energy_uj, until the next restart; in a container "
+    "also mount /sys/class/powercap and /sys/devices/virtual/powercap"
+)
+_NO_ZONES = (
+    "{folder} shows no zone of RAPL: virtual machines and ARM have none, containers hide it, and on Linux the module "
+    "intel_rapl_msr may not be loaded (modprobe intel_rapl_msr)"
+)
+
+
+class RaplMeter:
+    """One zone: a package, or the memory that belongs to it.
+
+    Args:
+        folder: of the zone.
+        covers: what it is the energy of.
+    """
+
+    power_kind = PowerKind.absent
+    tick_seconds: float | None = _TICK_SECONDS
+
+    def __init__(self, folder: Path, covers: str) -> None:
+        self._energy = folder / "energy_uj"
+        self.name = f"rapl {folder.name}"
+        self.covers = covers
+        self.wrap_joules = _range_joules(folder)
+
+    def energy_joules(self) -> Reading:
+        """See `Meter`; the kernel counts microjoules."""
+        try:
+            return Reading(int(self._energy.read_text()) * 1e-6)
+        except PermissionError:
+            pattern = self._energy.parent.parent / "*rapl:*"
+            return Reading(None, f"{self._energy} can't be read: {_PERMISSION.format(pattern=pattern)}")
+        except (OSError, ValueError) as error:
+            return Reading(None, f"{self._energy} can't be read: {error}")
+
+    def power_watts(self) -> Reading:
+        """RAPL has counters only."""
+        return Reading(None, "RAPL has an energy counter and no power sensor")
+
+    def doubts(self) -> list[Doubt]:
+        """None of its own: what else runs on the processor is told by `busy_host`."""
+        return []
+
+
+def find(powercap: Path = POWERCAP) -> Found:
+    """The packages and, where there is a zone for it, their memory.
+
+    A package holds its sub-zones `core` and `uncore`; `dram` lies beside it. `psys` holds everything, on the platforms
+    that have it, and is not added.
+
+    Args:
+        powercap: the folder of the zones.
+    """
+    meters: list[Meter] = []
+    for package in _packages(powercap):
+        named = _text(package / "name")
+        meters.append(RaplMeter(package, f"{named} with everything that runs on it"))
+        for zone in sorted(powercap.glob(f"{package.name}:*"), key=_numbers):
+            if _text(zone / "name") == "dram" and _numbers(zone)[:-1] == _numbers(package):
+                meters.append(RaplMeter(zone, f"the memory of {named}"))
+    if not meters:
+        return none_because(_NO_ZONES.format(folder=powercap))
+    refusals = [reading.reason for meter in meters if (reading := meter.energy_joules()).value is None]
+    return none_because(refusals[0]) if refusals else Found(meters=tuple(meters))
+
+
+def _packages(powercap: Path) -> list[Path]:
+    """The zones of whole packages; the same ones may be there twice, by registers and by memory (`intel-rapl-mmio`)."""
+    zones: dict[str, Path] = {}
+    for zone in sorted(powercap.glob("*rapl*:*"), key=lambda path: ("mmio" in path.name, _numbers(path))):
+        if zone.name.count(":") == 1 and _text(zone / "name").startswith("package"):
+            zones.setdefault(_text(zone / "name"), zone)
+    return list(zones.values())
+
+
+def _numbers(zone: Path) -> list[int]:
+    """`intel-rapl:0:1` → [0, 1]."""
+    return [int(part) if part.isdecimal() else -1 for part in zone.name.split(":")[1:]]
+
+
+def _range_joules(folder: Path) -> float | None:
+    text = _text(folder / "max_energy_range_uj")
+    return int(text) * 1e-6 if text.isdecimal() and int(text) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,62 @@
+"""Work: a point's figures of what its call takes by definition, and of the rate at which that was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfexp import doubts, stats
+from perfexp.record import Metric, Point
+from perfexp.work import Work
+
+#: Whose peak a precision is compared with.
+_PEAKS = {"amp_fp16": "fp16", "amp_bf16": "bf16"}
+
+
+def add(point: Point, work: Work, peaks: Mapping[str, float | None]) -> None:
+    """Add `work/…`, `work/flops_per_second` and `mfu` to a point that has been timed.
+
+    The rate is that of the device's own time where there is one. MFU (model FLOPs utilisation; Chowdhery et al., PaLM,
+    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak.
+
+    Args:
+        point: with its times.
+        work: of one call, with its backward pass in training.
+        peaks: FLOP/s of the data sheet by data type; empty where there is none.
+    """
+    point.metrics += [
+        Metric(name="work/macs", value=work.macs, unit="1"),
+        Metric(name="work/flops", value=work.flops_model, unit="1"),
+        Metric(name="work/bytes_min", value=work.bytes_min, unit="bytes"),
+        Metric(name="work/activation_bytes", value=work.activation_bytes, unit="bytes"),
+        Metric(name="work/parameters", value=work.parameters, unit="1"),
+        _rate(point, work),
+        _mfu(point, work, peaks),
+    ]
+    if work.uncounted:
+        point.doubts.append(doubts.work_uncounted(work.uncounted))
+
+
+def _rate(point: Point, work: Work) -> Metric:
+    seconds = _seconds(point, "device", "latency", "throughput")
+    value, reason = (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
+    return Metric(name="work/flops_per_second", value=value, unit="1/s", reason=reason)
+
+
+def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
+    kind = _PEAKS.get(point.key.precision, point.key.precision)
+    peak, seconds = peaks.get(kind), _seconds(point, "throughput", "latency")
+    if seconds is None:
+        return Metric(name="mfu", value=None, unit="1", reason="nothing was timed")
+    if not peak:
+        reason = f"no data sheet says what this device does at most in {kind}: name the device (gpu=h200, …)"
+        return Metric(name="mfu", value=None, unit="1", reason=reason)
+    return Metric(name="mfu", value=work.flops_model / seconds / peak, unit="1")
+
+
+def _seconds(point: Point, *names: str) -> float | None:
+    """The median of the first of these times that was measured."""
+    for name in names:
+        series = point.find_series(name)
+        if series is not None and series.measured:
+            return stats.median_interval(series.measured).value
+    return None

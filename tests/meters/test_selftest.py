@@ -1,0 +1,82 @@
+"""The self-test of meters: what it sees of scripted ones, and what it says about that."""
+
+import json
+
+import pytest
+
+from perfexp.diagnosis import Verdict
+from perfexp.meters import Found, PowerKind, none_because
+from perfexp.meters.doubts import slice_of_board, untested
+from perfexp.meters.fake import FakeMeter, steady
+from perfexp.meters.finding import find_meters
+from perfexp.meters.selftest import findings, try_meters
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        return self.seconds
+
+    def go_on(self, seconds):
+        self.seconds += seconds
+
+
+def tried(**script):
+    clock = Clock()
+    meter = FakeMeter(clock.now, steady(76.0), spend=clock.go_on, **script)
+    return try_meters(Found(meters=(meter,)), now=clock.now, sleep=clock.go_on)
+
+
+def said(facts):
+    return {finding.check: (finding.verdict, finding.found) for finding in findings(facts)}
+
+
+def test_a_good_meter_is_told_with_its_tick_its_query_and_its_power_at_rest():
+    facts = tried(query_seconds=4e-3)
+    [meter] = facts["meters"]
+    assert meter["tick_seconds"] == pytest.approx(0.1, rel=0.02)
+    assert meter["query_seconds"] == pytest.approx(4e-3)
+    assert meter["counter_watts"] == pytest.approx(76.0, rel=0.02)
+    lines = said(facts)
+    assert {verdict for verdict, _ in lines.values()} == {Verdict.ok}
+    assert "4.0 ms" in lines["query fake"][1]
+    assert "76.0 W at rest, of the moment" in lines["power fake"][1]
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_a_counter_that_stands_still_is_missing():
+    verdict, found = said(tried(stuck_seconds=0.0))["energy counter fake"]
+    assert verdict is Verdict.missing
+    assert "stood still" in found
+
+
+def test_a_power_that_is_an_average_is_a_warning():
+    verdict, found = said(tried(power_kind=PowerKind.average))["power fake"]
+    assert verdict is Verdict.warn
+    assert "average over about a second" in found
+
+
+def test_a_slow_query_is_a_warning():
+    verdict, _ = said(tried(query_seconds=0.02))["query fake"]
+    assert verdict is Verdict.warn
+
+
+def test_a_kind_that_nobody_has_tried_says_so():
+    verdict, _ = said(tried(found_doubts=[untested("fake")]))["energy"]
+    assert verdict is Verdict.untested
+
+
+def test_without_a_meter_there_is_one_line_that_says_why():
+    [finding] = findings(try_meters(none_because("RAPL is hidden")))
+    assert (finding.verdict, finding.found) == (Verdict.missing, "no meter: RAPL is hidden")
+    slice_ = said(try_meters(none_because("MIG is on", slice_of_board("nvml a"))))
+    assert slice_["energy"][0] is Verdict.warn
+
+
+@pytest.mark.parametrize("kind", ["mps", "fake", "other"])
+def test_devices_without_meters_say_so(kind):
+    found = find_meters(kind)
+    assert found.meters == ()
+    assert found.reason.startswith("no meter: ")

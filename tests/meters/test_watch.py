@@ -1,0 +1,139 @@
+"""Windows from tick to tick, on a clock that the test drives: what is aligned is exact, what is not is off."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfexp.meters.fake import FakeMeter, Polyline, steady
+from perfexp.meters.track import Track
+from perfexp.meters.watch import Rest, Rules, Watch
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        return self.seconds
+
+    def go_on(self, seconds):
+        self.seconds += seconds
+
+
+def watched(curve, *, rules=None, tick_seconds=None, **script):
+    """One window at rest, and the track that it was taken from."""
+    clock = Clock()
+    track = Track(FakeMeter(clock.now, curve, spend=clock.go_on, **script), clock.now, tick_seconds)
+    [window] = Watch([track], Rest(clock.go_on), clock.now, rules or Rules()).run()
+    return window, track
+
+
+#: The clock goes on in steps that divide a period of the counter: each tick is seen equally late.
+IN_STEP = Rules(period_seconds=0.02, tight_seconds=0.0005)
+
+
+@pytest.mark.parametrize("phase_seconds", [0.0, 0.025, 0.05])
+def test_a_window_that_is_aligned_to_the_ticks_is_exact(phase_seconds):
+    window, _ = watched(steady(300.0), rules=IN_STEP, phase_seconds=phase_seconds, tick_seconds=0.1)
+    assert window.counter_watts.value == pytest.approx(300.0, rel=1e-9)
+    assert window.seconds == pytest.approx(1.0, rel=1e-9)
+
+
+def test_a_window_that_is_not_aligned_is_off_by_up_to_a_tick():
+    """What two readings around 250 ms make of the same meter, whose counter changes every 100 ms."""
+    clock = Clock()
+    meter = FakeMeter(clock.now, steady(300.0))
+    errors = []
+    for start in np.arange(1.0, 1.1, 0.01):
+        clock.seconds = start
+        before = meter.energy_joules().value
+        clock.seconds = start + 0.25
+        errors.append((meter.energy_joules().value - before) / 0.25 / 300.0 - 1)
+    assert max(errors) == pytest.approx(0.2)  # three ticks fell into 250 ms
+    assert min(errors) == pytest.approx(-0.2)  # or two
+    aligned, _ = watched(steady(300.0), rules=IN_STEP, tick_seconds=0.1)
+    assert abs(aligned.counter_watts.value / 300.0 - 1) < 1e-9 < min(map(abs, errors))
+
+
+def test_on_a_ramp_the_mean_is_that_of_the_window():
+    """From 100 W upwards by 50 W a second: the mean is the power in the middle of the window."""
+    window, _ = watched(Polyline([(0.0, 100.0), (20.0, 1100.0)]), rules=IN_STEP, tick_seconds=0.1)
+    middle = window.start_seconds + window.seconds / 2
+    assert window.counter_watts.value == pytest.approx(100.0 + 50.0 * middle, rel=1e-3)
+    assert window.integral_watts.value == pytest.approx(100.0 + 50.0 * middle, rel=1e-9)
+    assert abs(window.difference) < 1e-3
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    tick_seconds=st.floats(1e-3, 0.3),
+    phase_seconds=st.floats(0.0, 0.3),
+    query_seconds=st.floats(0.0, 4e-3),
+    knows=st.booleans(),
+)
+def test_whatever_the_counter_s_period_the_error_is_within_the_uncertainty(
+    tick_seconds, phase_seconds, query_seconds, knows
+):
+    script = {"phase_seconds": phase_seconds, "query_seconds": query_seconds, "tells_tick": knows}
+    clock = Clock()
+    meter = FakeMeter(clock.now, steady(300.0), spend=clock.go_on, tick_seconds=tick_seconds, **script)
+    track = Track(meter, clock.now)
+    [window] = Watch([track], Rest(clock.go_on), clock.now, Rules()).run()
+    assert abs(window.counter_watts.value / 300.0 - 1) <= 6**0.5 * window.uncertainty + 1e-9
+    assert window.uncertainty <= 0.003
+    assert window.seconds >= 1.0 - 0.01
+
+
+def test_the_period_of_the_counter_is_found():
+    _, track = watched(steady(300.0), tick_seconds=None, query_seconds=1e-3)
+    assert track.meter.tick_seconds is None, "the meter does not tell it"
+    assert track.tick_seconds == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_counter_is_read_tightly_only_where_a_tick_is_expected():
+    """Away from the ends of the window it is read once in a period of the readings of power."""
+    window, track = watched(steady(300.0), tick_seconds=0.1, query_seconds=1e-3)
+    end = window.start_seconds + window.seconds
+    times = [seconds for seconds, _ in track.readings]
+    away = [seconds for seconds in times if window.start_seconds + 0.02 < seconds < end - 0.02]
+    assert min(np.diff(away)) > 0.015
+    near = [seconds for seconds in times if abs(seconds - end) < 0.005]
+    assert max(np.diff(near)) < 0.002
+
+
+class Busy(Rest):
+    """Something that stands still whenever a meter is asked."""
+
+    def ran_dry(self):
+        return True
+
+
+def test_what_asking_disturbs_is_asked_about_rarely():
+    clock = Clock()
+    meters = [FakeMeter(clock.now, steady(300.0), spend=clock.go_on, query_seconds=4e-3) for _ in range(2)]
+    calm, disturbed = (Track(meter, clock.now, 0.1) for meter in meters)
+    Watch([calm], Rest(clock.go_on), clock.now).run()
+    watch = Watch([disturbed], Busy(clock.go_on), clock.now)
+    [window] = watch.run()
+    assert watch.disturbed
+    assert watch.dry_seconds < 0.08 * window.seconds
+    assert len(disturbed.powers) < len(calm.powers)
+    assert window.integral_watts.value == pytest.approx(300.0), "there are still enough readings for an integral"
+
+
+@pytest.mark.parametrize("tells_tick", [True, False])
+def test_a_slow_counter_is_given_its_time_if_it_says_that_it_is_slow(tells_tick):
+    """Two seconds from tick to tick; the rules take a second without one for standing still."""
+    clock = Clock()
+    meter = FakeMeter(clock.now, steady(300.0), tick_seconds=2.0, phase_seconds=0.7, tells_tick=tells_tick)
+    track = Track(meter, clock.now)
+    [window] = Watch([track], Rest(clock.go_on), clock.now).run()
+    if tells_tick:
+        assert window.counter_watts.value == pytest.approx(300.0, rel=0.003)
+    else:
+        assert [doubt.code for doubt in track.doubts] == ["meter_stuck"]
+        assert window.counter_watts.value is None
+        assert window.integral_watts.value == pytest.approx(300.0)
