@@ -231,12 +231,14 @@ class Probes:
     """What is found out beside the times.
 
     `work` are MACs, FLOPs and bytes of a call, counted without the device. `energy` is measured in a window of its own,
-    of at least `energy_seconds` (by default 1 s, or 5 s where the times are to be good to 0.5 %).
+    of at least `energy_seconds` (by default 1 s, or 5 s where the times are to be good to 0.5 %). `ceilings` are the
+    rates that the device itself reaches by matrix products and copies, measured once and kept in the user's cache.
     """
 
     work: bool = True
     energy: bool = False
     energy_seconds: float | None = None
+    ceilings: bool = False
 
 
 @dataclass(kw_only=True)

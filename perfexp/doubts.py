@@ -30,6 +30,21 @@ def queue_starved(blocks: int) -> Doubt:
     )
 
 
+def above_the_ceiling(name: str, share: float) -> Doubt:
+    """More work was done than the device can do.
+
+    Args:
+        name: of the metric.
+        share: of the ceiling.
+    """
+    return Doubt(
+        code="above_the_ceiling",
+        detail=f"{name} is {share:.0%}: the model's work by definition is more than the device can do in that time",
+        remedy="an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the precision that ran is not "
+        "the one that the ceiling is of, or the count is wrong: please report it",
+    )
+
+
 def work_uncounted(names: Sequence[str]) -> Doubt:
     """The work of some operators of a call is not known.
 

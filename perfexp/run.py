@@ -66,6 +66,7 @@ class Procedure:
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
         peaks: FLOP/s of the device's data sheet by data type.
         energy: measures that of a call (probes.energy), or None.
+        ceilings: rates that the device reaches at best (probes.ceilings), or None.
         seed: of data and shuffling.
         progress: told what comes next, between timed blocks.
     """
@@ -84,6 +85,7 @@ class Procedure:
     counts_work: bool = False
     peaks: Mapping[str, float | None] = field(default_factory=dict)
     energy: EnergyProcedure | None = None
+    ceilings: Mapping[str, float] | None = None
     seed: int = 0
     progress: Callable[[str], None] = lambda _: None
     _last: tuple[Key, float, int] | None = None
@@ -239,7 +241,7 @@ class Procedure:
         """What the call takes by definition, whatever computes it."""
         counted = self.session.work(batches.next().inputs, training=step.trains)
         if counted is not None:
-            work.add(point, counted, self.peaks)
+            work.add(point, counted, self.peaks, self.ceilings)
 
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""

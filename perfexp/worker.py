@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,11 +124,12 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
         device.start()
         session = _open(plan, device, data)
         _write_environment(paths, device, session)
+        ceilings = _ceilings(plan, session, device, tell) if plan.probes.ceilings else None
         algorithm = config.build(plan.algorithm)
         with algorithm.applied(session):
             gc.collect()
             gc.freeze()  # what is loaded by now stays: the collections before each timed block need not look at it
-            procedure = _procedure(plan, session, device, data, algorithm, tell)
+            procedure = _procedure(plan, session, device, data, algorithm, ceilings, tell)
             procedure.begin()
             for key in sweep.order(keys, replicate, plan.seed):
                 tell("point", key=_plain(key))
@@ -154,7 +155,13 @@ def _alone(plan: config.Plan, paths: RunPaths, device: Device, tell: Events) -> 
 
 
 def _procedure(
-    plan: config.Plan, session: Session, device: Device, data: Data, algorithm: Algorithm, tell: Events
+    plan: config.Plan,
+    session: Session,
+    device: Device,
+    data: Data,
+    algorithm: Algorithm,
+    ceilings: Mapping[str, float] | None,
+    tell: Events,
 ) -> Procedure:
     from perfexp.run import Procedure
 
@@ -172,11 +179,22 @@ def _procedure(
         cache=plan.cache,
         graph=plan.execution.cuda_graph,
         counts_work=plan.probes.work,
+        ceilings=ceilings,
         energy=_energy(plan.probes, device, stopping) if plan.probes.energy else None,
         peaks=(plan.gpu.get("facts") or {}).get("peak_flops_per_second") or {},
         seed=plan.seed,
         progress=lambda text: tell("block", text=text),
     )
+
+
+def _ceilings(plan: config.Plan, session: Session, device: Device, tell: Events) -> dict[str, float] | None:
+    """None for a device that torch does not know."""
+    if device.identifier is None:
+        return None
+    from perfexp.probes.ceilings import ceilings
+
+    tell("block", text="ceilings")
+    return ceilings(device, session.precision)
 
 
 def _energy(probes: config.Probes, device: Device, stopping: StoppingRule) -> EnergyProcedure:

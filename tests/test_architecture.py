@@ -12,15 +12,28 @@ FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
     3: ("run", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
-    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work"),
+    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers"),
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
-    0: ("record", "stats", "units", "paths", "errors", "gpus", "scaling", "summary", "metrics", "doubts", "interrupts"),
+    0: (
+        "record",
+        "stats",
+        "units",
+        "paths",
+        "errors",
+        "gpus",
+        "scaling",
+        "summary",
+        "metrics",
+        "doubts",
+        "interrupts",
+        "kept",
+    ),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
 #: Who may import which foreign package at any level of nesting.
 ONLY = {
-    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work"},
+    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work", "layers"},
     "triton": {"kernels"},
     "torchvision": {"models", "data"},
     "hydra": {"main", "config", "worker", "explain"},
@@ -54,7 +67,6 @@ TORCH_FREE = (
     "algorithms/choice",
     "algorithms/report",
     "algorithms/passes",
-    "algorithms/choices",
 )
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -9,14 +9,19 @@ from perfexp.data.rotating import Rotating
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
+from perfexp.errors import Unsupported
+from perfexp.meters import Found, none_because
+from perfexp.meters.fake import FakeMeter, pass_time, steady
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
+from perfexp.probes.energy import EnergyProcedure
 from perfexp.record import Key, Metric, Status
 from perfexp.run import Procedure
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
+from perfexp.work import Row, Work
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
 
@@ -245,3 +250,97 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
     assert median(point, "throughput") > 0
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
     assert "ValueError: broken" in doubt.detail
+
+
+def energy_of(device, meter):
+    found = Found(meters=(meter,)) if meter else none_because("nothing counts")
+    return EnergyProcedure(device=device, found=found, sleep=pass_time(device))
+
+
+def values(point, prefix):
+    return {metric.name: metric.value for metric in point.metrics if metric.name.startswith(prefix)}
+
+
+def test_the_energy_of_a_call_is_the_power_times_its_time():
+    device = FakeDevice(enqueue_seconds=1e-6)
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300), spend=pass_time(device))
+    point = measure(device, energy=energy_of(device, meter), key=msgspec.structs.replace(KEY, batch_size=4))
+    seconds = point.metric("energy/call_seconds").value
+    assert seconds == pytest.approx(median(point), rel=1e-2)
+    assert point.metric("energy/per_call_joules").value == pytest.approx(300 * seconds, rel=1e-3)
+    assert point.metric("energy/per_image_joules").value == pytest.approx(75 * seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("meter", "cache", "reason"),
+    [
+        (None, Cache.warm, "no meter: nothing counts"),
+        ("fails", Cache.warm, "broken"),
+        (None, Cache.flush, "cache=flush"),
+    ],
+)
+def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cache, reason):
+    device = FakeDevice(enqueue_seconds=1e-6)
+    energy = energy_of(device, None)
+    if meter:
+
+        def breaks(*_, **__):
+            raise RuntimeError("broken")
+
+        energy.measure = energy.idle = breaks
+    measuring = procedure(device, energy=energy, cache=cache)
+    measuring.begin()
+    point = measuring.measure(KEY)
+    assert point.status is Status.OK
+    assert point.metric("energy/per_call_joules").value is None
+    assert reason in point.metric("energy/per_call_joules").reason
+    assert median(point) > 0
+
+
+def test_idle_power_is_measured_before_the_first_point():
+    device = FakeDevice(enqueue_seconds=1e-6)
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(70), spend=pass_time(device))
+    measuring = procedure(device, energy=energy_of(device, meter))
+    measuring.begin()
+    began = device.now_ns()
+    assert measuring.energy.idle().mean_watts.value == pytest.approx(70, rel=1e-3)
+    assert device.now_ns() == began
+
+
+ROW = Row(
+    path="conv", call=0, operation=None, kind="Conv2d", macs=1000, flops=2000, input_gradient_flops=2000,
+    weight_gradient_flops=2000, bytes_min=500, activation_bytes=200, parameters=10, inputs=((1,),), outputs=((1,),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "flops"), [("inference", 2000), ("train", 6000)])
+def test_work_becomes_a_rate_and_a_part_of_the_peak(phase, flops):
+    measuring = procedure(counts_work=True, peaks={"fp32": 1e9})
+    measuring.session.work = lambda inputs, training: Work(rows=(ROW,), parameters=10, backward=training, uncounted=())
+    point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
+    assert values(point, "work/") == {
+        "work/macs": 1000,
+        "work/flops": flops,
+        "work/bytes_min": 500,
+        "work/activation_bytes": 200,
+        "work/parameters": 10,
+        "work/flops_per_second": pytest.approx(flops / median(point)),
+    }
+    assert point.metric("mfu").value == pytest.approx(flops / median(point, "throughput") / 1e9)
+    assert "work_uncounted" not in codes(point)
+
+
+def test_work_that_is_not_known_is_said():
+    measuring = procedure(counts_work=True)
+    counted = Work(rows=(ROW,), parameters=10, backward=False, uncounted=("my::op",))
+    measuring.session.work = lambda inputs, training: counted
+    point = measuring.measure(KEY)
+    assert "work_uncounted" in codes(point)
+    assert "name the device" in point.metric("mfu").reason
+
+    def refuses(inputs, training):
+        raise Unsupported("it reads its numbers")
+
+    measuring.session.work = refuses
+    point = measuring.measure(KEY)
+    assert (point.status, point.metric("work/flops").reason) == (Status.OK, "it reads its numbers")

@@ -13,7 +13,6 @@ import torch
 from perfexp.algorithms import Objective
 from perfexp.algorithms.apart import Apart
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, no_kernels
-from perfexp.algorithms.choices import Choices
 from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
@@ -23,6 +22,7 @@ from perfexp.algorithms.portable import ALGORITHMS
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.race import race
 from perfexp.devices import Device
+from perfexp.kept import Kept
 
 #: Torch's own choice stays unless another is faster by this fraction: so much two runs of the same may differ.
 _MARGIN = 0.02
@@ -54,7 +54,7 @@ class Fastest:
     device: Device
     workspace_bytes: int | None = None
     max_error: float | None = None
-    choices: Choices
+    choices: Kept
     reuse: bool = True
     objective: Objective = field(default=Objective.time)
     _known: dict[str, _Winners] = field(default_factory=dict, compare=False)

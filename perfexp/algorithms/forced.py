@@ -16,7 +16,6 @@ from perfexp.algorithms import Backend, Objective, OnUnsupported, T, constants
 from perfexp.algorithms.apart import Apart
 from perfexp.algorithms.backends import GUESS, Support, supports_of
 from perfexp.algorithms.choice import choose
-from perfexp.algorithms.choices import Choices, default_folder
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.cudnn import why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
@@ -31,6 +30,7 @@ from perfexp.algorithms.report import AlgorithmReport, LayerStatus
 from perfexp.algorithms.switches import SWITCHED, Switches
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
+from perfexp.kept import Kept, cache_folder
 from perfexp.models import Session
 from perfexp.record import Metric
 
@@ -102,7 +102,7 @@ class Forced:
         if max_error is not None and not max_error > 0:
             raise UserError(f"algorithm.max_error={max_error} has to be positive, or null for what is usual.")
         self._max_error, self._objective, self._reuse = max_error, Objective(objective), reuse
-        self._cache_folder = Path(cache_dir).expanduser() if cache_dir else default_folder()
+        self._cache_folder = Path(cache_dir).expanduser() if cache_dir else cache_folder("algorithms")
         self._verify = verify
         self._session: Any = None
         self._usual = Switches.now()
@@ -263,7 +263,7 @@ class Forced:
             workspace_bytes=self._workspace_bytes,
             max_error=self._max_error,
             objective=self._objective,
-            choices=Choices(self._cache_folder, context),
+            choices=Kept(self._cache_folder, context),
             reuse=self._reuse,
         )
 

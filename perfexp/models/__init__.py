@@ -71,9 +71,11 @@ class Session(Protocol):
 
     Attributes:
         num_classes: classes that the model tells apart, or None where it has none.
+        precision: in which it computes.
     """
 
     num_classes: int | None
+    precision: Precision
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """Random inputs (never zeros) and targets of the model's kind, on the device.

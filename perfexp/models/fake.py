@@ -96,7 +96,7 @@ class FakeModel:
             raise UserError(
                 f"model={self.name} runs on the scripted device only; add gpu=fake, or choose another model."
             )
-        return FakeSession(self, device, random.Random(seed))
+        return FakeSession(self, device, precision, random.Random(seed))
 
 
 class FakeSession:
@@ -105,13 +105,14 @@ class FakeSession:
     Args:
         model: the script.
         device: where the time is spent.
+        precision: that was asked for.
         generator: of the noise.
     """
 
     num_classes: int | None = 10
 
-    def __init__(self, model: FakeModel, device: FakeDevice, generator: random.Random) -> None:
-        self._model, self._device, self._random = model, device, generator
+    def __init__(self, model: FakeModel, device: FakeDevice, precision: Precision, generator: random.Random) -> None:
+        self._model, self._device, self.precision, self._random = model, device, precision, generator
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """The "inputs" are the batch's pixels."""

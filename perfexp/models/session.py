@@ -72,10 +72,10 @@ class TorchSession:
         self.num_classes = kind.num_classes
         self._kind, self._name, self.device, self._facts = kind, name, device, facts
         self._input_dims = 1 + len(kind.sample_shape((224, 224)))
-        self._precision, unavailable = effective_precision(precision, device)
-        self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self._precision.tf32)]
+        self.precision, unavailable = effective_precision(precision, device)
+        self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self.precision.tf32)]
         self._execution = execution
-        self._data_type: torch.dtype = getattr(torch, self._precision.storage)
+        self._data_type: torch.dtype = getattr(torch, self.precision.storage)
         self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
         if execution.channels_last:
             _make_channels_last(self.module)
@@ -143,12 +143,12 @@ class TorchSession:
 
     def forward(self, inputs: Any) -> Any:
         """See `Session`."""
-        with autocast(self._precision, self.device):
+        with autocast(self.precision, self.device):
             return self._run(inputs)
 
     def eager(self, inputs: Any) -> Any:
         """The model's outputs without the compiler."""
-        with autocast(self._precision, self.device):
+        with autocast(self.precision, self.device):
             return self.module(inputs)
 
     def first_forward(self, batch: Batch) -> Any:
@@ -164,7 +164,7 @@ class TorchSession:
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """See `Session`."""
-        with autocast(self._precision, self.device):
+        with autocast(self.precision, self.device):
             return self._kind.loss(outputs, targets)
 
     def backward(self, loss: Any) -> None:
@@ -192,7 +192,7 @@ class TorchSession:
         from perfexp.work.count import count
 
         try:
-            with self._mode(training=training), autocast(self._precision, self.device):
+            with self._mode(training=training), autocast(self.precision, self.device):
                 return count(self.module, inputs, backward=training)
         except Inconclusive as error:
             raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
@@ -241,7 +241,7 @@ class TorchSession:
         parameters = list(self.module.parameters())
         return {
             **torch_facts(),
-            "precision": self._precision.name,
+            "precision": self.precision.name,
             "architecture": type(self.module).__name__,
             "kind": self._kind.name,
             "num_classes": self.num_classes,
@@ -281,7 +281,7 @@ class TorchSession:
 
     def _new_scaler(self) -> torch.amp.GradScaler:
         kind = torch.device(str(self.device.identifier)).type
-        return torch.amp.GradScaler(kind, enabled=self._precision.autocast == "float16")
+        return torch.amp.GradScaler(kind, enabled=self.precision.autocast == "float16")
 
     def _build_optimizer(self, *, name: str = "sgd", **settings: Any) -> torch.optim.Optimizer:
         if name not in _OPTIMIZERS:

@@ -12,16 +12,20 @@ from perfexp.work import Work
 _PEAKS = {"amp_fp16": "fp16", "amp_bf16": "bf16"}
 
 
-def add(point: Point, work: Work, peaks: Mapping[str, float | None]) -> None:
-    """Add `work/…`, `work/flops_per_second` and `mfu` to a point that has been timed.
+def add(
+    point: Point, work: Work, peaks: Mapping[str, float | None], ceilings: Mapping[str, float] | None = None
+) -> None:
+    """Add `work/…` and `mfu` to a point that has been timed.
 
     The rate is that of the device's own time where there is one. MFU (model FLOPs utilisation; Chowdhery et al., PaLM,
-    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak.
+    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak, and of what the
+    device itself was seen to reach (`mfu_of_ceiling`).
 
     Args:
         point: with its times.
         work: of one call, with its backward pass in training.
         peaks: FLOP/s of the data sheet by data type; empty where there is none.
+        ceilings: `flops_per_second` and `bytes_per_second` that the device reached; None where they were not asked for.
     """
     point.metrics += [
         Metric(name="work/macs", value=work.macs, unit="1"),
@@ -31,6 +35,17 @@ def add(point: Point, work: Work, peaks: Mapping[str, float | None]) -> None:
         Metric(name="work/parameters", value=work.parameters, unit="1"),
         _rate(point, work),
         _mfu(point, work, peaks),
+    ]
+    if ceilings is not None:
+        point.metrics += [
+            Metric(name="ceiling/flops_per_second", value=ceilings["flops_per_second"], unit="1/s"),
+            Metric(name="ceiling/bytes_per_second", value=ceilings["bytes_per_second"], unit="bytes/s"),
+            _part(point, work, ceilings["flops_per_second"], "mfu_of_ceiling"),
+        ]
+    point.doubts += [
+        doubts.above_the_ceiling(metric.name, metric.value)
+        for metric in point.metrics
+        if metric.name in ("mfu", "mfu_of_ceiling") and metric.value is not None and metric.value > 1
     ]
     if work.uncounted:
         point.doubts.append(doubts.work_uncounted(work.uncounted))
@@ -44,13 +59,18 @@ def _rate(point: Point, work: Work) -> Metric:
 
 def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
     kind = _PEAKS.get(point.key.precision, point.key.precision)
-    peak, seconds = peaks.get(kind), _seconds(point, "throughput", "latency")
-    if seconds is None:
-        return Metric(name="mfu", value=None, unit="1", reason="nothing was timed")
-    if not peak:
+    if not (peak := peaks.get(kind)):
         reason = f"no data sheet says what this device does at most in {kind}: name the device (gpu=h200, …)"
         return Metric(name="mfu", value=None, unit="1", reason=reason)
-    return Metric(name="mfu", value=work.flops_model / seconds / peak, unit="1")
+    return _part(point, work, peak, "mfu")
+
+
+def _part(point: Point, work: Work, most: float, name: str) -> Metric:
+    """The rate of the undisturbed loop as a part of a rate."""
+    seconds = _seconds(point, "throughput", "latency")
+    if seconds is None:
+        return Metric(name=name, value=None, unit="1", reason="nothing was timed")
+    return Metric(name=name, value=work.flops_model / seconds / most, unit="1")
 
 
 def _seconds(point: Point, *names: str) -> float | None:

@@ -126,7 +126,11 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
         Column(title=title, cells=tuple(metric_text(find_metric(row, name)) for row in having), rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
-    notes = _distinct(f"{metric_title(metric)}: {metric.reason}" for metric in known if metric.reason)
+    lacking: dict[str, list[str]] = {}
+    for metric in known:
+        if metric.reason:
+            lacking.setdefault(metric.reason, []).append(metric_title(metric))
+    notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
     if any(metric.estimated for metric in known):
         notes.append("≈ estimated from what was measured, not itself measured")
     if not columns and not notes:

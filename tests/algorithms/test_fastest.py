@@ -12,13 +12,13 @@ from torch import nn
 
 from perfexp import rivals
 from perfexp.algorithms import fastest
-from perfexp.algorithms.choices import Choices, default_folder
 from perfexp.algorithms.difference import with_statistics
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError
+from perfexp.kept import Kept, cache_folder
 
 
 @pytest.fixture
@@ -344,10 +344,10 @@ def test_settings_that_can_not_be_meant_are_errors(tmp_path):
 
 def test_choices_are_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "perfexp" / "algorithms"
-    ours, theirs = (Choices(default_folder(), {"device": "a"}) for _ in range(2))
+    assert cache_folder("algorithms") == tmp_path / "perfexp" / "algorithms"
+    ours, theirs = (Kept(cache_folder("algorithms"), {"device": "a"}) for _ in range(2))
     assert ours.find("x") is None
     theirs.add("y", 2)
     ours.add("x", 1)
-    assert Choices(default_folder(), {"device": "a"}).find("y") == 2
-    assert Choices(default_folder(), {"device": "b"}).find("y") is None
+    assert Kept(cache_folder("algorithms"), {"device": "a"}).find("y") == 2
+    assert Kept(cache_folder("algorithms"), {"device": "b"}).find("y") is None

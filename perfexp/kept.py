@@ -1,4 +1,4 @@
-"""Choices: what was the fastest for which convolution, kept from run to run in the user's cache."""
+"""Kept: what was found out once, kept from run to run in the user's cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from perfexp.paths import write_atomically
 
 
-class Choices:
-    """A file of choices for one context; another device, library or limit is another file.
+class Kept:
+    """A file of findings for one context; another device, library or limit is another file.
 
     Args:
         folder: of all contexts.
-        context: what all choices of the file have in common, as JSON values.
+        context: what all findings of the file have in common, as JSON values.
     """
 
     def __init__(self, folder: Path, context: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ class Choices:
         self._known: dict[str, Any] | None = None
 
     def find(self, key: str) -> Any:
-        """What was chosen for a key, or None.
+        """What was found for a key, or None.
 
         Args:
             key: as it was added.
@@ -38,44 +38,48 @@ class Choices:
             self._known = self._read()
         return self._known.get(key)
 
-    def add(self, key: str, choice: Any) -> None:
-        """Keep a choice; runs beside this one may do so at the same time.
+    def add(self, key: str, finding: Any) -> None:
+        """Keep a finding; runs beside this one may do so at the same time.
 
         Args:
-            key: of what was chosen for.
-            choice: JSON values.
+            key: of what it was found for.
+            finding: JSON values.
         """
-        self._known = {**(self._known or {}), key: choice}
-        self._rewrite(lambda known: {**known, key: choice})
+        self._known = {**(self._known or {}), key: finding}
+        self._rewrite(lambda known: {**known, key: finding})
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Forget choices.
+        """Forget findings.
 
         Args:
             keys: as they were added.
         """
         gone = set(keys)
-        self._rewrite(lambda known: {key: choice for key, choice in known.items() if key not in gone})
+        self._rewrite(lambda known: {key: finding for key, finding in known.items() if key not in gone})
 
     def _rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Change the file; where that can't be done, the choices are those of this process."""
+        """Change the file; where that can't be done, the findings are those of this process."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                content = {"context": self._context, "choices": change(self._read())}
+                content = {"context": self._context, "findings": change(self._read())}
                 write_atomically(self.path, json.dumps(content, indent=1).encode())
 
     def _read(self) -> dict[str, Any]:
         """What lies there; a file that can't be read is begun anew."""
         try:
-            choices = json.loads(self.path.read_text())["choices"]
+            findings = json.loads(self.path.read_text())["findings"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return choices if isinstance(choices, dict) else {}
+        return findings if isinstance(findings, dict) else {}
 
 
-def default_folder() -> Path:
-    """Where choices are kept unless the user says otherwise, by the XDG Base Directory Specification."""
+def cache_folder(name: str) -> Path:
+    """Where findings of a kind are kept unless the user says otherwise, by the XDG Base Directory Specification.
+
+    Args:
+        name: of the kind.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "perfexp" / "algorithms"
+    return Path(base) / "perfexp" / name

@@ -1,0 +1,61 @@
+"""Ceilings: rates by definition, on a device whose clock is a script, and kept for the next time."""
+
+import pytest
+import torch
+
+from perfexp.devices.cpu import CpuDevice
+from perfexp.kept import Kept
+from perfexp.models import Precision
+from perfexp.probes import ceilings as module
+from perfexp.probes.ceilings import ceilings
+from perfexp.probes.work import add
+from perfexp.record import Key, Point, Series, Status
+from perfexp.work import Row, Work
+
+BF16 = Precision(name="bf16", storage="bfloat16")
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Sizes that are small, and calls of which each takes a second by the clock; the products that were made."""
+    monkeypatch.setattr(module, "_SIDES", {"cpu": (8, 16)})
+    monkeypatch.setattr(module, "_COPIED_BYTES", {"cpu": 1000})
+    made = []
+    product = module._product
+    monkeypatch.setattr(module, "_product", lambda a, b, out: made.append((a.shape, a.dtype)) or product(a, b, out))
+    clock = iter(range(0, 10**15, 10**9))
+    monkeypatch.setattr(CpuDevice, "now_ns", lambda self: next(clock))
+    return made
+
+
+def test_rates_are_those_of_the_fastest_product_and_copy_and_are_kept(scripted, tmp_path):
+    kept = Kept(tmp_path, {"device": "a"})
+    found = ceilings(CpuDevice(), BF16, kept=kept)
+    assert found == {"flops_per_second": 2 * 16**3, "bytes_per_second": 2000}
+    assert scripted == [((8, 8), torch.bfloat16), ((16, 16), torch.bfloat16)]
+    assert ceilings(CpuDevice(), BF16, kept=Kept(tmp_path, {"device": "a"})) == found
+    assert len(scripted) == 2
+    ceilings(CpuDevice(), Precision(name="fp32"), kept=kept)
+    assert scripted[2:] == [((8, 8), torch.float32), ((16, 16), torch.float32)]
+
+
+def test_another_device_has_ceilings_of_its_own(monkeypatch):
+    here = module._identity(CpuDevice())
+    assert here == module._identity(CpuDevice())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert here != module._identity(CpuDevice())
+
+
+@pytest.mark.parametrize(("ceiling", "doubts"), [(1e6, []), (1e3, ["above_the_ceiling"])])
+def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
+    key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
+    point = Point(key=key, status=Status.OK, series=[Series(name="latency", samples=[1.0] * 9)])
+    row = Row(
+        path="", call=0, operation=None, kind="x", macs=0, flops=2000, input_gradient_flops=None,
+        weight_gradient_flops=None, bytes_min=1, activation_bytes=1, parameters=0, inputs=(), outputs=(),
+    )  # fmt: skip
+    work = Work(rows=(row,), parameters=0, backward=False, uncounted=())
+    add(point, work, {}, {"flops_per_second": ceiling, "bytes_per_second": 5.0})
+    assert point.metric("mfu_of_ceiling").value == 2000 / ceiling
+    assert point.metric("ceiling/bytes_per_second").value == 5
+    assert [doubt.code for doubt in point.doubts] == doubts
