@@ -27,6 +27,13 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _LOG_FROM = 10.0
 #: So many measured positions are ticks of their own; more are left to matplotlib.
 _MOST_TICKS = 12
+#: Units in which values are told, the largest first.
+_SCALES = {
+    "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
+    "joules": ((1e-3, "kJ"), (1.0, "J"), (1e3, "mJ"), (1e6, "µJ")),
+}
+#: Height of a picture, and of each panel beyond the second, inches.
+_HEIGHT, _PANEL_HEIGHT = 8, 3
 #: So many lines have their legend inside the axes.
 _MOST_INSIDE = 3
 #: So many points have error bars; more have a band.
@@ -40,7 +47,9 @@ def draw(picture: Chart | Bars | Strips) -> bytes:
         picture: as `pictures` gives it.
     """
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    figure = Figure(figsize=(12, 8), dpi=100, layout=layout, facecolor="white")
+    panels = len(picture.panels) if isinstance(picture, Chart) else 1
+    height = _HEIGHT + _PANEL_HEIGHT * max(panels - 2, 0)
+    figure = Figure(figsize=(12, height), dpi=100, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     if isinstance(picture, Chart):
         _chart(figure, picture)
@@ -75,7 +84,7 @@ def _chart(figure: Any, chart: Chart) -> None:
 
 
 def _panel(axes: Any, panel: Panel) -> None:
-    factor, unit = _time_unit([y for line in panel.lines for y in line.y]) if panel.seconds else (1.0, "samples/s")
+    factor, unit = _unit(panel.unit, [y for line in panel.lines for y in line.y])
     for number, line in enumerate(panel.lines):
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
         values = [y.value * factor for y in line.y]
@@ -219,6 +228,17 @@ def _distances(values: Sequence[float], low: Sequence[float], high: Sequence[flo
     """Lengths of error bars below and above."""
     below = [value - end for value, end in zip(values, low, strict=True)]
     return [below, [end - value for value, end in zip(values, high, strict=True)]]
+
+
+def _unit(unit: str, values: Sequence[stats.Interval]) -> tuple[float, str]:
+    """The factor to the unit in which some values are told, and that unit."""
+    if unit == "seconds":
+        return _time_unit(values)
+    most = max((y.value for y in values), default=0.0)
+    for factor, name in _SCALES.get(unit, ()):
+        if most * factor >= 1:
+            return factor, name
+    return 1.0, unit
 
 
 def _time_unit(seconds: Sequence[stats.Interval]) -> tuple[float, str]:

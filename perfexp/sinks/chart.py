@@ -47,13 +47,13 @@ class Panel:
     Attributes:
         title: of the vertical axis, without its unit.
         lines: what is drawn.
-        seconds: whether the values are times; otherwise they are samples per second.
+        unit: of the values: `seconds`, `bytes`, `joules` or `samples/s`.
         curves: fitted laws, behind the points.
     """
 
     title: str
     lines: tuple[Line, ...]
-    seconds: bool = False
+    unit: str = "samples/s"
     curves: tuple[Curve, ...] = ()
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from perfexp import stats
 from perfexp.record import Key, Record, Sweep
 from perfexp.sinks.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.sweeps import paired
-from perfexp.sinks.wording import scaling_text
+from perfexp.sinks.wording import ENERGY, PEAK_MEMORY, find_metric, scaling_text
 from perfexp.summary import MEGAPIXEL, Row, rows, scalings
 
 #: More points of one size and one batch size than this are bars, not distributions side by side.
 _MOST_STRIPS = 3
 #: Where the only thing that varies is one of these, it makes an axis.
 _NUMERIC = ("input_size", "batch_size")
+#: What has a panel below the times, where it was measured: title, metric, unit.
+_BESIDE = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "bytes"))
 #: Stretches that a fitted curve is drawn in.
 _CURVE_STRETCHES = 60
 
@@ -84,11 +87,21 @@ def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool
     kinds = {each.row.time_kind for each in timed}
     times = _lines(timed, where, lambda row: row.time.median if row.time else None, with_kind=len(kinds) > 1)
     curves = _curves(timed, where, with_kind=len(kinds) > 1) if fitted else ()
-    panels = [Panel(title="time per call", lines=times, seconds=True, curves=curves)]
+    panels = [Panel(title="time per call", lines=times, unit="seconds", curves=curves)]
     if len({each.row.key.batch_size for each in named}) > 1:
         rates = _lines(timed, where, lambda row: row.samples_per_second)
         panels.append(Panel(title="throughput", lines=rates))
+    beside = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _BESIDE)
+    panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in beside if lines]
     return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
+
+
+def _metric(name: str, row: Row) -> stats.Interval | None:
+    """A figure beside the times, which has no interval of its own."""
+    metric = find_metric(row, name)
+    if metric is None or metric.value is None:
+        return None
+    return stats.Interval(value=metric.value, low=None, high=None)
 
 
 def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool) -> tuple[Curve, ...]:

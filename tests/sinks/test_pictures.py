@@ -7,7 +7,8 @@ import warnings
 import pytest
 from builders import Builder
 
-from perfexp.record import Sweep
+from perfexp import stats
+from perfexp.record import Metric, Sweep
 from perfexp.sinks import canvas, pictures
 from perfexp.sinks.chart import Bars, Chart, Strips
 
@@ -34,7 +35,7 @@ def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
     picture = pictures.picture(build.sizes())
     assert isinstance(picture, Chart)
     assert picture.axis == "input size (pixels a side)"
-    assert [panel.title for panel in picture.panels] == ["time per call"]
+    assert [panel.title for panel in picture.panels] == ["time per call", "peak memory"]
     assert picture.panels[0].lines[0].x == tuple(range(224, 513, 32))
 
 
@@ -47,7 +48,7 @@ def test_sizes_that_are_not_square_lie_at_their_pixels(build: Builder) -> None:
 def test_batch_sizes_bring_the_throughput(build: Builder) -> None:
     picture = pictures.picture(build.batches())
     assert isinstance(picture, Chart)
-    assert [panel.title for panel in picture.panels] == ["time per call", "throughput"]
+    assert [panel.title for panel in picture.panels] == ["time per call", "throughput", "peak memory"]
     assert picture.panels[1].lines[0].y[-1].value > picture.panels[1].lines[0].y[0].value
 
 
@@ -115,7 +116,7 @@ def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
     with caplog.at_level(logging.WARNING):
         first, second = canvas.draw(made), canvas.draw(made)
     assert first == second
-    assert size_of(first) == (1200, 800)
+    assert size_of(first) == (1200, 1100 if kind == "batches" else 800)
     assert b"tEXt" not in first
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
@@ -162,7 +163,32 @@ def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) 
     assert [(curve.line, curve.label) for curve in curves] == [("batch 1", "fitted growth"), ("batch 4", "")]
     assert (curves[0].x[0], curves[0].x[-1]) == (256 * 128, 512 * 1024)
     assert curves[1].y[-1] == pytest.approx(4e-7 * 512 * 1024, rel=0.02)
-    assert size_of(canvas.draw(picture)) == (1200, 800)
+    assert size_of(canvas.draw(picture)) == (1200, 1100)
+
+
+def test_energy_has_its_panel_where_it_was_measured(build: Builder) -> None:
+    def joules(value: float | None) -> Metric:
+        return Metric(name="energy/per_call_joules", value=value, unit="joules", reason=None if value else "no meter")
+
+    points = [build.point(size=size, metrics=[joules(value)]) for size, value in ((224, 0.5), (256, 2.0), (288, None))]
+    picture = pictures.picture(build.record(*points))
+    assert isinstance(picture, Chart)
+    panel = picture.panels[1]
+    assert (panel.title, panel.unit) == ("energy per call", "joules")
+    assert [(line.x, [y.value for y in line.y]) for line in panel.lines] == [((224, 256), [0.5, 2.0])]
+    assert size_of(canvas.draw(picture)) == (1200, 1100)
+    nothing = pictures.picture(build.record(build.point(size=224, metrics=[joules(None)]), build.point(size=256)))
+    assert isinstance(nothing, Chart)
+    assert [panel.title for panel in nothing.panels] == ["time per call", "peak memory"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "most", "told"),
+    [("bytes", 3 * 2**20, (2**-20, "MiB")), ("bytes", 100.0, (1.0, "bytes")), ("joules", 0.02, (1e3, "mJ"))],
+)
+def test_values_are_told_in_a_unit_that_fits_the_largest(unit: str, most: float, told: tuple[float, str]) -> None:
+    values = [stats.Interval(value=value, low=None, high=None) for value in (most / 10, most)]
+    assert canvas._unit(unit, values) == told
 
 
 def test_three_sizes_and_batch_sizes_alone_have_no_curve(build: Builder) -> None:
