@@ -18,6 +18,7 @@ import msgspec
 
 from perfexp import __version__, config, interrupts, launch
 from perfexp.errors import PerfexpError, UserError
+from perfexp.naming import earlier_stages
 from perfexp.paths import RunPaths, disk_error, write_atomically
 from perfexp.record import (
     Doubt,
@@ -31,6 +32,7 @@ from perfexp.record import (
     read_points,
 )
 from perfexp.sinks.store import without_password
+from perfexp.sinks.subject import one_line
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker
@@ -175,8 +177,24 @@ def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None
     if not left:
         console.note(f"Nothing is left to measure in {job.paths.root}: this is what was measured.")
         return
+    for warning in _of_earlier_stages(plan.stage, job.paths.root):
+        console.note(warning)
     device = None if plan.gpu_name == "auto" else plan.gpu_name
     console.header(assignment.plain, points=len(job.timed), device=device, longest_seconds=longest_seconds(plan))
+
+
+def _of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:
+    """What went wrong with this combination in the stages before, which is likely to go wrong again."""
+    for before in earlier_stages(stage, folder):
+        try:
+            record = Record.load(before)
+        except PerfexpError:
+            yield f"warning: {before} has no record: that stage of this combination was not finished."
+            continue
+        failed = next((point for point in record.points if point.status is not Status.OK), None)
+        if failed is not None:
+            why = f": {one_line(failed.error)}" if failed.error else ""
+            yield f"warning: in {before} this combination ended {record.status.value} ({failed.key}{why})."
 
 
 def longest_seconds(plan: config.Plan) -> float | None:

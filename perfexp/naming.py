@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count
@@ -65,6 +66,26 @@ def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
     others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
     parts = [plan.model_name, plan.algorithm_name, plan.gpu_name, *others]
     return _OUTPUTS / safe_name(plan.stage or "") / safe_name("_".join(parts))
+
+
+def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
+    """Folders of the same combination in the stages before, by the numbers that their names begin with; the last first.
+
+    Args:
+        stage: of the run.
+        folder: of the run.
+    """
+    number = _number_of(stage or "")
+    if number is None or folder.parent.name != safe_name(stage or ""):
+        return []
+    others = {other: _number_of(other.name) for other in folder.parent.parent.iterdir()}
+    before = [(found, other / folder.name) for other, found in others.items() if found is not None and found < number]
+    return [path for _, path in sorted(before, reverse=True) if path.is_dir()]
+
+
+def _number_of(stage: str) -> int | None:
+    digits = re.match(r"\d+", stage)
+    return int(digits[0]) if digits else None
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -288,6 +288,22 @@ def test_stages_have_folders_of_their_own(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_stage_whose_earlier_stage_failed_warns_and_says_why(run, tmp_path):
+    fake = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+    run(*fake, "experiment=sanity", "batch_size=100", "model.faults.oom=1000000")
+    _, text, records = run(*fake, "experiment=quick", "sweep.num_sizes=2")
+    assert [record.status for record in records] == [Status.OOM, Status.OK]
+    warned = " ".join(line for line in text.splitlines() if "warning" in line)
+    assert "outputs/1_sanity/fake_default_fake this combination ended oom" in warned
+    (tmp_path / "outputs/1_sanity/fake_default_fake/record.json").unlink()
+    _, text, _ = run(*fake, "experiment=full", "sweep.num_sizes=2")
+    assert "outputs/1_sanity/fake_default_fake has no record" in text
+    assert "2_quick" not in text
+    _, text, _ = run(*fake, "experiment=sanity", "output_dir=elsewhere")
+    assert "warning" not in text
+
+
+@pytest.mark.slow
 def test_full_is_a_hundred_sizes_from_224_to_512(run):
     _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "experiment=full", "stopping=fixed")
     sides = [point.key.input_size[0] for point in record.points]
