@@ -7,9 +7,9 @@ What is measured is described here, free of torch; `perfexp.layers.profiling` me
   parts, is a row as long as no other module is called in it; otherwise each function of torch's that a module's code
   calls is one. What belongs to no module has rows of its own: the loss, the optimizer's step, the data.
 * **Passes**: kernels of the backward pass go to the row of the forward operator that they are the gradient of, by
-  autograd's sequence numbers. What autograd does beside a node (the sum of gradients that meet at a tensor that is used
-  twice, hooks) is the pass `accumulation` of the row whose node was under way; the sum in a parameter's `.grad` is a row
-  `AccumulateGrad` of the parameter's module. What is computed once more for the backward pass is backward.
+  autograd's sequence numbers. The sum of gradients that meet at a tensor that is used twice is the pass `accumulation`
+  of the row whose gradient came last; the sum in a parameter's `.grad` is a row `AccumulateGrad` of the parameter's
+  module. What is computed once more for the backward pass is backward.
 * **A call** on a GPU reaches from the end of the work before it to the end of its last kernel, so that calls one after
   the other partition the time. Every nanosecond of it is the time of a kernel, or a **gap** before one, which belongs
   to the row of the kernel that ends it. While several kernels run at once, on whatever streams, each has an equal part

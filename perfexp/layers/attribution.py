@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import NamedTuple
 
 from perfexp.layers import Key, Pass
@@ -12,6 +13,8 @@ from perfexp.layers.ranges import Scope
 #: The node that adds to a parameter's gradient; it has no number.
 _ACCUMULATE = "AccumulateGrad"
 _BACKWARD = "backward"
+#: By what the engine sums gradients that meet; its other operators (the sum over what was broadcast) are the node's.
+_SUMS = ("aten::add", "aten::add_")
 #: Which pass a kernel in no module belongs to, by the phase in which it was launched.
 _PASSES = {
     "data": Pass.data,
@@ -28,13 +31,11 @@ class Attributed(NamedTuple):
     Attributes:
         kernel: that the device ran.
         call: number of the call that launched it; None for none, or where that is not known.
-        known: whether it is known when it was launched.
         key: of its row; None where it could not be joined.
     """
 
     kernel: Event
     call: int | None
-    known: bool
     key: Key | None
 
 
@@ -47,9 +48,9 @@ def attribute(host: Host, kernel: Event) -> Attributed:
     """
     moment = host.launched_ns(kernel)
     if moment is None:
-        return Attributed(kernel, None, False, None)
+        return Attributed(kernel, None, None)
     call = host.call_at(moment)
-    return Attributed(kernel, call, True, _key_at(host, host.operator_of(kernel), moment) if call is not None else None)
+    return Attributed(kernel, call, None if call is None else _key_at(host, host.operator_of(kernel), moment))
 
 
 def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
@@ -62,20 +63,21 @@ def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
     """
     row = _row_around(host, index)
     if isinstance(row, int):  # a node of autograd's comes before any module
-        return _key_of_node(host, row)
+        return _key_of_node(host, row, index)
     phase = host.phase_at(moment_ns)
     if row is None:
-        return _in_no_module(phase, _PASSES.get(phase or "", Pass.other))
+        return in_no_module(phase)
     again = phase == _BACKWARD or any(host.is_node(outer) for outer in host.upwards(index))
     return _keyed(row, Pass.backward if again else Pass.forward)
 
 
-def _key_of_node(host: Host, node: int) -> Key | None:
+def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
     """The row whose gradient a node is.
 
     Args:
         host: all operators.
         node: index of the node's event, or of the engine's around it where the engine itself launches.
+        index: of the operator that launches.
     """
     event = host.events[node]
     if event.name.endswith(_ACCUMULATE):
@@ -84,13 +86,19 @@ def _key_of_node(host: Host, node: int) -> Key | None:
     forward = host.forward_of(node)
     if forward is None:
         return None
-    which = Pass.accumulation if event.name.startswith(EVALUATE) else Pass.backward
+    which = Pass.accumulation if event.name.startswith(EVALUATE) and _sums(host, node, index) else Pass.backward
     row = _row_around(host, forward)
     if isinstance(row, int):  # the forward operator is itself part of a backward pass
-        return _key_of_node(host, row)
+        return _key_of_node(host, row, forward)
     if row is None:
-        return _in_no_module(host.phase_at(host.events[forward].start_ns), which)
+        return in_no_module(host.phase_at(host.events[forward].start_ns), which)
     return _keyed(row, which)
+
+
+def _sums(host: Host, node: int, index: int | None) -> bool:
+    """Whether what the engine calls directly, beside a node, sums gradients."""
+    inside = takewhile(lambda outer: outer != node, host.upwards(index))
+    return any(host.events[outer].name in _SUMS for outer in inside)
 
 
 class _Row(NamedTuple):
@@ -122,5 +130,13 @@ def _keyed(row: _Row, which: Pass) -> Key:
     return Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=which)
 
 
-def _in_no_module(phase: str | None, which: Pass) -> Key:
+def in_no_module(phase: str | None, which: Pass | None = None) -> Key:
+    """The row of what is in no module of the model.
+
+    Args:
+        phase: in which it was launched, or None.
+        which: pass; by default the one that the phase is.
+    """
+    if which is None:
+        which = _PASSES.get(phase or "", Pass.other)
     return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=which)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from perfexp.layers import Key
 from perfexp.layers.attribution import Attributed, attribute
@@ -27,12 +28,12 @@ class Spent:
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def ran(self, name: str, count: int, busy_ns: int) -> None:
-        """A kernel ran, or ran on.
+        """Add to a kernel.
 
         Args:
             name: of it.
-            count: 1 when it begins, then 0.
-            busy_ns: its share of the time.
+            count: how many more of them ran.
+            busy_ns: how much more of the time is theirs.
         """
         before = self.kernels.get(name, (0, 0))
         self.kernels[name] = (before[0] + count, before[1] + busy_ns)
@@ -73,7 +74,9 @@ def divide(events: Iterable[Event], *, held: bool) -> list[CallTimes]:
     """
     everything = list(events)
     host = Host(everything)
-    kernels = sorted((event for event in everything if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns))
+    kernels = sorted(
+        (event for event in everything if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns)
+    )
     attributed = [attribute(host, kernel) for kernel in kernels]
     return [
         _divided(number, window, attributed, host.call_ends_ns().get(number, 0))
@@ -82,20 +85,19 @@ def divide(events: Iterable[Event], *, held: bool) -> list[CallTimes]:
 
 
 def _windows(attributed: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
-    """Beginning and end of each call; each begins where all that began before it has ended."""
+    """Beginning and end of each call; each begins where the one before it has ended."""
     of_call: dict[int, list[Event]] = defaultdict(list)
     for each in attributed:
         if each.call is not None:
             of_call[each.call].append(each.kernel)
     windows: dict[int, tuple[int, int]] = {}
     for number in sorted(of_call):
-        first = min(kernel.start_ns for kernel in of_call[number])
-        before = [
-            each.kernel.end_ns
-            for each in attributed
-            if each.known and each.kernel.start_ns <= first and (each.call is None or each.call < number)
-        ]
-        begin = max(before) if before and (held or windows) else first
+        begin = min(kernel.start_ns for kernel in of_call[number])
+        if windows:
+            begin = windows[max(windows)][1]
+        elif held:
+            others = (each.kernel for each in attributed if each.call is None)
+            begin = max((kernel.end_ns for kernel in others if kernel.start_ns <= begin), default=begin)
         windows[number] = (begin, max(begin, *(kernel.end_ns for kernel in of_call[number])))
     return windows
 
@@ -103,7 +105,11 @@ def _windows(attributed: Sequence[Attributed], *, held: bool) -> dict[int, tuple
 def _divided(number: int, window: tuple[int, int], attributed: Sequence[Attributed], issued_ns: int) -> CallTimes:
     """One call; kernels of other calls that run in its time are unattributed."""
     begin, end = window
-    inside = [each for each in attributed if each.kernel.end_ns > begin and each.kernel.start_ns < end]
+    inside = [
+        each
+        for each in attributed
+        if each.call == number or (each.kernel.end_ns > begin and each.kernel.start_ns < end)
+    ]
     own = [each for each in inside if each.call == number]
     times = CallTimes(number, end - begin, {}, {}, issued_ns > min(each.kernel.start_ns for each in own))
 
@@ -112,11 +118,12 @@ def _divided(number: int, window: tuple[int, int], attributed: Sequence[Attribut
             return times.rows.setdefault(each.key, Spent())
         return times.unattributed.setdefault(each.kernel.name, Spent())
 
-    seen: set[int] = set()
+    for each in inside:
+        spent(each).ran(each.kernel.name, 1, 0)
     moments = sorted({begin, end, *_between(inside, begin, end)})
     following = 0
     running: list[int] = []
-    for start, stop in zip(moments, moments[1:], strict=False):
+    for start, stop in pairwise(moments):
         running = [index for index in running if inside[index].kernel.end_ns > start]
         while following < len(inside) and inside[following].kernel.start_ns <= start:
             if inside[following].kernel.end_ns > start:
@@ -127,32 +134,10 @@ def _divided(number: int, window: tuple[int, int], attributed: Sequence[Attribut
             continue
         share, rest = divmod(stop - start, len(running))
         for place, index in enumerate(running):
-            part = share + (rest if place == 0 else 0)
-            spent(inside[index]).ran(inside[index].kernel.name, int(index not in seen), part)
-            seen.add(index)
+            spent(inside[index]).ran(inside[index].kernel.name, 0, share + (rest if place == 0 else 0))
     return times
 
 
 def _between(inside: Iterable[Attributed], begin: int, end: int) -> set[int]:
     edges = {edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns)}
     return {edge for edge in edges if begin < edge < end}
-
-
-def share_unattributed(calls: Sequence[CallTimes]) -> float:
-    """The part of the calls' time that could not be joined to a row, gaps before it included.
-
-    Args:
-        calls: at least one of them took time.
-    """
-    unattributed = sum(spent.busy_ns + spent.gap_ns for call in calls for spent in call.unattributed.values())
-    return unattributed / sum(call.span_ns for call in calls)
-
-
-def rows_of(calls: Sequence[CallTimes]) -> Mapping[Key, list[Spent]]:
-    """What each row took of each call, in the order in which rows first ran.
-
-    Args:
-        calls: of one or more profiles.
-    """
-    keys = dict.fromkeys(key for call in calls for key in call.rows)
-    return {key: [call.rows.get(key, Spent()) for call in calls] for key in keys}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-_PREFIX = "perfexp:"
+#: No operator of the namespace `perfexp` begins so.
+_PREFIX = "perfexp/"
 
 
 class Scope(StrEnum):

@@ -1,7 +1,7 @@
 """Recorded profiles of an H200 (torch 2.11), with the ranges that perfexp puts into a profile.
 
-Each holds a spin that holds the queue and the calls piled up behind it: two of resnet50 at batch 1 and of vgg16 training
-at batch 8, one of resnet50 training at batch 16. Modules and phases were recorded as annotations `module:PATH` and
+Each has a spin that holds the queue and the calls piled up behind it: two of resnet50 at batch 1 and of vgg16 trained
+at batch 8, one of resnet50 trained at batch 16. Modules and phases were recorded as annotations `module:PATH` and
 `phase:NAME`; calls, and the numbers of a module's calls, are added here. Names are cut at 160 characters, and calls of
 the runtime that launch nothing are left out. `clean` is the device time of a call without a profiler, in seconds.
 """
@@ -38,7 +38,9 @@ def with_ranges(rows, begins):
     events, counts = [], Counter()
     for number, start in enumerate(starts):
         following = starts[number + 1] if number + 1 < len(starts) else rows[-1][1] + 1
-        ours = [row for row in host if start <= row[1] < following and row[0].startswith(("module:", "phase:", "Optim"))]
+        ours = [
+            row for row in host if start <= row[1] < following and row[0].startswith(("module:", "phase:", "Optim"))
+        ]
         end = max(row[1] + row[2] for row in ours)
         events.append(Event(Mark(Scope.call, number).name, start - 1, end - start + 2, False, 442, -1 - number, 0))
     for name, start, duration, kind, *numbers, annotation in rows:

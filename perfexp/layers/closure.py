@@ -1,0 +1,104 @@
+"""Closure: whether a call that was looked into took as long as one that was only timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from perfexp.layers import Closure, LayerTimes, Method, RowTimes
+from perfexp.record import Doubt
+
+#: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
+_TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
+#: From this share of the time on gaps dominate.
+_GAPS_DOMINATE = 0.2
+#: More of the time than this may not be without a row.
+_UNATTRIBUTED = 0.001
+#: Kernels without a row that a doubt names.
+_NAMED = 3
+
+
+def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
+    """Compare the sum with a clean time, and say in doubts what is wrong with it.
+
+    Args:
+        times: of a call; its closure and doubts are set.
+        clean_seconds: of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU); None where
+            there is none.
+
+    Returns:
+        The same times.
+    """
+    if not times.call_seconds:
+        return times
+    if clean_seconds:
+        times.closure = closure_of(times, clean_seconds)
+    found = [_disagree(times), _unattributed(times), _unheld(times)]
+    times.doubts = [*times.doubts, *(doubt for doubt in found if doubt is not None)]
+    return times
+
+
+def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
+    """The sum against a clean time; see `close`."""
+    profiled = float(np.median(times.call_seconds))
+    whole = sum(times.call_seconds)
+    gap_share = _sum(row.gap_seconds for row in [*times.rows, *times.unattributed]) / whole
+    return Closure(
+        clean_seconds=clean_seconds,
+        profiled_seconds=profiled,
+        relative=profiled / clean_seconds - 1,
+        gap_share=gap_share,
+        unattributed_share=_unattributed_seconds(times.unattributed) / whole,
+        tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
+    )
+
+
+def _disagree(times: LayerTimes) -> Doubt | None:
+    """The sum is another time than the clock's."""
+    closure = times.closure
+    if closure is None or closure.closes:
+        return None
+    how = "with stamps" if times.method is Method.stamps else "under the profiler"
+    return Doubt(
+        code="layers_disagree",
+        detail=f"the layers of a call {how} take {closure.profiled_seconds * 1e3:.4g} ms, a clean call "
+        f"{closure.clean_seconds * 1e3:.4g} ms ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
+        f"{closure.gap_share:.0%} of it are gaps",
+        remedy="read the layers as shares; a larger batch makes what looking costs count for less",
+    )
+
+
+def _unattributed(times: LayerTimes) -> Doubt | None:
+    """Some of the time belongs to no row."""
+    seconds = _unattributed_seconds(times.unattributed)
+    share = seconds / sum(times.call_seconds)
+    if share <= _UNATTRIBUTED:
+        return None
+    kernels = [kernel.name for row in times.unattributed for kernel in row.kernels]
+    rest = [f"{len(kernels) - _NAMED} more"] if len(kernels) > _NAMED else []
+    return Doubt(
+        code="layers_unattributed",
+        detail=f"{share:.1%} of the time could not be joined to a layer: {', '.join([*kernels[:_NAMED], *rest])}",
+        remedy="the sum holds it; the rows are too small by it",
+    )
+
+
+def _unheld(times: LayerTimes) -> Doubt | None:
+    """The gaps are the host's."""
+    if times.method is not Method.unheld:
+        return None
+    return Doubt(
+        code="layers_unheld",
+        detail="a call could not be enqueued before the device began it: gaps between its kernels are the host's, "
+        "who is slower under a profiler",
+        remedy="read the kernels' times, not the gaps; a smaller batch or execution=compile has fewer launches",
+    )
+
+
+def _unattributed_seconds(rows: Sequence[RowTimes]) -> float:
+    return _sum(of for row in rows for of in (row.seconds, row.gap_seconds))
+
+
+def _sum(series: Iterable[Sequence[float]]) -> float:
+    return float(sum(sum(seconds) for seconds in series))

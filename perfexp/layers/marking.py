@@ -1,0 +1,216 @@
+"""Marking: a profiler's ranges, or stamps of a clock, around the calls of a model's modules and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+
+from perfexp.layers.outline import COMPILED, ModuleCall, ModuleNames, Opaque, Outline, computes_again, is_compiled
+from perfexp.layers.ranges import Mark, Scope
+from perfexp.work.names import name_of, path_of
+
+#: A range that costs the host little, and the device nothing.
+_Range: Any = torch._C._profiler._RecordFunctionFast
+
+
+def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
+    """A range of the whole process, to be entered.
+
+    Args:
+        scope: `call` or `phase`.
+        number: of the call.
+        kind: name of the phase.
+    """
+    return _Range(Mark(scope, number, kind=kind).name)
+
+
+class Watch(Protocol):
+    """What is told while a marked model is called."""
+
+    def pause(self) -> None:
+        """What follows is the marker's own work."""
+
+    def resume(self) -> None:
+        """The marker's own work is done."""
+
+    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+        """Entered around a call, whose time begins and ends there; own work comes before and after.
+
+        Args:
+            mark: of the call; None for one that is not told apart from what is around it.
+        """
+
+
+class Ranges:
+    """Ranges of a profiler; see `Watch`. A profiler tells the marker's own work by itself."""
+
+    def pause(self) -> None:
+        """Nothing."""
+
+    def resume(self) -> None:
+        """Nothing."""
+
+    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+        """See `Watch`."""
+        ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
+        return ours
+
+
+class Marker:
+    """What happens while a marked model is called.
+
+    Args:
+        model: whose modules are marked.
+        outline: of a call of it.
+        watch: that is told.
+
+    Attributes:
+        strayed: what the model did that was not in the outline, or None: then rows can't be told apart.
+    """
+
+    def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
+        self.strayed: str | None = None
+        self._watch = watch
+        self._outline = outline
+        self._names = ModuleNames(model)
+        self._functions = _Functions(self)
+        self._open: list[tuple[ModuleCall, Iterator[Any]]] = []
+
+    def restart(self) -> None:
+        """The next call of the model is another one."""
+        self._names.restart()
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a module in a range.
+
+        Args:
+            module: any.
+            args: positional arguments.
+            keywords: keyword arguments.
+
+        Raises:
+            Opaque: it is compiled.
+        """
+        self._watch.pause()
+        try:
+            if is_compiled(module):
+                raise Opaque(COMPILED)
+            with self._names.entered(module) as call:
+                if call is None:
+                    return self._around(None, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
+                return self._called(call, module, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
+        finally:
+            self._watch.resume()
+
+    def _called(self, call: ModuleCall, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """Call a module of the model."""
+        planned = self._outline.get((call.path, call.number))
+        again = computes_again()
+        if planned is None and not again:
+            self.strayed = self.strayed or f"{call.path or 'the model'} is called more often than before"
+        operations = planned is not None and not planned.is_row and not again
+        mark = Mark(Scope.module, call.number, call.whole, type(module).__name__, call.path)
+        self._open.append((call, iter(planned.functions if planned and operations else ())))
+        try:
+            with self._listening(operations and not _is_torch_s(module)):
+                return self._around(mark, run)
+        finally:
+            self._open.pop()
+
+    def operate(self, name: str, run: Callable[[], Any]) -> Any:
+        """Call one of torch's functions, in a range if it has a number.
+
+        Args:
+            name: of the function.
+            run: calls it.
+        """
+        self._watch.pause()
+        try:
+            return self._around(None if computes_again() else self._next_operation(name), run)
+        finally:
+            self._watch.resume()
+
+    def _next_operation(self, name: str) -> Mark | None:
+        """What the outline says of the next function; None where it is no row."""
+        if not self._open:
+            return None
+        call, functions = self._open[-1]
+        planned = next(functions, None)
+        if planned is None or planned.name != name:
+            self.strayed = self.strayed or f"{call.path or 'the model'} calls other operations than before ({name})"
+            return None
+        return None if planned.number is None else Mark(Scope.operation, planned.number, kind=name)
+
+    def _around(self, mark: Mark | None, run: Callable[[], Any]) -> Any:
+        with self._watch.around(mark):
+            return run()
+
+    @contextmanager
+    def _listening(self, wanted: bool) -> Iterator[None]:
+        """Whether torch tells of its functions: not in its own modules, some of which would then take a slower way."""
+        heard = _get_current_function_mode() is self._functions  # type: ignore[no-untyped-call]
+        with ExitStack() as stack:
+            if wanted and not heard:
+                stack.enter_context(self._functions)
+            elif heard and not wanted:
+                stack.enter_context(_pop_mode_temporarily())
+            yield
+
+
+@contextmanager
+def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[Marker]:
+    """While entered, calls of the model's modules and operations are told to a watch, and nothing else changes.
+
+    Modules are seen by their `__call__`, as by `perfexp.work`, so that their own hooks are within their call. Where a
+    parameter's gradient is added up, the range of a profiler tells which parameter it is.
+
+    Args:
+        model: in which nothing is compiled.
+        outline: of a call of it.
+        watch: that is told.
+    """
+    marker = Marker(model, outline, watch)
+
+    def call(module: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
+        return marker.call(module, args, keywords)
+
+    with ExitStack() as stack:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
+                hook = _touch(Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
+        yield marker
+
+
+class _Functions(TorchFunctionMode):
+    """Sees which of torch's functions a module's code calls."""
+
+    def __init__(self, marker: Marker) -> None:
+        super().__init__()
+        self._marker = marker
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._marker.operate(name_of(func), lambda: func(*args, **(kwargs or {})))
+
+
+def _touch(name: str) -> Callable[[torch.Tensor], None]:
+    """A hook that leaves an empty range behind."""
+
+    def hook(_: torch.Tensor) -> None:
+        with _Range(name):
+            pass
+
+    return hook
+
+
+def _is_torch_s(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")

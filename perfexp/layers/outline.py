@@ -1,0 +1,211 @@
+"""Outline: which modules a call of a model calls, and which operations their code calls, seen in one rehearsal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from perfexp.work.modes import recording
+from perfexp.work.names import is_whole, original_of, path_of
+
+
+class Opaque(Exception):
+    """A model whose modules can't be told apart while it runs; the text says why."""
+
+
+@dataclass
+class Operation:
+    """A function of torch's that a module's code called.
+
+    Attributes:
+        name: without underscores.
+        number: which of the module's operations, from 0; None where no operator ran, as for the shape of a tensor.
+        returned: what it returned, for the time of the call.
+    """
+
+    name: str
+    number: int | None = None
+    returned: Any = None
+
+
+@dataclass
+class ModuleCall:
+    """A call of a module.
+
+    Attributes:
+        path: of the module.
+        number: which of its calls.
+        whole: whether it is one row as long as no other module is called in it.
+        functions: of torch's that its code called, in order.
+        steps: modules, functions and operators outside of functions, in order.
+    """
+
+    path: str
+    number: int
+    whole: bool
+    functions: list[Operation] = field(default_factory=list)
+    steps: list[ModuleCall | Operation] = field(default_factory=list)
+
+    @property
+    def is_row(self) -> bool:
+        """Whether it is one row."""
+        return self.whole and not any(isinstance(step, ModuleCall) for step in self.steps)
+
+
+Outline = dict[tuple[str, int], ModuleCall]
+
+
+def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
+    """The calls of modules in one call of a model, by path and number, the model's own first.
+
+    The call runs once, with torch telling about functions and operators as it does for `perfexp.work`, so that rows
+    have the same numbers.
+
+    Args:
+        call: that calls the model.
+        model: whose modules have a path.
+
+    Raises:
+        Opaque: the model is compiled or scripted, or its code does not run (a captured graph).
+    """
+    why_not = why_opaque(model)
+    if why_not:
+        raise Opaque(why_not)
+    recorder: Any = _Recorder(model)
+    with recording(recorder):
+        call()
+    if not recorder.calls:
+        raise Opaque("no module of the model is called: its code does not run (a captured graph?)")
+    calls: Outline = recorder.calls
+    for each in calls.values():
+        numbered = [step for step in each.steps if isinstance(step, Operation) and step.number is not None]
+        for number, step in enumerate(numbered):
+            step.number = number
+    return calls
+
+
+def why_opaque(model: torch.nn.Module) -> str | None:
+    """Why the modules of a model can't be told apart while it runs, as far as it can be seen without a call; or None.
+
+    Args:
+        model: any.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        return "the model is scripted: its modules are not called one by one"
+    if any(is_compiled(module) for module in model.modules()):
+        return COMPILED
+    return None
+
+
+COMPILED = "the model is compiled: a kernel may belong to several layers"
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a compiler runs a module in place of its code.
+
+    Args:
+        module: any.
+    """
+    return original_of(module) is not module or getattr(module, "_compiled_call_impl", None) is not None
+
+
+class ModuleNames:
+    """Which calls of modules are the model's, and their paths and numbers.
+
+    Args:
+        model: whose modules have a path.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._paths = {module: path_of(name) for name, module in model.named_modules()}
+        self._calls: Counter[torch.nn.Module] = Counter()
+        self._again: Counter[torch.nn.Module] = Counter()
+        self._depth = 0
+
+    @contextmanager
+    def entered(self, module: torch.nn.Module) -> Iterator[ModuleCall | None]:
+        """While entered, a module is called; yields None for one that is called outside of the model.
+
+        A module that a backward pass calls computes again what was not kept, and has the numbers of its calls anew.
+
+        Args:
+            module: any.
+        """
+        again = computes_again()
+        if not (self._depth or again or module is self._model) or (again and module not in self._paths):
+            yield None
+            return
+        counter = self._again if again else self._calls
+        number = counter[module]
+        counter[module] += 1
+        self._depth += 1
+        try:
+            yield ModuleCall(
+                self._paths.get(module, type(module).__name__), number, is_whole(module, module is self._model)
+            )
+        finally:
+            self._depth -= 1
+
+    def restart(self) -> None:
+        """The next call of the model is another one."""
+        self._calls.clear()
+        self._again.clear()
+
+
+def computes_again() -> bool:
+    """Whether a backward pass is under way in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class _Recorder:
+    """What `recording` tells, without keeping a tensor; it stands in for a `perfexp.work.tape.Tape`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.calls: Outline = {}
+        self._names = ModuleNames(model)
+        self._open: list[ModuleCall] = []
+        self._operation: Operation | None = None
+        self._last = Operation("")
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if is_compiled(module):
+            raise Opaque(COMPILED)
+        with self._names.entered(module) as call:
+            if call is None or computes_again():
+                return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+            self.calls[call.path, call.number] = call
+            if self._open:
+                self._open[-1].steps.append(call)
+            outer, self._operation = self._operation, None
+            self._open.append(call)
+            try:
+                return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+            finally:
+                self._open.pop()
+                self._operation = outer
+                self._last.returned = None
+
+    @contextmanager
+    def operating(self, name: str, given: Any) -> Iterator[Operation]:
+        operation = Operation(name)
+        if self._open:
+            self._open[-1].steps.append(operation)
+            self._open[-1].functions.append(operation)
+        outer, self._operation = self._operation, operation
+        try:
+            yield operation  # what it returned is read once more after this
+        finally:
+            self._operation = outer
+            self._last.returned, self._last = None, operation
+
+    def ran(self, operator: Any, args: Any, keywords: Any, returned: Any) -> None:
+        if self._operation is not None:
+            self._operation.number = 0
+        elif self._open:
+            self._open[-1].steps.append(Operation(operator._opname, number=0))

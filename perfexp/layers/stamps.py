@@ -1,0 +1,202 @@
+"""Stamps: the layers of a step on a synchronous device, by readings of the host's clock chained one after the other."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+
+from perfexp.devices import Device
+from perfexp.layers import Key, LayerTimes, Method, Pass
+from perfexp.layers.attribution import in_no_module
+from perfexp.layers.closure import close
+from perfexp.layers.marking import Marker, marking
+from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.partition import CallTimes, Spent
+from perfexp.layers.ranges import Mark, Scope
+from perfexp.layers.results import times_of
+from perfexp.modes import Step
+from perfexp.probes.timing import undisturbed
+
+#: Calls of which every row has a time, unless told otherwise.
+CALLS = 10
+_BACKWARD = "backward"
+#: The node that adds to a parameter's gradient.
+_ACCUMULATE = "AccumulateGrad"
+
+
+class Stamps:
+    """Credits the time between two readings of a clock to the row under way; see `perfexp.layers.marking.Watch`.
+
+    What the marker itself does lies between two readings of its own and is kept apart. The backward pass is followed
+    from node to node of autograd's graph: a node's row is the one that was under way when the node was made, and its
+    time reaches to the beginning of the next node, so that what autograd does beside it is in it.
+
+    Args:
+        now_ns: the clock, nanoseconds.
+
+    Attributes:
+        spent: nanoseconds of each row of the call under way.
+        own_ns: that the marker itself took.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.spent: dict[Key, int] = {}
+        self.own_ns = 0
+        self._now = now_ns
+        self._last = 0
+        self._rows: list[Key] = []
+        #: Autograd's number of the next node when a row came under way, and the row, in order.
+        self._numbers: list[int] = []
+        self._made_in: list[Key] = []
+
+    def start(self) -> None:
+        """A call is about to begin; until then it is the marker's own work."""
+        self.spent, self.own_ns, self._rows = {}, 0, []
+        self._numbers, self._made_in = [], []
+        self._last = self._now()
+
+    def pause(self) -> None:
+        """See `Watch`."""
+        now = self._now()
+        row = self._rows[-1] if self._rows else in_no_module(None)
+        self.spent[row] = self.spent.get(row, 0) + now - self._last
+        self._last = now
+
+    def resume(self) -> None:
+        """See `Watch`."""
+        now = self._now()
+        self.own_ns += now - self._last
+        self._last = now
+
+    @contextmanager
+    def around(self, mark: Mark | None) -> Iterator[None]:
+        """See `Watch`."""
+        self._enter(self._key(mark) if mark else self._rows[-1] if self._rows else in_no_module(None))
+        self.resume()
+        try:
+            yield
+        finally:
+            self.pause()
+            self._leave()
+
+    @contextmanager
+    def following(self, loss: torch.Tensor) -> Iterator[None]:
+        """While entered, the backward pass from a loss is followed.
+
+        Args:
+            loss: with a graph behind it.
+        """
+        with ExitStack() as stack:
+            for node in nodes_behind(loss):
+                stack.callback(node.register_prehook(self._before(node)).remove)
+            yield
+
+    def _key(self, mark: Mark) -> Key:
+        if mark.scope is Scope.phase:
+            return in_no_module(mark.kind)
+        outer = self._rows[-1] if self._rows else in_no_module(None)
+        which = Pass.backward if outer.which is Pass.backward else Pass.forward
+        if mark.scope is Scope.operation:
+            return Key(path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which)
+        return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
+
+    def _enter(self, row: Key) -> None:
+        self._rows.append(row)
+        self._note()
+
+    def _leave(self) -> None:
+        self._rows.pop()
+        self._note()
+
+    def _note(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._made_in.append(self._rows[-1] if self._rows else in_no_module(None))
+
+    def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
+        """A hook for the beginning of a node."""
+        place = bisect_right(self._numbers, node._sequence_nr()) - 1
+        row = self._made_in[place] if place >= 0 else in_no_module(None)
+        key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.backward)
+
+        def hook(_: object) -> None:
+            self.pause()
+            self._rows[-1] = key
+            self.resume()
+
+        return hook
+
+
+def nodes_behind(loss: torch.Tensor) -> list[torch.autograd.graph.Node]:
+    """All nodes of a graph but those that add to the gradients of parameters.
+
+    Args:
+        loss: where the backward pass begins.
+    """
+    waiting = [loss.grad_fn] if loss.grad_fn is not None else []
+    seen: dict[torch.autograd.graph.Node, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.name().endswith(_ACCUMULATE):
+            continue
+        seen[node] = None
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return list(seen)
+
+
+def stamp_layers(
+    step: Step, model: torch.nn.Module, device: Device, *, clean_seconds: float | None, calls: int = CALLS
+) -> LayerTimes:
+    """The time of every row of a step on a synchronous device.
+
+    Args:
+        step: whose parts are run; has been called before.
+        model: the module that it calls.
+        device: whose host clock is read.
+        clean_seconds: `latency` of a call without stamps, or None.
+        calls: for which each row has a time.
+
+    Returns:
+        Times with rows, or with a reason why there are none.
+    """
+    stamps = Stamps(device.now_ns)
+    taken: list[CallTimes] = []
+    own: list[int] = []
+    try:
+        with step.active():
+            outline = outline_of(lambda: [part() for _, part in step.segments], model)
+            with undisturbed(), marking(model, outline, stamps) as marker:
+                for number in range(calls + 1):
+                    no_backward = _call(step, marker, stamps)
+                    rows = {key: Spent(busy_ns=ns) for key, ns in stamps.spent.items()}
+                    taken.append(CallTimes(number, sum(stamps.spent.values()), rows, {}, starved=False))
+                    own.append(stamps.own_ns)
+                if marker.strayed:
+                    raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
+    except Opaque as why:
+        return LayerTimes(reason=str(why))
+    times = times_of(taken[1:], Method.stamps)  # the first call still fills caches of the marker's own
+    times.own_seconds = float(np.median(own[1:])) * 1e-9
+    times.no_backward = no_backward
+    return close(times, clean_seconds)
+
+
+def _call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
+    """One call; returns why its backward pass could not be followed, or None."""
+    marker.restart()
+    stamps.start()
+    no_backward = None
+    for name, part in step.segments:
+        with ExitStack() as stack:
+            if name == _BACKWARD:
+                loss = step.state.loss
+                if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
+                    stack.enter_context(stamps.following(loss))
+                else:
+                    no_backward = "the step does not leave its loss behind"
+            with stamps.around(Mark(Scope.phase, kind=name)):
+                part()
+    return no_backward

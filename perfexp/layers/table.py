@@ -1,0 +1,157 @@
+"""Table: the times of layers joined with their work, a line for each row and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from perfexp import stats
+from perfexp.layers import Key, LayerTimes, Pass, RowTimes
+from perfexp.work import Row, Work
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A median with its 95 % interval.
+
+    Attributes:
+        median: over calls, seconds.
+        low: lower end, or None where there are too few calls for an interval.
+        high: upper end, likewise.
+    """
+
+    median: float
+    low: float | None
+    high: float | None
+
+
+class Convolution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The geometry of a row's one convolution; see `perfexp.work.Geometry`."""
+
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+
+class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One row in one pass, with what is known of it.
+
+    Attributes:
+        key: which; None for kernels that could not be joined to a row.
+        kind: class of the module, name of the operation, or part of the call.
+        seconds: of a call, without gaps.
+        gap_seconds: of a call: idle time before its kernels.
+        share: of the whole call's time, gaps of the row included; all lines' shares make 1.
+        macs: multiply-accumulates of the forward pass; None elsewhere, and where the work is not known.
+        flops: of the pass.
+        bytes_min: read and written at least; known of the forward pass only.
+        activation_bytes: likewise.
+        parameters: elements that the row reads and no row before it; known of the forward pass only.
+        arithmetic_intensity: FLOPs per byte of the forward pass.
+        flops_per_second: by the median time; None where no time or no work is.
+        inputs: shapes.
+        outputs: shapes.
+        convolution: its geometry, if the row has just one.
+        kernels: names, with how often each runs in a call.
+    """
+
+    key: Key | None
+    kind: str
+    seconds: Spread
+    gap_seconds: Spread
+    share: float
+    macs: int | None = None
+    flops: int | None = None
+    bytes_min: int | None = None
+    activation_bytes: int | None = None
+    parameters: int | None = None
+    arithmetic_intensity: float | None = None
+    flops_per_second: float | None = None
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    convolution: Convolution | None = None
+    kernels: dict[str, float] = {}
+
+
+def join(times: LayerTimes, work: Work | None) -> list[Line]:
+    """A line for each row and pass: first those that took time, in the order in which they ran, then the others.
+
+    A row of the work that was never seen on the device (a view, dropout in evaluation) has a line with no time and no
+    kernels. Lines without a row in the work (the loss, the optimizer, a fused operator in place of several modules)
+    have times only.
+
+    Args:
+        times: of a call of the model.
+        work: of a call with the same inputs in the same mode; None where it could not be counted.
+    """
+    rows = {(row.path, row.call, row.operation): row for row in work.rows} if work else {}
+    whole = sum(times.call_seconds)
+    lines = [_line(row, rows, times.calls, whole) for row in [*times.rows, *times.unattributed]]
+    seen = {(key.path, key.call, key.operation) for row in times.rows if (key := row.key) and key.which is Pass.forward}
+    return lines + [_without_time(row) for place, row in rows.items() if place not in seen and times.calls]
+
+
+def unmatched(times: LayerTimes, work: Work) -> list[Key]:
+    """Rows of the model's own modules whose work is not known: both tables should have the same rows.
+
+    Args:
+        times: of a call of the model.
+        work: of the same.
+    """
+    known = {(row.path, row.call, row.operation) for row in work.rows}
+    keys = [row.key for row in times.rows if row.key and row.key.path is not None]
+    return [
+        key for key in keys if key.which is not Pass.accumulation and (key.path, key.call, key.operation) not in known
+    ]
+
+
+def _line(
+    row: RowTimes, rows: Mapping[tuple[str, int, int | None], Row], calls: int, whole: float
+) -> Line:  # fmt: skip
+    key = row.key
+    kind = key.kind if key else "unattributed"
+    line = Line(
+        key=key,
+        kind=kind,
+        seconds=_spread(row.seconds),
+        gap_seconds=_spread(row.gap_seconds),
+        share=(sum(row.seconds) + sum(row.gap_seconds)) / whole,
+        kernels={kernel.name: kernel.count / calls for kernel in row.kernels},
+    )
+    work = rows.get((key.path, key.call, key.operation)) if key and key.path is not None else None
+    if work is None or key is None:
+        return line
+    if key.which in (Pass.forward, Pass.backward):
+        line.flops = work.flops if key.which is Pass.forward else work.backward_flops
+        line.flops_per_second = line.flops / line.seconds.median if line.flops and line.seconds.median else None
+    return _described(line, work, forward=key.which is Pass.forward)
+
+
+def _without_time(row: Row) -> Line:
+    nothing = Spread(median=0.0, low=None, high=None)
+    key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
+    line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, share=0.0, flops=row.flops)
+    return _described(line, row, forward=True)
+
+
+def _described(line: Line, work: Row, *, forward: bool) -> Line:
+    """What does not depend on time."""
+    line.kind = work.kind
+    if forward:
+        line.macs, line.bytes_min, line.activation_bytes = work.macs, work.bytes_min, work.activation_bytes
+        line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
+    line.inputs, line.outputs = work.inputs, work.outputs
+    if work.convolution is not None:
+        line.convolution = msgspec.convert(work.convolution, Convolution, from_attributes=True)
+    return line
+
+
+def _spread(seconds: list[float]) -> Spread:
+    interval = stats.median_interval(np.asarray(seconds))
+    return Spread(median=interval.value, low=interval.low, high=interval.high)

@@ -1,0 +1,86 @@
+"""The sum against the clock, and the join with the work."""
+
+import msgspec
+import pytest
+
+from perfexp.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
+from perfexp.layers.closure import close
+from perfexp.layers.table import join, unmatched
+from perfexp.work import Geometry, Row, Work
+
+
+def key(path, which=Pass.forward, *, operation=None, kind="Conv2d"):
+    return Key(path=path, call=0, operation=operation, kind=kind, which=which)
+
+
+def times(busy=0.9, gap=0.1, unattributed=0.0, method=Method.queue, calls=10):
+    rows = [RowTimes(key=key("a"), seconds=[busy] * calls, gap_seconds=[gap] * calls)]
+    lost = [RowTimes(key=None, seconds=[unattributed] * calls, gap_seconds=[0.0] * calls,
+                     kernels=[Kernel(name="lost", count=calls, seconds=unattributed * calls)])]  # fmt: skip
+    return LayerTimes(method=method, rows=rows, unattributed=lost if unattributed else [],
+                      call_seconds=[busy + gap + unattributed] * calls)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gap", "clean", "closes"), [(0.1, 0.99, True), (0.1, 0.97, False), (0.4, 0.97, True), (0.4, 0.94, False)]
+)
+def test_two_percent_are_tolerated_and_five_where_gaps_dominate(gap, clean, closes):
+    found = close(times(1 - gap, gap), clean)
+    assert found.closure.relative == pytest.approx(1 / clean - 1)
+    assert found.closure.closes is closes
+    assert [doubt.code for doubt in found.doubts] == ([] if closes else ["layers_disagree"])
+
+
+def test_without_a_clean_time_there_is_no_closure():
+    assert close(times(), None).closure is None
+
+
+def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
+    found = close(times(0.8, 0.1, 0.1, Method.unheld), 1.0)
+    assert [doubt.code for doubt in found.doubts] == ["layers_unattributed", "layers_unheld"]
+    assert "lost" in found.doubts[0].detail
+    assert found.closure.unattributed_share == pytest.approx(0.1)
+
+
+def work():
+    convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    numbers = {"call": 0, "macs": 50, "flops": 100, "input_gradient_flops": 0, "weight_gradient_flops": 100}
+    rest = {"bytes_min": 40, "activation_bytes": 8, "parameters": 7, "inputs": ((1, 3),), "outputs": ((1, 8),)}
+    first = Row(path="a", operation=None, kind="Conv2d", convolution=convolution, **numbers, **rest)
+    view = Row(path="", operation=0, kind="flatten", **numbers, **rest)
+    return Work(rows=(first, view), parameters=7, backward=True, uncounted=())
+
+
+def test_a_line_has_time_and_work_of_its_row_and_pass():
+    given = times(0.5, 0.1)
+    given.rows[0].kernels = [Kernel(name="k", count=20, seconds=5.0)]
+    given.rows.append(RowTimes(key=key("a", Pass.backward), seconds=[0.3] * 10, gap_seconds=[0.0] * 10))
+    given.rows.append(RowTimes(key=key(None, Pass.loss, kind="loss"), seconds=[0.1] * 10, gap_seconds=[0.0] * 10))
+    given.call_seconds = [1.0] * 10
+    forward, backward, loss, view = join(given, work())
+    assert (forward.seconds.median, forward.gap_seconds.median, forward.share) == (0.5, 0.1, pytest.approx(0.6))
+    assert (forward.seconds.low, forward.seconds.high) == (0.5, 0.5)
+    assert (forward.flops, forward.macs, forward.flops_per_second, forward.arithmetic_intensity) == (100, 50, 200, 2.5)
+    assert forward.convolution.kernel == (3, 3)
+    assert forward.kernels == {"k": 2.0}
+    assert (backward.flops, backward.macs, backward.bytes_min) == (100, None, None)
+    assert (loss.kind, loss.flops) == ("loss", None)
+    assert (view.kind, view.seconds.median, view.share) == ("flatten", 0.0, 0.0)
+    assert sum(line.share for line in (forward, backward, loss, view)) == pytest.approx(1)
+
+
+def test_rows_that_the_work_does_not_know_are_told():
+    given = times()
+    given.rows.append(RowTimes(key=key("b"), seconds=[0.0] * 10, gap_seconds=[0.0] * 10))
+    assert unmatched(given, work()) == [key("b")]
+
+
+def test_times_survive_json():
+    given = close(times(0.8, 0.1, 0.1), 1.0)
+    assert msgspec.json.decode(msgspec.json.encode(given), type=LayerTimes) == given
+
+
+def test_too_few_calls_have_a_median_and_no_interval():
+    line = join(times(calls=3), None)[0]
+    assert line.seconds.median == 0.9
+    assert line.seconds.low is None
