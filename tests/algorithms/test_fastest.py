@@ -139,11 +139,11 @@ def test_a_choice_is_remembered_for_the_same_question_only(cudnn, times, tmp_pat
         path.write_text("{torn")
     assert ask() == 6
     for path in tmp_path.glob("*.json"):
-        path.write_text(json.dumps({"choices": {"a": 1}}))
+        path.write_text(json.dumps({"findings": {"a": 1}}))
     assert ask() == 7
     for path in tmp_path.glob("*.json"):
         content = json.loads(path.read_text())
-        for kept in content["choices"].values():
+        for kept in content["findings"].values():
             if isinstance(kept, dict):
                 kept["forward"]["engine"] = "cudnn.winograd_of_tomorrow"
         path.write_text(json.dumps(content))
