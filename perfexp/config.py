@@ -22,7 +22,7 @@ from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.gpus import GpuFacts
 from perfexp.models import Execution, Precision
-from perfexp.record import Key
+from perfexp.record import Key, layers_key
 from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 
 #: What torch.compile calls its modes.
@@ -233,12 +233,14 @@ class Probes:
     `work` are MACs, FLOPs and bytes of a call, counted without the device. `energy` is measured in a window of its own,
     of at least `energy_seconds` (by default 1 s, or 5 s where the times are to be good to 0.5 %). `ceilings` are the
     rates that the device itself reaches by matrix products and copies, measured once and kept in the user's cache.
+    `layers` are where the time of a call goes, from a process of its own.
     """
 
     work: bool = True
     energy: bool = False
     energy_seconds: float | None = None
     ceilings: bool = False
+    layers: bool = False
 
 
 @dataclass(kw_only=True)
@@ -324,6 +326,10 @@ class Plan:
             Key(phase="ttfp", input_size=k.input_size, batch_size=k.batch_size, precision=k.precision, replicate=r)
             for r, k in first.items()
         ]
+
+    def layer_keys(self) -> list[Key]:
+        """The points whose layers are looked into: each timed one of the first replicate."""
+        return [layers_key(key) for key in self.timed_keys() if self.probes.layers and key.replicate == 0]
 
 
 def register() -> None:

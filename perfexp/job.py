@@ -23,13 +23,16 @@ from perfexp.paths import RunPaths, disk_error, write_atomically
 from perfexp.record import (
     Doubt,
     Key,
+    Point,
     Record,
     Status,
     SweepMembership,
+    is_layers,
     missing,
     overall_status,
     points_from_lines,
     read_points,
+    timed_key,
 )
 from perfexp.sinks.store import without_password
 from perfexp.sinks.subject import one_line
@@ -95,6 +98,7 @@ class Run:
                 plan_sha256=_prepare(paths, self.assignment.plain),
                 timed=plan.timed_keys(),
                 first_predictions=plan.first_prediction_keys(),
+                layers=plan.layer_keys(),
                 prefix=plan.profiler.command,
                 timeout_seconds=plan.timeout_seconds,
             )
@@ -173,7 +177,7 @@ def run(assignment: Assignment, console: Console) -> Record:
 
 def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None:
     plan = assignment.plan
-    left = missing([*job.timed, *job.first_predictions], job.paths.points)
+    left = missing([*job.timed, *job.first_predictions, *job.layers], job.paths.points)
     if not left:
         console.note(f"Nothing is left to measure in {job.paths.root}: this is what was measured.")
         return
@@ -217,7 +221,7 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
         assignment: what was to be done.
         job: how it was.
     """
-    points, ended, before = launch.results(job), _now(), _record_before(job.paths)
+    points, ended, before = _with_layers(launch.results(job)), _now(), _record_before(job.paths)
     environment, doubts = _environment(job.paths)
     return Record(
         uid=before.uid if before else uuid.uuid4().hex,
@@ -234,6 +238,14 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
         doubts=doubts,
         sweep=assignment.sweep or (before.sweep if before else None),
     )
+
+
+def _with_layers(points: list[Point]) -> list[Point]:
+    """The points, those that were timed with the figures of their layers as well."""
+    figures = {timed_key(point.key): point.metrics for point in points if is_layers(point.key)}
+    for point in points:
+        point.metrics = [*point.metrics, *figures.get(point.key, [])]
+    return points
 
 
 def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:

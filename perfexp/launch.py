@@ -30,6 +30,7 @@ class Job:
         plan_sha256: of plan.yaml.
         timed: points that are timed.
         first_predictions: points whose time to first prediction is taken, each in a process of its own.
+        layers: points whose layers are looked into, in a process of their own.
         prefix: arguments before the worker's own (`nsys profile …`, `numactl …`).
         timeout_seconds: a worker that tells nothing for so long is ended; None for never.
         listener: gets the worker's events.
@@ -40,6 +41,7 @@ class Job:
     plan_sha256: str
     timed: Sequence[Key]
     first_predictions: Sequence[Key] = ()
+    layers: Sequence[Key] = ()
     prefix: Sequence[str] = ()
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
@@ -88,7 +90,7 @@ def measure(job: Job, replicate: int) -> None:
         KeyboardInterrupt: the run was interrupted. Likewise.
     """
     with interrupts.held():
-        for what, keys in (("timed", job.timed), ("ttfp", job.first_predictions)):
+        for what, keys in (("timed", job.timed), ("layers", job.layers), ("ttfp", job.first_predictions)):
             _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
 
 
@@ -102,7 +104,7 @@ def results(job: Job) -> list[Point]:
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
     return [
         found.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
-        for key in (*job.timed, *job.first_predictions)
+        for key in (*job.timed, *job.first_predictions, *job.layers)
     ]
 
 

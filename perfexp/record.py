@@ -29,11 +29,17 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+#: Phases whose calls are timed, and what a phase's layers are called.
+TIMED = ("train", "inference")
+_LAYERS = "_layers"
+
+
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What identifies a point within its run.
 
     Attributes:
-        phase: `inference`, `train`, or `ttfp` (time to first prediction of a fresh process).
+        phase: `inference`, `train`; `ttfp` (time to first prediction of a fresh process); `inference_layers`,
+            `train_layers` (where the time of their calls goes, from a process of its own).
         input_size: height and width in pixels.
         batch_size: samples per call.
         precision: name of the precision.
@@ -45,6 +51,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     batch_size: int
     precision: str
     replicate: int = 0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is a point whose calls are timed."""
+        return self.phase in TIMED
 
     @property
     def size_label(self) -> str:
@@ -60,6 +71,33 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __str__(self) -> str:
         text = f"{self.phase} {self.size_label} batch {self.batch_size} {self.precision}"
         return f"{text} replicate {self.replicate}" if self.replicate else text
+
+
+def layers_key(key: Key) -> Key:
+    """Of the layers of a timed point.
+
+    Args:
+        key: of that point.
+    """
+    return msgspec.structs.replace(key, phase=key.phase + _LAYERS)
+
+
+def timed_key(key: Key) -> Key:
+    """Of the timed point whose layers these are.
+
+    Args:
+        key: of the layers.
+    """
+    return msgspec.structs.replace(key, phase=key.phase.removesuffix(_LAYERS))
+
+
+def is_layers(key: Key) -> bool:
+    """Whether it is a point of layers.
+
+    Args:
+        key: of any point.
+    """
+    return key.phase.endswith(_LAYERS)
 
 
 class Doubt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from perfexp.probes import Probe, ProbeContext, queue, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
+from perfexp.work import Work
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
 _PHASES_TOLERANCE = 0.05
@@ -150,9 +151,9 @@ class Procedure:
         while batch_size:
             self.progress(f"does a batch of {batch_size} fit?")
             try:
-                with self._step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
+                with self.step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
                     for _ in range(2):  # the optimizer keeps its own tensors from the first step on
-                        self._first_call(step, batches)
+                        self.first_call(step, batches)
                 return batch_size
             except Exception as error:
                 if verdicts.verdict(error, self.device)[0] is not Status.OOM:
@@ -161,8 +162,12 @@ class Procedure:
         return None
 
     @contextmanager
-    def _step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
-        """The call of a point, on weights as they were loaded and with its memory counted from here."""
+    def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
+        """The call of a point, on weights as they were loaded and with its memory counted from here.
+
+        Args:
+            key: of the point.
+        """
         self.algorithm.forget()
         self.session.reset()
         self.device.reset_peak_memory()
@@ -174,8 +179,8 @@ class Procedure:
                 yield step, batches
 
     def _measure(self, point: Point) -> None:
-        with self._step(point.key) as (step, batches):
-            first_loss = self._first_call(step, batches)
+        with self.step(point.key) as (step, batches):
+            first_loss = self.first_call(step, batches)
             self._report_algorithm(point)
             plain = step.call
             if self.graph:
@@ -239,9 +244,22 @@ class Procedure:
 
     def _work(self, point: Point, step: Step, batches: Batches) -> None:
         """What the call takes by definition, whatever computes it."""
-        counted = self.session.work(batches.next().inputs, training=step.trains)
+        counted = self.work(step, batches)
         if counted is not None:
             work.add(point, counted, self.peaks, self.ceilings)
+
+    def work(self, step: Step, batches: Batches) -> Work | None:
+        """What a call takes by definition: by torch's own convolutions, since an algorithm multiplies in its own way.
+
+        Args:
+            step: of the point.
+            batches: likewise.
+
+        Raises:
+            Unsupported: the model can't be followed.
+        """
+        inputs = batches.next().inputs
+        return self.algorithm.instead("default", lambda: self.session.work(inputs, training=step.trains))
 
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""
@@ -284,8 +302,13 @@ class Procedure:
             rotate = self.cache is Cache.rotate and batches.constant
             yield Rotating(batches, self.session, self.device.cache_bytes) if rotate else batches
 
-    def _first_call(self, step: Step, batches: Batches) -> float | None:
-        """The first call of a size, outside of every statistic; returns the first loss in training."""
+    def first_call(self, step: Step, batches: Batches) -> float | None:
+        """The first call of a size, outside of every statistic; returns the first loss in training.
+
+        Args:
+            step: of the point.
+            batches: likewise.
+        """
         self.session.first_forward(batches.next())
         self.algorithm.recount()
         step.call()

@@ -112,7 +112,7 @@ def rows(record: Record) -> list[Row]:
         record: of any run.
     """
     percentiles = requested_percentiles(record)
-    known = [row(point, percentiles) for point in record.points if point.key.phase != "ttfp"]
+    known = [row(point, percentiles) for point in record.points if point.key.is_timed]
     raised = _scaling_doubts(known)
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 

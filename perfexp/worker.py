@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from perfexp import config, sweep
 from perfexp.devices import lock
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths, append_line, disk_error, write_atomically
-from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line, read_points
+from perfexp.record import Doubt, Key, Point, Series, Status, missing, point_to_line, read_points, timed_key
 
 if TYPE_CHECKING:
     from perfexp.algorithms import Algorithm
@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = RunPaths(arguments.directory)
     try:
         plan = config.load(paths.plan, arguments.plan_sha256)
-        if arguments.what == "ttfp":
+        if arguments.what == "layers":
+            layers(plan, paths, arguments.replicate, tell)
+        elif arguments.what == "ttfp":
             first_prediction(plan, paths, arguments.replicate, tell, arguments.spawned_ns)
         elif arguments.what == "algorithms":
             tell("algorithms", answer=algorithms(plan, paths, tell))
@@ -118,6 +120,49 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
     """
     keys = [key for key in missing(plan.timed_keys(), paths.points) if key.replicate == replicate]
     skip_larger = config.build(plan.sweep).skip_larger
+
+    def work(procedure: Procedure) -> None:
+        procedure.begin()
+        for key in sweep.order(keys, replicate, plan.seed):
+            tell("point", key=_plain(key))
+            known = read_points(paths.points) if skip_larger else []
+            point = sweep.predicted_out_of_memory(key, known) or procedure.measure(key)
+            append_line(paths.points, point_to_line(point))
+            tell("done", key=_plain(key), status=point.status.value)
+            if procedure.device.is_lost():  # another process may still be able to use it
+                break
+
+    _with_procedure(plan, paths, tell, work)
+
+
+def layers(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) -> None:
+    """Look into the calls of the points that have been timed, each written down at once as a point of its own.
+
+    Args:
+        plan: what to measure.
+        paths: of the run.
+        replicate: number of the process that timed them.
+        tell: where progress goes.
+    """
+    keys = [key for key in missing(plan.layer_keys(), paths.points) if key.replicate == replicate]
+    timed = {point.key: point for point in read_points(paths.points)}
+
+    def work(procedure: Procedure) -> None:
+        from perfexp.dissect import dissect
+
+        for key in keys:
+            tell("point", key=_plain(key))
+            point = dissect(procedure, key, timed.get(timed_key(key)))
+            append_line(paths.points, point_to_line(point))
+            tell("done", key=_plain(key), status=point.status.value)
+            if procedure.device.is_lost():
+                break
+
+    _with_procedure(plan, paths, tell, work)
+
+
+def _with_procedure(plan: config.Plan, paths: RunPaths, tell: Events, work: Callable[[Procedure], None]) -> None:
+    """With the model loaded, the algorithm applied and the device to itself."""
     tell("block", text="loading")
     device, data = config.build(plan.gpu), config.build(plan.data)
     with _alone(plan, paths, device, tell):
@@ -129,16 +174,7 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
         with algorithm.applied(session):
             gc.collect()
             gc.freeze()  # what is loaded by now stays: the collections before each timed block need not look at it
-            procedure = _procedure(plan, session, device, data, algorithm, ceilings, tell)
-            procedure.begin()
-            for key in sweep.order(keys, replicate, plan.seed):
-                tell("point", key=_plain(key))
-                known = read_points(paths.points) if skip_larger else []
-                point = sweep.predicted_out_of_memory(key, known) or procedure.measure(key)
-                append_line(paths.points, point_to_line(point))
-                tell("done", key=_plain(key), status=point.status.value)
-                if device.is_lost():  # another process may still be able to use it
-                    break
+            work(_procedure(plan, session, device, data, algorithm, ceilings, tell))
 
 
 @contextmanager
@@ -425,7 +461,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plan-sha256", help="of plan.yaml, from the process that composed it")
     parser.add_argument("--probe", action="store_true", help="measure nothing: tell what this machine can measure with")
     parser.add_argument("--gpu-index", type=int, help="with --probe: the CUDA device whose clocks are tried")
-    parser.add_argument("--what", choices=("timed", "ttfp", "algorithms"), default="timed")
+    parser.add_argument("--what", choices=("timed", "layers", "ttfp", "algorithms"), default="timed")
     parser.add_argument("--replicate", type=int, default=0)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--parent", type=int, help="process that must not outlive this one")

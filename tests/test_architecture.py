@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
-    3: ("run", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
+    3: ("run", "dissect", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
     2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers"),
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: (

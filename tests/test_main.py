@@ -799,3 +799,20 @@ def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path
     code, printed, _ = run("resume=x")
     assert code == 2
     assert "another environment (device.name: another device" in printed
+
+
+@pytest.mark.slow
+def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_stopped(run, tmp_path):
+    arguments = (*FAKE, "probes.layers=true", "input_size=[64,96]", "output_dir=x")
+    code, _, [record] = run(*arguments)
+    assert code == 0
+    phases = [point.key.phase for point in record.points]
+    assert phases == ["inference", "inference", "inference_layers", "inference_layers"]
+    assert [point.metric("layers/closure").reason for point in record.points[:2]] == [
+        "the model is scripted: it has no layers"
+    ] * 2
+    lines = (tmp_path / "x/points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x/points.jsonl").write_bytes(b"".join(lines[:-1]))
+    code, _, [record] = run(*arguments)
+    assert (code, len(record.points)) == (0, 4)
+    assert "Nothing is left" in run(*arguments)[1]

@@ -13,14 +13,16 @@ from perfexp.work import Row, Work
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A median with its 95 % interval.
+    """A median with its 95 % interval, and the mean.
 
     Attributes:
-        median: over calls, seconds.
+        mean: over calls, seconds.
+        median: likewise.
         low: lower end, or None where there are too few calls for an interval.
         high: upper end, likewise.
     """
 
+    mean: float
     median: float
     low: float | None
     high: float | None
@@ -134,7 +136,7 @@ def _line(
 
 
 def _without_time(row: Row) -> Line:
-    nothing = Spread(median=0.0, low=None, high=None)
+    nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
     key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
     line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, share=0.0, flops=row.flops)
     return _described(line, row, forward=True)
@@ -153,5 +155,6 @@ def _described(line: Line, work: Row, *, forward: bool) -> Line:
 
 
 def _spread(seconds: list[float]) -> Spread:
-    interval = stats.median_interval(np.asarray(seconds))
-    return Spread(median=interval.value, low=interval.low, high=interval.high)
+    samples = np.asarray(seconds)
+    interval = stats.median_interval(samples)
+    return Spread(mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high)

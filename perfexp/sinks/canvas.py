@@ -57,7 +57,7 @@ def draw(picture: Chart | Bars | Strips) -> bytes:
         _bars(figure, picture)
     else:
         _strips(figure, picture)
-    _caption(figure, picture.caption)
+    caption_of(figure, picture.caption)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -65,8 +65,13 @@ def draw(picture: Chart | Bars | Strips) -> bytes:
     return buffer.getvalue()
 
 
-def _caption(figure: Any, caption: Caption) -> None:
-    """Title and subtitle above, doubts below."""
+def caption_of(figure: Any, caption: Caption) -> None:
+    """Title and subtitle above, doubts below.
+
+    Args:
+        figure: of matplotlib, with axes.
+        caption: the words.
+    """
     figure.suptitle(_wrapped(caption.title, 90), x=0.01, ha="left", fontsize=16, fontweight="bold")
     figure.axes[0].set_title(_wrapped(caption.subtitle, 130), loc="left", fontsize=12, color=_GREY)
     if caption.footer:
@@ -93,8 +98,8 @@ def _panel(axes: Any, panel: Panel) -> None:
         curves = [curve for curve in panel.curves if curve.line == line.label]
         for curve in curves:
             y = [value * factor for value in curve.y]
-            axes.plot(curve.x, y, color=colour, linewidth=1, zorder=1.5, label=_plain(curve.label) or None)
-        text, width = _plain(line.label) or None, 0.0 if curves else 1.5
+            axes.plot(curve.x, y, color=colour, linewidth=1, zorder=1.5, label=plain(curve.label) or None)
+        text, width = plain(line.label) or None, 0.0 if curves else 1.5
         axes.plot(line.x, values, color=colour, marker=marker, markersize=6, linewidth=width, label=text)
         if len(line.x) > _MOST_ERROR_BARS:
             axes.fill_between(line.x, low, high, color=colour, alpha=0.25, linewidth=0)
@@ -114,7 +119,7 @@ def _gaps(axes: Any, gaps: dict[float, str]) -> None:
         axes.plot(list(gaps), [0.04] * len(gaps), transform=foot, label="not measured", **cross)
     for position, status in gaps.items():
         words = {"ha": "center", "fontsize": 10, "color": _GREY, "rotation": 90 if len(gaps) > 3 else 0}
-        axes.annotate(_plain(status), (position, 0.04), (0, 9), xycoords=foot, textcoords="offset points", **words)
+        axes.annotate(plain(status), (position, 0.04), (0, 9), xycoords=foot, textcoords="offset points", **words)
 
 
 def _bars(figure: Any, bars: Bars) -> None:
@@ -132,7 +137,7 @@ def _bars(figure: Any, bars: Bars) -> None:
             error = _distances([value.value * factor], [value.low * factor], [value.high * factor])
             axes.errorbar(value.value * factor, position, xerr=error, ecolor="black", elinewidth=1.5, capsize=5)
     axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in known))
-    axes.set_yticks(range(len(bars.labels)), [_plain(textwrap.shorten(text, 40)) for text in bars.labels], fontsize=11)
+    axes.set_yticks(range(len(bars.labels)), [plain(textwrap.shorten(text, 40)) for text in bars.labels], fontsize=11)
     axes.set_ylim(len(bars.labels) - 0.4, -0.6)
     axes.set_xlabel(f"time per call ({unit})", fontsize=13)
     _style(axes)
@@ -144,7 +149,7 @@ def _strips(figure: Any, strips: Strips) -> None:
     for (samples, distribution), (name, row) in zip(grid, strips.rows, strict=True):
         _samples(samples, distribution, row)
         _median(samples, distribution, row)
-        samples.set_ylabel("\n".join(filter(None, (_plain(name), samples.get_ylabel()))), fontsize=13)
+        samples.set_ylabel("\n".join(filter(None, (plain(name), samples.get_ylabel()))), fontsize=13)
     grid[-1][0].set_xlabel("sample, in the order of time", fontsize=13)
     grid[-1][1].set_xlabel("samples", fontsize=13)
     _legend(grid[0][0])
@@ -263,9 +268,13 @@ def _style(axes: Any) -> None:
 
 
 def _wrapped(text: str, width: int) -> str:
-    return _plain("\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …")))
+    return plain("\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …")))
 
 
-def _plain(text: str) -> str:
-    """A text that matplotlib takes for no formula."""
+def plain(text: str) -> str:
+    """A text that matplotlib takes for no formula.
+
+    Args:
+        text: any.
+    """
     return text.replace("$", r"\$")

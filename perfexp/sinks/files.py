@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfexp.paths import RunPaths, SweepPaths, write_atomically
 from perfexp.record import Artifact, Record, Sweep
-from perfexp.sinks import convolutions, pictures, report, tables
+from perfexp.sinks import areas, convolutions, layers, pictures, report, tables
 from perfexp.sinks.chart import Bars, Chart, Strips
 from perfexp.sinks.subject import subject
 
@@ -32,6 +32,12 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
     by_layer = paths.table(about.model, about.algorithm, "convolutions")
     if found := convolutions.lines(record):
         _put(paths, by_layer, tables.to_csv(found))
+    dissected = paths.table(about.model, about.algorithm, "layers")
+    if found := layers.lines(record):
+        _put(paths, dissected, tables.to_csv(found))
+    mosaic = paths.picture("layers")
+    if areas_drawn := areas.draw(record):
+        _put(paths, mosaic, areas_drawn)
     drawn = _png(pictures.picture(record))
     if drawn:
         _put(paths, picture, drawn)
@@ -43,7 +49,9 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         paths.points: "data",
         table: "tables",
         by_layer: "tables",
+        dissected: "tables",
         picture: "plots",
+        mosaic: "plots",
         paths.report: "report",
         paths.log: "logs",
     }

@@ -14,7 +14,7 @@ import msgspec
 
 from perfexp import sweep, units
 from perfexp.errors import UserError
-from perfexp.record import Key, Status
+from perfexp.record import Key, Status, layers_key
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import Subject, one_line, subject
 
@@ -153,7 +153,9 @@ def expected(plan: Mapping[str, Any]) -> frozenset[Key] | None:
     for key in timed:
         if key.phase == "inference" and plan.get("ttfp"):
             first.setdefault(key.replicate, msgspec.structs.replace(key, phase=_FIRST))
-    return frozenset([*timed, *first.values()])
+    looked_into = (plan.get("probes") or {}).get("layers")
+    layers = [layers_key(key) for key in timed if looked_into and key.replicate == 0]
+    return frozenset([*timed, *first.values(), *layers])
 
 
 def expected_of_record(text: bytes) -> frozenset[Key] | None:
@@ -255,7 +257,7 @@ def _pairs(plan: Mapping[str, Any]) -> list[tuple[sweep.Size, int]]:
 
 
 def _count(total: Tally, key: Key, result: Result | None) -> None:
-    first = key.phase == _FIRST
+    first = not key.is_timed
     if result is not None:
         (total.first if first else total.statuses)[result.status] += 1
     elif first:
@@ -265,7 +267,7 @@ def _count(total: Tally, key: Key, result: Result | None) -> None:
 
 
 def _timed(keys: Collection[Key]) -> list[Key]:
-    return [key for key in keys if key.phase != _FIRST]
+    return [key for key in keys if key.is_timed]
 
 
 def _seconds(known: Iterable[Result]) -> float | None:
@@ -273,7 +275,7 @@ def _seconds(known: Iterable[Result]) -> float | None:
     seconds = [
         result.wall_seconds
         for result in known
-        if result.key.phase != _FIRST and result.status is Status.OK and result.wall_seconds is not None
+        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None
     ]
     return statistics.median(seconds) if seconds else None
 

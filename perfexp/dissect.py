@@ -1,0 +1,122 @@
+"""Dissect: where the time of a point's call goes, layer by layer; in a process of its own, after it has been timed."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from perfexp import stats, verdicts
+from perfexp.errors import PerfexpError, UserError
+from perfexp.layers import LayerTimes
+from perfexp.layers.table import Line, join
+from perfexp.record import Key, Metric, Point, Status, timed_key
+from perfexp.run import Procedure
+from perfexp.work import Work
+
+#: The device works for so long on the calls before they are looked into, so that its clock is that of the timing.
+_WARMUP_SECONDS = 0.3
+
+
+def dissect(procedure: Procedure, key: Key, timed: Point | None) -> Point:
+    """The layers of a point as a point of their own; whatever goes wrong becomes its status.
+
+    Args:
+        procedure: everything that stays the same from point to point.
+        key: of the layers.
+        timed: the point that was timed, with whose time the sum is compared; None where there is none.
+
+    Raises:
+        UserError: what the user asked for can't be done for any point.
+    """
+    point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    start = time.perf_counter_ns()
+    try:
+        _dissect(procedure, point, _clean_seconds(timed))
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        point.status, point.error = verdicts.verdict(error, procedure.device)
+    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    return point
+
+
+def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None) -> None:
+    session: Any = procedure.session
+    if not hasattr(session, "module"):
+        _say_none(point, "the model is scripted: it has no layers")
+        return
+    from perfexp.layers.profiling import profile_layers  # with torch, which a scripted model does without
+    from perfexp.layers.stamps import stamp_layers
+
+    with procedure.step(timed_key(point.key)) as (step, batches):
+        procedure.first_call(step, batches)
+        _warm_up(step.call, procedure)
+        procedure.progress("layers")
+        look = profile_layers if procedure.device.asynchronous else stamp_layers
+        times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
+        work, why_not = _work(lambda: procedure.work(step, batches))
+    if times.reason is not None:
+        _say_none(point, times.reason)
+        return
+    _tell(point, times, join(times, work))
+    if why_not:
+        point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
+
+
+def _warm_up(call: Any, procedure: Procedure) -> None:
+    began = procedure.device.now_ns()
+    while (procedure.device.now_ns() - began) * 1e-9 < _WARMUP_SECONDS:
+        call()
+        procedure.device.synchronize()
+
+
+def _work(count: Callable[[], Work | None]) -> tuple[Work | None, str | None]:
+    """What each layer computes by definition, or why that is not known."""
+    try:
+        return count(), None
+    except PerfexpError as error:
+        return None, str(error)
+
+
+def _clean_seconds(timed: Point | None) -> float | None:
+    """The device's own time of a call where there is one, otherwise its latency."""
+    for name in ("device", "latency"):
+        series = timed.find_series(name) if timed is not None else None
+        if series is not None and series.measured:
+            return stats.median_interval(series.measured).value
+    return None
+
+
+def _say_none(point: Point, reason: str) -> None:
+    point.metrics.append(Metric(name="layers/closure", value=None, unit="1", reason=reason))
+
+
+def _tell(point: Point, times: LayerTimes, lines: list[Line]) -> None:
+    closure = times.closure
+    point.facts["layers"] = {
+        "method": times.method,
+        "calls": times.calls,
+        "starved": times.starved,
+        "no_backward": times.no_backward,
+        "own_seconds": times.own_seconds,
+        "call_seconds": times.call_seconds,
+        "lines": msgspec.to_builtins(lines),
+    }
+    point.doubts += times.doubts
+    reason = None if closure else "there is no time of the call to compare with"
+    point.metrics += [
+        Metric(name="layers/closure", value=closure.relative if closure else None, unit="1", reason=reason),
+        Metric(name="layers/gap_share", value=closure.gap_share if closure else None, unit="1", reason=reason),
+        Metric(
+            name="layers/unattributed_share",
+            value=closure.unattributed_share if closure else None,
+            unit="1",
+            reason=reason,
+        ),
+    ]

@@ -1,0 +1,101 @@
+"""Layers as a table and as a picture."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from builders import Builder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfexp.layers import Key as LayerKey
+from perfexp.layers import Pass
+from perfexp.layers.table import Convolution, Line, Spread
+from perfexp.record import Metric, Point, Record, Status, layers_key
+from perfexp.sinks import areas, layers, tables
+from perfexp.sinks.treemap import Tile, squarify
+
+
+def spread(seconds: float) -> Spread:
+    return Spread(mean=seconds, median=seconds * 0.9, low=seconds * 0.8, high=None)
+
+
+def line(path: str | None, kind: str, which: Pass, seconds: float, gap: float = 0.0, **more: Any) -> Line:
+    key = LayerKey(path=path, call=0, operation=None, kind=kind, which=which)
+    share = (seconds + gap) / 0.004
+    return Line(key=key, kind=kind, seconds=spread(seconds), gap_seconds=spread(gap), share=share, **more)
+
+
+@pytest.fixture
+def record(build: Builder) -> Record:
+    geometry = Convolution(
+        in_channels=3, out_channels=8, kernel=(3, 5), stride=(1, 1), padding=(1, 2), dilation=(1, 1), groups=1,
+        transposed=False,
+    )  # fmt: skip
+    conv = {"macs": 100, "flops": 200, "bytes_min": 50, "inputs": ((2, 3, 9, 9),), "convolution": geometry}
+    lines = [
+        line("conv1", "Conv2d", Pass.forward, 1e-3, 0.5e-3, kernels={"gemm_kernel": 2.0}, **conv),
+        line("conv1", "Conv2d", Pass.backward, 2e-3),
+        line(None, "optimizer", Pass.optimizer_step, 0.5e-3),
+        line("relu", "ReLU", Pass.forward, 0.0),
+        Line(key=None, kind="unattributed", seconds=spread(1e-6), gap_seconds=spread(0.0), share=0.0),
+    ]
+    timed = build.point(phase="train")
+    passes = [{"which": "forward", "selected": "cudnn.gemm"}, {"which": "backward_data", "selected": "cudnn.algo_1"}]
+    passes.append({"which": "backward_filter", "selected": "default"})
+    timed.facts["algorithm"] = {"layers": [{"name": "conv1", "passes": passes}]}
+    facts = {"layers": {"method": "queue", "calls": 10, "lines": msgspec.to_builtins(lines)}}
+    point = Point(key=layers_key(timed.key), status=Status.OK, facts=facts)
+    point.metrics.append(Metric(name="layers/closure", value=0.012, unit="1"))
+    return build.record(timed, point)
+
+
+def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> None:
+    first, second, third, *_ = found = layers.lines(record)
+    header = tables.to_csv(found).decode().splitlines()[0].split(",")
+    assert header[:6] == ["layer", "in_channels", "out_channels", "kernel_size", "mean_ms", "percentage"]
+    assert {"input_size", "kind", "pass", "gap_ms", "flops", "kernels", "computed_by"} <= set(header)
+    told = {name: first[name] for name in header[:6]}
+    assert told == {
+        "layer": "conv1", "in_channels": 3, "out_channels": 8, "kernel_size": "3×5",
+        "mean_ms": pytest.approx(1.0), "percentage": pytest.approx(37.5),
+    }  # fmt: skip
+    assert (first["p50_ms"], first["p50_ci95_high_ms"]) == (pytest.approx(0.9), None)
+    assert (first["computed_by"], second["computed_by"]) == ("cudnn.gemm", "cudnn.algo_1, default")
+    assert (first["kernels"], first["inputs"], first["phase"]) == ("2 × gemm_kernel", "2×3×9×9", "train")
+    assert (third["layer"], third["kernel_size"], third["computed_by"]) == ("optimizer", None, None)
+
+
+def test_without_layers_there_is_no_table_and_no_picture(build: Builder) -> None:
+    record = build.record(build.point())
+    assert layers.lines(record) == []
+    assert areas.draw(record) is None
+
+
+def test_the_layers_of_a_call_are_drawn(record: Record) -> None:
+    png = areas.draw(record)
+    assert png is not None
+    assert struct.unpack(">II", png[16:24]) == (1200, 900)
+    assert png == areas.draw(record)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40))
+def test_a_treemap_fills_its_rectangle_in_proportion(values: list[float]) -> None:
+    values.sort(reverse=True)
+    within = Tile(1.0, 2.0, 16.0, 9.0)
+    tiles = squarify(values, within)
+    area = within.width * within.height
+    for value, tile in zip(values, tiles, strict=True):
+        assert tile.width * tile.height == pytest.approx(area * value / sum(values), rel=1e-6)
+        assert tile.x >= within.x - 1e-9
+        assert tile.y >= within.y - 1e-9
+        assert tile.x + tile.width <= within.x + within.width + 1e-6
+        assert tile.y + tile.height <= within.y + within.height + 1e-6
+    for number, one in enumerate(tiles):
+        for other in tiles[:number]:
+            across = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
+            up = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
+            assert min(across, up) <= 1e-6

@@ -1,0 +1,98 @@
+"""The layers of a point, from a process of its own: what becomes of them whatever happens."""
+
+import pytest
+import torch
+from torch import nn
+
+from perfexp.algorithms.forced import Forced
+from perfexp.data.synthetic import Synthetic
+from perfexp.devices.cpu import CpuDevice
+from perfexp.devices.fake import FakeDevice
+from perfexp.dissect import dissect
+from perfexp.models import Execution, Precision
+from perfexp.models.fake import FakeModel
+from perfexp.models.module import adapt
+from perfexp.modes.inference import Inference
+from perfexp.modes.train import Train
+from perfexp.record import Key, Status, is_layers, layers_key, timed_key
+from perfexp.run import Procedure
+from perfexp.stopping import Fixed
+
+KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 10)
+
+    def forward(self, inputs):
+        return self.fc(torch.relu(self.conv(inputs)).mean((2, 3)))
+
+
+def procedure(model, device, algorithm=None):
+    precision = Precision(name="fp32")
+    session = model.open(device=device, precision=precision, execution=Execution(), num_classes=None, seed=0)
+    modes = {"inference": Inference(), "train": Train(optimizer={"name": "sgd", "lr": 0.01})}
+    settings = {"algorithm": algorithm} if algorithm else {}
+    stopping = Fixed(warmup=1, measure=5)
+    return Procedure(session=session, device=device, data=Synthetic(), modes=modes, stopping=stopping, **settings)
+
+
+def of_torch(algorithm=None):
+    return procedure(adapt(Net(), "net"), CpuDevice(), algorithm)
+
+
+def rows(point):
+    lines = point.facts["layers"]["lines"]
+    return {(line["key"]["path"], line["kind"], line["key"]["which"]): line for line in lines}
+
+
+@pytest.mark.parametrize("phase", ["inference", "train"])
+def test_each_layer_has_its_time_and_its_work(phase):
+    measuring = of_torch()
+    key = Key(phase=phase, input_size=(8, 8), batch_size=2, precision="fp32")
+    timed = measuring.measure(key)
+    point = dissect(measuring, layers_key(key), timed)
+    assert (point.status, point.error) == (Status.OK, None)
+    conv = rows(point)["conv", "Conv2d", "forward"]
+    assert conv["macs"] == 2 * 4 * 8 * 8 * 3 * 9
+    assert conv["seconds"]["median"] > 0
+    assert conv["convolution"]["in_channels"] == 3
+    assert ("", "relu", "forward") in rows(point)
+    assert (("conv", "Conv2d", "backward") in rows(point)) is (phase == "train")
+    shares = sum(line["share"] for line in point.facts["layers"]["lines"])
+    assert shares == pytest.approx(1)
+    assert point.metric("layers/closure").value is not None
+
+
+def test_the_work_of_a_layer_does_not_depend_on_what_computes_it():
+    forced = Forced(name="fft", backend="torch")
+    measuring = of_torch(forced)
+    with forced.applied(measuring.session):
+        point = dissect(measuring, layers_key(KEY), None)
+    conv = rows(point)["conv", "Conv2d", "forward"]
+    assert (conv["macs"], tuple(conv["convolution"]["kernel"])) == (2 * 4 * 8 * 8 * 3 * 9, (3, 3))
+    assert point.metric("layers/closure").reason == "there is no time of the call to compare with"
+
+
+def test_a_scripted_model_has_no_layers_and_says_so():
+    measuring = procedure(FakeModel(base_seconds=1e-3), FakeDevice())
+    point = dissect(measuring, layers_key(KEY), None)
+    assert (point.status, point.metric("layers/closure").value) == (Status.OK, None)
+    assert "scripted" in point.metric("layers/closure").reason
+
+
+def test_what_goes_wrong_is_the_points_status():
+    measuring = of_torch()
+    measuring.session.module.forward = None
+    point = dissect(measuring, layers_key(KEY), None)
+    assert point.status is Status.FAILED
+    assert "NoneType" in point.error
+
+
+def test_keys_of_layers_belong_to_those_that_are_timed():
+    key = layers_key(KEY)
+    assert key.phase == "inference_layers"
+    assert (is_layers(key), is_layers(KEY), key.is_timed, KEY.is_timed) == (True, False, False, True)
+    assert timed_key(key) == KEY
