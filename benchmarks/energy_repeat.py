@@ -1,0 +1,101 @@
+"""How well the energy of a call repeats, and whether counter and integral of the power agree.
+
+    python benchmarks/energy_repeat.py [--windows 5] [--seconds 1]
+
+On the first CUDA device, or else the CPU: three loads (a large matrix product, a copy, many small kernels), each
+measured in so many windows one after the other. A line for each: mean power, energy of a call, the spread of the
+windows (largest minus smallest, over the mean), the largest difference between counter and integral, the counter's
+tick, and the longest that the meter took to answer. Without a meter it says why there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from perfexp.devices import Device
+from perfexp.devices.cpu import CpuDevice
+from perfexp.meters.selftest import findings, try_meters
+from perfexp.probes.energy import Energy, EnergyProcedure, rules_for
+
+SMALL_KERNELS = 50
+
+
+def device_here() -> Device:
+    """The first CUDA device, or the CPU."""
+    if not torch.cuda.is_available():
+        return CpuDevice()
+    from perfexp.devices.cuda import CudaDevice
+
+    return CudaDevice()
+
+
+def loads(where: str | None) -> dict[str, Callable[[], object]]:
+    """What is run, by name."""
+    side, megabytes = (4096, 512) if where != "cpu" else (1024, 64)
+    first, second, out = (torch.randn(side, side, device=where) for _ in range(3))
+    source = torch.ones(megabytes * 2**20, dtype=torch.uint8, device=where)
+    target, small = torch.empty_like(source), torch.ones(4096, device=where)
+
+    def many() -> None:
+        for _ in range(SMALL_KERNELS):
+            small.mul_(1.0)
+
+    return {
+        f"matmul {side}": lambda: torch.mm(first, second, out=out),
+        f"copy {megabytes} MiB": lambda: target.copy_(source),
+        f"{SMALL_KERNELS} small kernels": many,
+    }
+
+
+def value(energy: Energy, name: str) -> float:
+    """A figure, or NaN."""
+    found = next(metric.value for metric in energy.metrics if metric.name == f"energy/{name}")
+    return float("nan") if found is None else found
+
+
+def report(name: str, windows: Sequence[Energy]) -> None:
+    """A line of the table."""
+    joules, watts, apart, seconds = (
+        np.array([value(each, figure) for each in windows])
+        for figure in ("per_call_joules", "power_mean_watts", "integral_difference", "window_seconds")
+    )
+    meter = windows[-1].facts["meters"][0]
+    spread = (joules.max() - joules.min()) / joules.mean()
+    told = f"{watts.mean():9.1f} {joules.mean():12.6g} {spread:8.2%} {abs(apart).max():8.2%} {seconds.mean():8.3f}"
+    tick, query = meter["tick_seconds"] or float("nan"), meter["query_seconds"]
+    print(f"{name:<18} {told} {tick * 1e3:8.1f} {query * 1e3:8.2f}", flush=True)
+    for code in dict.fromkeys(doubt.code for each in windows for doubt in each.doubts):
+        print(f"{'':<18} doubt: {code}")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="least length of a window")
+    settings = parser.parse_args()
+    device = device_here()
+    device.start()
+    found = device.meters()
+    print(device.name)
+    for finding in findings(try_meters(found)):
+        print(f"  {finding.verdict}: {finding.check}: {finding.found}")
+    if not found.meters:
+        return
+    procedure = EnergyProcedure(device=device, found=found, rules=rules_for(window_seconds=settings.seconds))
+    with torch.inference_mode():
+        print(f"idle {procedure.idle()}")
+        print(
+            f"{'load':<18} {'W':>9} {'J/call':>12} {'spread':>8} {'apart':>8} {'window s':>8} {'tick ms':>8} {'query ms':>8}"
+        )
+        for name, call in loads(device.identifier).items():
+            call()
+            report(name, [procedure.measure(call, images_per_call=1) for _ in range(settings.windows)])
+
+
+if __name__ == "__main__":
+    main()
