@@ -88,10 +88,10 @@ def main() -> None:
         return
     procedure = EnergyProcedure(device=device, found=found, rules=rules_for(window_seconds=settings.seconds))
     with torch.inference_mode():
-        print(f"idle {procedure.idle()}")
-        print(
-            f"{'load':<18} {'W':>9} {'J/call':>12} {'spread':>8} {'apart':>8} {'window s':>8} {'tick ms':>8} {'query ms':>8}"
-        )
+        idle = procedure.idle()
+        print(f"  idle: {idle.mean_watts.value if idle else None} W")
+        titles = ("spread", "apart", "window s", "tick ms", "query ms")
+        print(f"{'load':<18} {'W':>9} {'J/call':>12} {' '.join(f'{title:>8}' for title in titles)}")
         for name, call in loads(device.identifier).items():
             call()
             report(name, [procedure.measure(call, images_per_call=1) for _ in range(settings.windows)])
