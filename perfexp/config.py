@@ -287,7 +287,8 @@ class Plan:
     @property
     def algorithm_name(self) -> str:
         """What the algorithm is called in names of files and runs."""
-        return _name(self.algorithm, self.choices.get("algorithm", "algorithm"))
+        name = _name(self.algorithm, self.choices.get("algorithm", "algorithm"))
+        return f"{name}+layers" if self.algorithm.get("layers") else name
 
     @property
     def gpu_name(self) -> str:
@@ -521,6 +522,8 @@ def check(plan: Plan) -> None:
     for percentile in plan.percentiles:
         if not 0 < percentile < 100:
             raise UserError(f"percentiles={plan.percentiles}: each lies between 0 and 100, both excluded.")
+    if plan.probes.energy_seconds is not None and not plan.probes.energy_seconds > 0:
+        raise UserError(f"probes.energy_seconds={plan.probes.energy_seconds:g}: a positive time, or null.")
     if plan.epochs is not None:
         if plan.epochs < 1:
             raise UserError(f"epochs={plan.epochs}: at least one pass, or leave it out.")

@@ -46,6 +46,18 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None) -> Point:
     return point
 
 
+def not_tried(key: Key, timed: Point | None) -> Point:
+    """The layers of a point that could not be timed: it would go wrong once more.
+
+    Args:
+        key: of the layers.
+        timed: the point that was to be timed.
+    """
+    point = Point(key=key, status=Status.OK)
+    _say_none(point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})")
+    return point
+
+
 def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None) -> None:
     session: Any = procedure.session
     if not hasattr(session, "module"):

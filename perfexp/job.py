@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from perfexp.sinks import Tracker
     from perfexp.sinks.console import Console
 
+#: What a window of energy takes before it begins, and what looking into the layers of a point takes.
+_PLATEAU_SECONDS, _LAYERS_SECONDS = 1.5, 4.0
 #: How many blocks of the stopping rule a point has: one time or three, and the phases.
 _SYNCHRONOUS_BLOCKS, _ASYNCHRONOUS_BLOCKS = 2, 4
 #: Results that stay when a command is repeated; what else there is, is measured again.
@@ -211,7 +213,9 @@ def longest_seconds(plan: config.Plan) -> float | None:
     if longest is None or plan.epochs:
         return None
     blocks = _SYNCHRONOUS_BLOCKS if plan.gpu_name == "cpu" else _ASYNCHRONOUS_BLOCKS
-    return float(len(plan.timed_keys()) * blocks * longest)
+    energy = (plan.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if plan.probes.energy else 0.0
+    timed = len(plan.timed_keys()) * (blocks * longest + energy)
+    return float(timed + len(plan.layer_keys()) * _LAYERS_SECONDS)
 
 
 def assemble(assignment: Assignment, job: launch.Job) -> Record:
@@ -241,10 +245,11 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
 
 
 def _with_layers(points: list[Point]) -> list[Point]:
-    """The points, those that were timed with the figures of their layers as well."""
-    figures = {timed_key(point.key): point.metrics for point in points if is_layers(point.key)}
+    """The points, those that were timed with the figures and doubts of their layers as well."""
+    found = {timed_key(point.key): point for point in points if is_layers(point.key)}
     for point in points:
-        point.metrics = [*point.metrics, *figures.get(point.key, [])]
+        if (layers := found.get(point.key)) is not None:
+            point.metrics, point.doubts = [*point.metrics, *layers.metrics], [*point.doubts, *layers.doubts]
     return points
 
 
@@ -260,10 +265,12 @@ def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:
 
 
 def _final_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a points.jsonl whose result stays, byte for byte."""
+    """The lines of a points.jsonl whose result stays, byte for byte; layers go with the point that they belong to."""
+    forgotten = {point.key for point in read_points(path) if point.status not in _FINAL}
     for line in path.read_bytes().split(b"\n"):
-        if any(point.status in _FINAL for point in points_from_lines(line)):
-            yield line + b"\n"
+        for point in points_from_lines(line):
+            if point.key not in forgotten and timed_key(point.key) not in forgotten:
+                yield line + b"\n"
 
 
 def _refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:

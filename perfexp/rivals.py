@@ -67,7 +67,8 @@ def compare(
     Raises:
         Unsupported: the queue does not take the call, and it can't be captured.
     """
-    computing: dict[str, _Computing] = {algorithm.name: _now}
+    ours = algorithm.name if algorithm.name not in algorithm.rivals() else f"{algorithm.name}+layers"
+    computing: dict[str, _Computing] = {ours: _now}
     computing |= {rival: partial(algorithm.instead, rival) for rival in algorithm.rivals()}
     turns = {name: _Turn(each, call, device) for name, each in computing.items()}
     if not all(turn.possible for turn in turns.values()):
@@ -85,7 +86,7 @@ def compare(
     if starved:
         reason = f"the host kept the device waiting in {starved} fills of the queue"
         return series, [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
-    own = [float(np.median(samples)) for samples in taken[algorithm.name]]
+    own = [float(np.median(samples)) for samples in taken[ours]]
     metrics = []
     for rival in algorithm.rivals():
         ratios = [float(np.median(samples)) / mine for samples, mine in zip(taken[rival], own, strict=True)]

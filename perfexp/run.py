@@ -196,7 +196,9 @@ class Procedure:
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
             if self.energy is not None:
-                self._aside(point, "energy/per_call_joules", partial(self._energy, point, step, batches, self.energy))
+                self._aside(
+                    point, "energy/per_call_joules", partial(self._energy, point, step, batches, self.energy), "joules"
+                )
             if self.counts_work:
                 self._aside(point, "work/flops", partial(self._work, point, step, batches))
             self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
@@ -222,7 +224,7 @@ class Procedure:
         if "algorithm" in point.facts:
             self._aside(point, f"algorithm/{figure}", action)
 
-    def _aside(self, point: Point, metric: str, action: Callable[[], None]) -> None:
+    def _aside(self, point: Point, metric: str, action: Callable[[], None], unit: str = "1") -> None:
         """Work after everything has been timed: what goes wrong costs this figure only."""
         self.progress(metric.rpartition("/")[2])
         try:
@@ -231,7 +233,7 @@ class Procedure:
             if isinstance(error, UserError) or self.device.is_lost():
                 raise
             _, text = verdicts.verdict(error, self.device)
-            point.metrics.append(Metric(name=metric, value=None, unit="1", reason=text))
+            point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
 
     def _energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
         """The energy of a call, in a window of its own."""

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,8 @@ def measure(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) ->
 
     def work(procedure: Procedure) -> None:
         procedure.begin()
+        if plan.probes.ceilings:
+            procedure.ceilings = _ceilings(procedure.session, procedure.device, tell)
         for key in sweep.order(keys, replicate, plan.seed):
             tell("point", key=_plain(key))
             known = read_points(paths.points) if skip_larger else []
@@ -148,11 +150,12 @@ def layers(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) -> 
     timed = {point.key: point for point in read_points(paths.points)}
 
     def work(procedure: Procedure) -> None:
-        from perfexp.dissect import dissect
+        from perfexp.dissect import dissect, not_tried
 
         for key in keys:
             tell("point", key=_plain(key))
-            point = dissect(procedure, key, timed.get(timed_key(key)))
+            before = timed.get(timed_key(key))
+            point = dissect(procedure, key, before) if before and before.status is Status.OK else not_tried(key, before)
             append_line(paths.points, point_to_line(point))
             tell("done", key=_plain(key), status=point.status.value)
             if procedure.device.is_lost():
@@ -169,12 +172,11 @@ def _with_procedure(plan: config.Plan, paths: RunPaths, tell: Events, work: Call
         device.start()
         session = _open(plan, device, data)
         _write_environment(paths, device, session)
-        ceilings = _ceilings(plan, session, device, tell) if plan.probes.ceilings else None
         algorithm = config.build(plan.algorithm)
         with algorithm.applied(session):
             gc.collect()
             gc.freeze()  # what is loaded by now stays: the collections before each timed block need not look at it
-            work(_procedure(plan, session, device, data, algorithm, ceilings, tell))
+            work(_procedure(plan, session, device, data, algorithm, tell))
 
 
 @contextmanager
@@ -196,7 +198,6 @@ def _procedure(
     device: Device,
     data: Data,
     algorithm: Algorithm,
-    ceilings: Mapping[str, float] | None,
     tell: Events,
 ) -> Procedure:
     from perfexp.run import Procedure
@@ -215,7 +216,6 @@ def _procedure(
         cache=plan.cache,
         graph=plan.execution.cuda_graph,
         counts_work=plan.probes.work,
-        ceilings=ceilings,
         energy=_energy(plan.probes, device, stopping) if plan.probes.energy else None,
         peaks=(plan.gpu.get("facts") or {}).get("peak_flops_per_second") or {},
         seed=plan.seed,
@@ -223,14 +223,16 @@ def _procedure(
     )
 
 
-def _ceilings(plan: config.Plan, session: Session, device: Device, tell: Events) -> dict[str, float] | None:
-    """None for a device that torch does not know."""
-    if device.identifier is None:
-        return None
-    from perfexp.probes.ceilings import ceilings
-
+def _ceilings(session: Session, device: Device, tell: Events) -> dict[str, float]:
+    """Empty where they can't be measured."""
     tell("block", text="ceilings")
-    return ceilings(device, session.precision)
+    try:
+        from perfexp.probes.ceilings import ceilings
+
+        return ceilings(device, session.precision)
+    except Exception:  # a figure beside the others
+        traceback.print_exc()
+        return {}
 
 
 def _energy(probes: config.Probes, device: Device, stopping: StoppingRule) -> EnergyProcedure:

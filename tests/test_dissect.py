@@ -8,13 +8,13 @@ from perfexp.algorithms.forced import Forced
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.dissect import dissect
+from perfexp.dissect import dissect, not_tried
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.record import Key, Status, is_layers, layers_key, timed_key
+from perfexp.record import Key, Point, Status, is_layers, layers_key, timed_key
 from perfexp.run import Procedure
 from perfexp.stopping import Fixed
 
@@ -81,6 +81,14 @@ def test_a_scripted_model_has_no_layers_and_says_so():
     point = dissect(measuring, layers_key(KEY), None)
     assert (point.status, point.metric("layers/closure").value) == (Status.OK, None)
     assert "scripted" in point.metric("layers/closure").reason
+
+
+def test_a_point_that_was_not_timed_well_is_not_tried_again():
+    timed = Point(key=KEY, status=Status.OOM)
+    for before, why in ((timed, "oom"), (None, "no result")):
+        point = not_tried(layers_key(KEY), before)
+        assert (point.status, point.facts) == (Status.OK, {})
+        assert why in point.metric("layers/closure").reason
 
 
 def test_what_goes_wrong_is_the_points_status():

@@ -816,3 +816,25 @@ def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_s
     code, _, [record] = run(*arguments)
     assert (code, len(record.points)) == (0, 4)
     assert "Nothing is left" in run(*arguments)[1]
+
+
+@pytest.mark.slow
+def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_path):
+    arguments = (*FAKE, "probes.layers=true", "batch_size=[1,100]", "output_dir=x")
+    _, _, [record] = run(*arguments, "model.faults.oom=1000000")
+    assert [point.status for point in record.points] == [Status.OK, Status.OOM, Status.OK, Status.OK]
+    assert "not tried" in record.points[3].metric("layers/closure").reason
+    lines = (tmp_path / "x/points.jsonl").read_text().splitlines(keepends=True)
+    lines[0] = lines[0].replace('"status":"ok"', '"status":"failed"', 1)
+    (tmp_path / "x/points.jsonl").write_text("".join(lines))
+    before = [line for line in lines if "inference_layers" in line and '"batch_size":1,' in line]
+    run(*arguments, "model.faults.oom=1000000")
+    after = (tmp_path / "x/points.jsonl").read_text()
+    assert len(before) == 1
+    assert before[0] not in after
+
+
+def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
+    code, printed, records = run(*FAKE, "probes.energy_seconds=-1")
+    assert (code, records) == (2, [])
+    assert "probes.energy_seconds=-1: a positive time" in printed

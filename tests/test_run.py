@@ -319,7 +319,7 @@ def test_work_becomes_a_rate_and_a_part_of_the_peak(phase, flops):
     measuring.session.work = lambda inputs, training: Work(rows=(ROW,), parameters=10, backward=training, uncounted=())
     point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
     assert values(point, "work/") == {
-        "work/macs": 1000,
+        "work/forward_macs": 1000,
         "work/flops": flops,
         "work/bytes_min": 500,
         "work/activation_bytes": 200,

@@ -82,8 +82,11 @@ def nodes_of(enqueue: Callable[[], object], device: torch.device) -> list[Node]:
         _check(driver.cuStreamBeginCapture_v2(address, _RELAXED))
         try:
             enqueue()
-        finally:
-            status = driver.cuStreamEndCapture(address, byref(graph))
+        except BaseException:
+            if driver.cuStreamEndCapture(address, byref(graph)) == 0 and graph:
+                driver.cuGraphDestroy(graph)
+            raise
+        status = driver.cuStreamEndCapture(address, byref(graph))
     _check(status)
     try:
         count = c_size_t()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from perfexp.algorithms.captured import Node
+from perfexp.algorithms.captured import CaptureError, Node
 from perfexp.algorithms.codes import DATA_TYPES
 from perfexp.algorithms.cudnn import CudnnError, Library
 
@@ -92,13 +92,21 @@ class Shortcut:
             self._cudnn.check(status)
         return True
 
+    def destroy(self) -> None:
+        """Give back what it holds; it can't be called any more."""
+        self._forget_packs()
+        self._cudnn.call("cudnnBackendDestroyDescriptor", self._plan)
+
+    def _forget_packs(self) -> None:
+        for old in self._packs.values():
+            if old is not None:
+                self._cudnn.call("cudnnBackendDestroyDescriptor", old)
+        self._packs.clear()
+
     def _pack(self, addresses: tuple[int, ...]) -> int | None:
         """The addresses as cuDNN wants them, kept for the next call that has the same."""
         if len(self._packs) >= _MOST_PACKS:
-            for old in self._packs.values():
-                if old is not None:
-                    self._cudnn.call("cudnnBackendDestroyDescriptor", old)
-            self._packs.clear()
+            self._forget_packs()
         pack = None
         if not any(address % _ALIGNMENT for address in addresses):
             *tensors, workspace = addresses
@@ -134,12 +142,12 @@ def find(
     if cudnn.execute is None or shape.dtype is torch.float64:
         return None
     for config in _configurations(cudnn, handle, algorithm, _graph(cudnn, handle, shape)):
-        try:
+        with suppress(CudnnError):
             shortcut = Shortcut(cudnn, handle, config)
-            if list(enqueued(shortcut)) == list(wanted):
-                return shortcut
-        except CudnnError:
-            continue
+            with suppress(CudnnError, CaptureError):
+                if list(enqueued(shortcut)) == list(wanted):
+                    return shortcut
+            shortcut.destroy()
     return None
 
 
@@ -156,7 +164,10 @@ def _configurations(cudnn: Library, handle: int, algorithm: str, graph: int) -> 
             asked = _made(cudnn, _HEURISTIC, (201, _AS_DESCRIPTOR, [graph]), (200, _AS_HEURISTIC, [mode]))
             yield from _several(cudnn, asked, 202, _CONFIG, most)
     for engine in usual:
-        for settings in islice(product(*_knobs(cudnn, engine)), _SETTINGS):
+        knobs: list[list[tuple[int, int]]] = []
+        with suppress(CudnnError):
+            knobs = _knobs(cudnn, engine)
+        for settings in islice(product(*knobs), _SETTINGS if knobs else 0):
             with suppress(CudnnError):
                 yield _set(cudnn, engine, settings)
 

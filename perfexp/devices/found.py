@@ -68,11 +68,10 @@ def try_energy(index: int | None) -> dict[str, Any]:
     """What the energy meters of a device do while it rests; see `perfexp.meters.selftest.try_meters`.
 
     Args:
-        index: number of the CUDA device; None for the CPU.
+        index: number of the CUDA device; None for the CPU, which is also taken where torch has no such device.
     """
-    if index is not None and not cuda.is_available(index):
-        return {"error": f"torch has no cuda:{index}"}
-    device = CpuDevice() if index is None else cuda.CudaDevice(index=index)
+    here = index is not None and cuda.is_available(index)
+    device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
     return try_meters(device.meters())
 
 

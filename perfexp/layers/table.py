@@ -49,7 +49,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         kind: class of the module, name of the operation, or part of the call.
         seconds: of a call, without gaps.
         gap_seconds: of a call: idle time before its kernels.
-        share: of the whole call's time, gaps of the row included; all lines' shares make 1.
+        share: of the sum of all lines' medians, gaps included; all shares make 1.
         macs: multiply-accumulates of the forward pass; None elsewhere, and where the work is not known.
         flops: of the pass.
         bytes_min: read and written at least; known of the forward pass only.
@@ -93,8 +93,10 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
         work: of a call with the same inputs in the same mode; None where it could not be counted.
     """
     rows = {(row.path, row.call, row.operation): row for row in work.rows} if work else {}
-    whole = sum(times.call_seconds)
-    lines = [_line(row, rows, times.calls, whole) for row in [*times.rows, *times.unattributed]]
+    lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
+    whole = sum(line.seconds.median + line.gap_seconds.median for line in lines)
+    for line in lines:
+        line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
     seen = {(key.path, key.call, key.operation) for row in times.rows if (key := row.key) and key.which is Pass.forward}
     return lines + [_without_time(row) for place, row in rows.items() if place not in seen and times.calls]
 
@@ -113,9 +115,7 @@ def unmatched(times: LayerTimes, work: Work) -> list[Key]:
     ]
 
 
-def _line(
-    row: RowTimes, rows: Mapping[tuple[str, int, int | None], Row], calls: int, whole: float
-) -> Line:  # fmt: skip
+def _line(row: RowTimes, rows: Mapping[tuple[str, int, int | None], Row], calls: int) -> Line:
     key = row.key
     kind = key.kind if key else "unattributed"
     line = Line(
@@ -123,7 +123,7 @@ def _line(
         kind=kind,
         seconds=_spread(row.seconds),
         gap_seconds=_spread(row.gap_seconds),
-        share=(sum(row.seconds) + sum(row.gap_seconds)) / whole,
+        share=0.0,
         kernels={kernel.name: kernel.count / calls for kernel in row.kernels},
     )
     work = rows.get((key.path, key.call, key.operation)) if key and key.path is not None else None

@@ -18,6 +18,8 @@ _SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
 #: Calls of which the fastest counts, after those that warm up; as STREAM does (McCalpin, 1995).
 _CALLS, _WARMUP = 10, 2
+#: A call that takes so long is the only one, and the last size.
+_SLOW_SECONDS = 0.2
 
 
 def ceilings(device: Device, precision: Precision, *, kept: Kept | None = None) -> dict[str, float]:
@@ -62,7 +64,10 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
     for side in _SIDES[device.kind]:
         first, second = (torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2))
         out = torch.empty_like(first)
-        rates.append(2 * side**3 / _fastest(_product(first, second, out), device))
+        seconds = _fastest(_product(first, second, out), device)
+        rates.append(2 * side**3 / seconds)
+        if seconds > _SLOW_SECONDS:
+            break
     return max(rates)
 
 
@@ -80,5 +85,5 @@ def _fastest(call: Callable[[], object], device: Device) -> float:
     """Seconds of the fastest of a few calls, by the device's own clock."""
     block = queue.Chain(call, device, _CALLS) if device.asynchronous else timing.HostChain(call, device)
     with torch.inference_mode(), timing.undisturbed():
-        block(_WARMUP)
-        return float(np.min(block(_CALLS)))
+        first = float(np.min(block(_WARMUP)))
+        return first if first > _SLOW_SECONDS else float(np.min(block(_CALLS)))

@@ -25,10 +25,11 @@ def add(
         point: with its times.
         work: of one call, with its backward pass in training.
         peaks: FLOP/s of the data sheet by data type; empty where there is none.
-        ceilings: `flops_per_second` and `bytes_per_second` that the device reached; None where they were not asked for.
+        ceilings: `flops_per_second` and `bytes_per_second` that the device reached; None where they were not asked for,
+            empty where they could not be measured.
     """
     point.metrics += [
-        Metric(name="work/macs", value=work.macs, unit="1"),
+        Metric(name="work/forward_macs", value=work.macs, unit="1"),
         Metric(name="work/flops", value=work.flops_model, unit="1"),
         Metric(name="work/bytes_min", value=work.bytes_min, unit="bytes"),
         Metric(name="work/activation_bytes", value=work.activation_bytes, unit="bytes"),
@@ -36,12 +37,15 @@ def add(
         _rate(point, work),
         _mfu(point, work, peaks),
     ]
-    if ceilings is not None:
+    if ceilings:
         point.metrics += [
             Metric(name="ceiling/flops_per_second", value=ceilings["flops_per_second"], unit="1/s"),
             Metric(name="ceiling/bytes_per_second", value=ceilings["bytes_per_second"], unit="bytes/s"),
             _part(point, work, ceilings["flops_per_second"], "mfu_of_ceiling"),
         ]
+    elif ceilings is not None:
+        reason = "the device's ceilings could not be measured; run.log says why"
+        point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
     point.doubts += [
         doubts.above_the_ceiling(metric.name, metric.value)
         for metric in point.metrics

@@ -15,7 +15,7 @@ from perfexp.record import Point, Record, is_layers, timed_key
 from perfexp.sinks.canvas import caption_of, plain
 from perfexp.sinks.chart import Caption
 from perfexp.sinks.layers import points
-from perfexp.sinks.subject import label, subject
+from perfexp.sinks.subject import subject
 from perfexp.sinks.treemap import Tile, squarify
 from perfexp.units import format_seconds
 
@@ -45,14 +45,13 @@ def draw(record: Record) -> bytes | None:
     _map(map_, taken, colours)
     whole = sum(_seconds(line) + _gap(line) for line in taken)
     where = about.device or "a device that is not known"
-    several = sum(1 for point in record.points if is_layers(point.key)) > 1
-    what = label(timed_key(chosen.key)) if several else ""
+    codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts))
     caption_of(
         figure,
         Caption(
-            title=" · ".join(filter(None, (str(about), what))),
-            subtitle=f"{format_seconds(whole)} a call, layer by layer, on {where}",
-            footer=_footer(chosen),
+            title=" · ".join([str(about), *_which(record, chosen)]),
+            subtitle=f"{format_seconds(whole)} a call, medians layer by layer, on {where}{_closure(chosen)}",
+            footer=f"doubts: {codes}" if codes else "",
         ),
     )
     buffer = io.BytesIO()
@@ -66,11 +65,11 @@ def _taken(point: Point) -> list[Mapping[str, Any]]:
 
 
 def _seconds(line: Mapping[str, Any]) -> float:
-    return float(line["seconds"]["mean"])
+    return float(line["seconds"]["median"])
 
 
 def _gap(line: Mapping[str, Any]) -> float:
-    return float(line["gap_seconds"]["mean"])
+    return float(line["gap_seconds"]["median"])
 
 
 def _pass(line: Mapping[str, Any]) -> str:
@@ -104,6 +103,7 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, s
             axes.barh(passes, widths, left=list(left.values()), color=colour, label=plain(name))
             left = {each: left[each] + width for each, width in zip(passes, widths, strict=True)}
     axes.set_xlabel("% of the call", fontsize=11)
+    axes.set_xlim(0, max(left.values()))
     axes.legend(fontsize=10, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.1))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -143,8 +143,16 @@ def _short(name: str, width: float) -> str:
     return name if len(name) <= most else f"…{name[-most + 1 :]}"
 
 
-def _footer(point: Point) -> str:
-    codes = ", ".join(dict.fromkeys(doubt.code for doubt in point.doubts))
-    closure = point.metric("layers/closure")
-    told = "" if closure is None or closure.value is None else f"sum against the clean call: {closure.value:+.1%}"
-    return " · ".join(filter(None, (told, f"doubts: {codes}" if codes else "")))
+def _which(record: Record, chosen: Point) -> list[str]:
+    """Which point of several it is."""
+    key, others = timed_key(chosen.key), [point.key for point in record.points if is_layers(point.key)]
+    if len(others) < 2:
+        return []
+    phase = [key.phase] if len({other.phase for other in others}) > 1 else []
+    return [*phase, f"{key.size_label}, batch {key.batch_size}, the largest of {len(others)} points"]
+
+
+def _closure(chosen: Point) -> str:
+    """How the sum compares with the call that was only timed."""
+    closure = chosen.metric("layers/closure")
+    return "" if closure is None or closure.value is None else f"; profiled {closure.value:+.1%} against the clean call"

@@ -60,7 +60,7 @@ def points(record: Record) -> Iterator[Point]:
 def _seed_columns(line: Mapping[str, Any]) -> Line:
     geometry = line["convolution"] or {}
     return {
-        "layer": _path(line) or line["kind"],
+        "layer": _name(line),
         "in_channels": geometry.get("in_channels"),
         "out_channels": geometry.get("out_channels"),
         "kernel_size": _sizes(geometry.get("kernel")),
@@ -106,6 +106,12 @@ def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
             if each["selected"] not in names:
                 names.append(each["selected"])
     return {place: ", ".join(names) for place, names in found.items()}
+
+
+def _name(line: Mapping[str, Any]) -> str:
+    """The module's path, with the operation behind it that its code calls."""
+    operation = line["key"] is not None and line["key"]["operation"] is not None
+    return ".".join(filter(None, (_path(line), line["kind"] if operation else ""))) or str(line["kind"])
 
 
 def _path(line: Mapping[str, Any]) -> str:

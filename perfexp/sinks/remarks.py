@@ -47,7 +47,7 @@ def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
     fields = varying(row.key for row in rows) or ("input_size", "batch_size")
     found: dict[str, tuple[Doubt, list[str]]] = {doubt.code: (doubt, []) for doubt in record.doubts}
     raised = [(label(row.key, fields), row.doubts) for row in rows]
-    raised += [(label(point.key), tuple(point.doubts)) for point in record.points if not point.key.is_timed]
+    raised += [(label(point.key), tuple(point.doubts)) for point in record.points if point.key.phase == "ttfp"]
     for name, doubts in raised:
         for doubt in doubts:
             where = found.setdefault(doubt.code, (doubt, []))[1]

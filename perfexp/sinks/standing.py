@@ -14,7 +14,7 @@ import msgspec
 
 from perfexp import sweep, units
 from perfexp.errors import UserError
-from perfexp.record import Key, Status, layers_key
+from perfexp.record import Key, Status, is_layers, layers_key
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import Subject, one_line, subject
 
@@ -76,6 +76,8 @@ class Tally:
         first: how many first predictions have ended how.
         missing: how many timed points have no result.
         first_missing: how many first predictions have none.
+        layers: how many points' layers have ended how.
+        layers_missing: how many have none.
         running: how many of the runs are being measured.
         left_seconds: how long the timed points that are missing take, or None where nothing tells.
     """
@@ -85,14 +87,20 @@ class Tally:
     first: Counter[Status] = field(default_factory=Counter)
     missing: int = 0
     first_missing: int = 0
+    layers: Counter[Status] = field(default_factory=Counter)
+    layers_missing: int = 0
     running: int = 0
     left_seconds: float | None = 0.0
 
     @property
     def complete(self) -> bool:
         """Whether every point is known to have been measured well."""
-        well = set(self.statuses) | set(self.first) <= {Status.OK}
-        return well and self.expected is not None and not (self.missing or self.first_missing or self.running)
+        well = set(self.statuses) | set(self.first) | set(self.layers) <= {Status.OK}
+        return (
+            well
+            and self.expected is not None
+            and not (self.missing or self.first_missing or self.layers_missing or self.running)
+        )
 
     def __str__(self) -> str:
         """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
@@ -102,8 +110,11 @@ class Tally:
         first = [(status.value, count) for status, count in _bad(self.first)]
         if self.first_missing and not self.missing:  # otherwise it goes without saying
             first.append(("missing", self.first_missing))
-        for what, count in first:
-            parts.append(f"first prediction {what}" + (f" ({count})" if count > 1 else ""))
+        layers = [(status.value, count) for status, count in _bad(self.layers)]
+        if self.layers_missing and not self.missing:
+            layers.append(("missing", self.layers_missing))
+        for name, found in (("first prediction", first), ("layers", layers)):
+            parts += [f"{name} {what}" + (f" ({count})" if count > 1 else "") for what, count in found]
         parts += ["running"] if self.running else []
         if self.missing and self.left_seconds is not None:
             parts.append(f"~{units.format_seconds(self.left_seconds, 2)} left")
@@ -257,10 +268,11 @@ def _pairs(plan: Mapping[str, Any]) -> list[tuple[sweep.Size, int]]:
 
 
 def _count(total: Tally, key: Key, result: Result | None) -> None:
-    first = not key.is_timed
     if result is not None:
-        (total.first if first else total.statuses)[result.status] += 1
-    elif first:
+        (total.statuses if key.is_timed else total.layers if is_layers(key) else total.first)[result.status] += 1
+    elif is_layers(key):
+        total.layers_missing += 1
+    elif not key.is_timed:
         total.first_missing += 1
     else:
         total.missing += 1

@@ -45,7 +45,7 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
     device = (environment or {}).get("device")
     return Subject(
         model=_node_name(plan, "model"),
-        algorithm=_node_name(plan, "algorithm"),
+        algorithm=_node_name(plan, "algorithm") + ("+layers" if _has_layers(plan) else ""),
         mode=_node_name(plan, "mode"),
         precision=_node_name(plan, "precision"),
         execution=_execution(plan.get("execution")),
@@ -57,6 +57,12 @@ def varying(keys: Iterable[Key]) -> tuple[str, ...]:
     """The fields of the keys that are not the same in all of them."""
     known = list(keys)
     return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in known}) > 1)
+
+
+def _has_layers(plan: Mapping[str, Any]) -> bool:
+    """Whether some layers have an algorithm of their own."""
+    algorithm = plan.get("algorithm")
+    return isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))
 
 
 def label(key: Key, fields: Sequence[str] = _KEY_FIELDS) -> str:

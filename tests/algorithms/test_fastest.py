@@ -242,6 +242,28 @@ def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
     assert algorithm.order[-4:] == ["default", "benchmark"] * 2
 
 
+def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
+    class Mixed(Rivalling):
+        name = "default"
+        mixed = True
+
+        def instead(self, rival, work):
+            self.mixed = False
+            try:
+                return super().instead(rival, work)
+            finally:
+                self.mixed = True
+
+    device, algorithm = FakeDevice(enqueue_seconds=1e-6), Mixed()
+
+    def call():
+        device.launch(1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now])
+
+    series, metrics = rivals.compare(algorithm, call, device, capture=None)
+    assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
+    assert [each.name for each in series] == ["rival/default+layers", "rival/default", "rival/benchmark"]
+
+
 def test_rivals_whose_call_the_queue_does_not_take_are_captured():
     device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
 

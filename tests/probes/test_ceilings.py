@@ -17,13 +17,13 @@ BF16 = Precision(name="bf16", storage="bfloat16")
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Sizes that are small, and calls of which each takes a second by the clock; the products that were made."""
+    """Sizes that are small, and calls of which each takes a millisecond by the clock; the products that were made."""
     monkeypatch.setattr(module, "_SIDES", {"cpu": (8, 16)})
     monkeypatch.setattr(module, "_COPIED_BYTES", {"cpu": 1000})
     made = []
     product = module._product
     monkeypatch.setattr(module, "_product", lambda a, b, out: made.append((a.shape, a.dtype)) or product(a, b, out))
-    clock = iter(range(0, 10**15, 10**9))
+    clock = iter(range(0, 10**15, 10**6))
     monkeypatch.setattr(CpuDevice, "now_ns", lambda self: next(clock))
     return made
 
@@ -31,12 +31,20 @@ def scripted(monkeypatch):
 def test_rates_are_those_of_the_fastest_product_and_copy_and_are_kept(scripted, tmp_path):
     kept = Kept(tmp_path, {"device": "a"})
     found = ceilings(CpuDevice(), BF16, kept=kept)
-    assert found == {"flops_per_second": 2 * 16**3, "bytes_per_second": 2000}
+    assert found == {"flops_per_second": pytest.approx(2e3 * 16**3), "bytes_per_second": pytest.approx(2e6)}
     assert scripted == [((8, 8), torch.bfloat16), ((16, 16), torch.bfloat16)]
     assert ceilings(CpuDevice(), BF16, kept=Kept(tmp_path, {"device": "a"})) == found
     assert len(scripted) == 2
     ceilings(CpuDevice(), Precision(name="fp32"), kept=kept)
     assert scripted[2:] == [((8, 8), torch.float32), ((16, 16), torch.float32)]
+
+
+def test_a_slow_product_is_the_last(scripted, tmp_path, monkeypatch):
+    clock = iter(range(0, 10**15, 10**9))
+    monkeypatch.setattr(CpuDevice, "now_ns", lambda self: next(clock))
+    found = ceilings(CpuDevice(), BF16, kept=Kept(tmp_path, {}))
+    assert found == {"flops_per_second": 2 * 8**3, "bytes_per_second": 2000}
+    assert len(scripted) == 1
 
 
 def test_another_device_has_ceilings_of_its_own(monkeypatch):
