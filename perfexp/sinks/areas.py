@@ -49,8 +49,8 @@ def draw(record: Record) -> bytes | None:
     caption_of(
         figure,
         Caption(
-            title=" · ".join([str(about), *_which(record, chosen)]),
-            subtitle=f"{format_seconds(whole)} a call, medians layer by layer, on {where}{_closure(chosen)}",
+            title=str(about),
+            subtitle=f"{_which(record, chosen)}{format_seconds(whole)} a call on {where}{_closure(chosen)}",
             footer=f"doubts: {codes}" if codes else "",
         ),
     )
@@ -143,13 +143,13 @@ def _short(name: str, width: float) -> str:
     return name if len(name) <= most else f"…{name[-most + 1 :]}"
 
 
-def _which(record: Record, chosen: Point) -> list[str]:
+def _which(record: Record, chosen: Point) -> str:
     """Which point of several it is."""
     key, others = timed_key(chosen.key), [point.key for point in record.points if is_layers(point.key)]
     if len(others) < 2:
-        return []
-    phase = [key.phase] if len({other.phase for other in others}) > 1 else []
-    return [*phase, f"{key.size_label}, batch {key.batch_size}, the largest of {len(others)} points"]
+        return ""
+    phase = f"{key.phase} " if len({other.phase for other in others}) > 1 else ""
+    return f"{phase}{key.size_label}, batch {key.batch_size}, the largest of {len(others)} points: "
 
 
 def _closure(chosen: Point) -> str:
