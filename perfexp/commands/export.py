@@ -41,6 +41,7 @@ def export(
         Format | None, typer.Option("--format", help="By default what FILE's suffix says, or both.")
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write one table of many runs: a line for each point, complete in itself.
@@ -48,16 +49,21 @@ def export(
     A point is what is compared, and its figures have different units, so each has a line with a column for each figure:
     run, machine and axes of the sweep first, then those of MODEL_ALGORITHM_overall.csv with their units. A run that was
     refused in a sweep has a line that says why. The samples are long, a line for each, those of the first prediction
-    among them.
+    among them. The layers of runs with probes.layers=true have a line for each row and pass, with the algorithm that
+    was the fastest for it among these runs.
     """
-    targets = _targets(out, form, samples=samples)
+    targets = _targets(out, form, samples=samples, layers=layers)
     _refuse_to_overwrite(list(targets.values()), force=force)
-    collected = _Collected(samples=samples)
+    collected = _Collected(samples=samples, layers=layers)
     for place in places:
         collected.add(place)
     lines = collected.lines()
+    rows = collected.layer_lines()
+    if layers and not rows:
+        typer.echo("no layers: none of these runs was measured with probes.layers=true", err=True)
+        targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
     if lines:
-        _write(targets, lines, collected.blocks())
+        _write(targets, lines, collected.blocks(), rows)
         typer.echo(f"{len(lines)} lines of {len(collected.runs)} runs: {', '.join(map(str, targets.values()))}")
     raise typer.Exit(collected.exit_code)
 
@@ -70,6 +76,7 @@ class _Run:
     sweep: tuple[str, int] | None
     lines: list[Line]
     blocks: list[Block]
+    layers: list[Line]
 
 
 @dataclass(kw_only=True)
@@ -78,12 +85,14 @@ class _Collected:
 
     Attributes:
         samples: whether their raw samples are kept.
+        layers: whether their layers are.
         runs: by their identity: one that is found twice counts once, as it was when it ended last.
         sweeps: each with its folder, by their identity.
         exit_code: 1 where something could not be read.
     """
 
     samples: bool
+    layers: bool = False
     runs: dict[str, _Run] = field(default_factory=dict)
     sweeps: dict[str, tuple[Sweep, Path]] = field(default_factory=dict)
     exit_code: int = 0
@@ -121,6 +130,12 @@ class _Collected:
         """The samples of all runs."""
         return [block for run in self.runs.values() for block in run.blocks]
 
+    def layer_lines(self) -> list[Line]:
+        """The layers of all runs, with their winners."""
+        from perfexp.sinks import tidy
+
+        return tidy.aligned(tidy.with_winners([line for run in self.runs.values() for line in run.layers]))
+
     def _add_record(self, file: Path, *, of: str | None = None) -> None:
         """A record; where a sweep's summary named it, only if it says itself that it is of that sweep."""
         from perfexp.sinks import tidy
@@ -143,6 +158,7 @@ class _Collected:
                 sweep=(membership.uid, membership.job) if membership else None,
                 lines=tidy.points(record, file.parent),
                 blocks=tidy.blocks(record) if self.samples else [],
+                layers=tidy.layers(record, file.parent) if self.layers else [],
             )
 
     def _add_sweep(self, file: Path) -> None:
@@ -174,8 +190,8 @@ class _Collected:
         self.exit_code = 1
 
 
-def _targets(out: Path, form: Format | None, *, samples: bool) -> dict[str, Path]:
-    """The files by what they are: `csv`, `parquet`, `samples csv`, `samples parquet`."""
+def _targets(out: Path, form: Format | None, *, samples: bool, layers: bool) -> dict[str, Path]:
+    """The files by what they are: `csv`, `parquet`, `samples csv`, `layers parquet`, …."""
     suffix, formats = out.suffix.lower().removeprefix("."), [kind.value for kind in (Format.csv, Format.parquet)]
     if suffix and suffix not in formats:
         raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
@@ -185,8 +201,8 @@ def _targets(out: Path, form: Format | None, *, samples: bool) -> dict[str, Path
     chosen = [wanted] if wanted in formats else formats
     stem = out.with_suffix("")
     targets = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in chosen}
-    if samples:
-        targets |= {f"samples {kind}": stem.with_name(f"{stem.name}_samples.{kind}") for kind in chosen}
+    for what in (name for name, wanted in (("samples", samples), ("layers", layers)) if wanted):
+        targets |= {f"{what} {kind}": stem.with_name(f"{stem.name}_{what}.{kind}") for kind in chosen}
     return targets
 
 
@@ -199,13 +215,15 @@ def _refuse_to_overwrite(files: Sequence[Path], *, force: bool) -> None:
         raise UserError(f"There is no folder {folder} for {files[0].name}. Make it, or choose another with --out FILE.")
 
 
-def _write(targets: dict[str, Path], lines: Sequence[Line], blocks: Sequence[Block]) -> None:
+def _write(targets: dict[str, Path], lines: Sequence[Line], blocks: Sequence[Block], layers: Sequence[Line]) -> None:
     from perfexp.sinks import tables, tidy
 
     made = {
         "csv": lambda: tables.to_csv(lines),
         "parquet": lambda: tidy.to_parquet(tidy.frame(lines)),
         "samples csv": lambda: tidy.samples_csv(blocks),
+        "layers csv": lambda: tables.to_csv(layers),
+        "layers parquet": lambda: tidy.to_parquet(tidy.frame(layers)),
         "samples parquet": lambda: tidy.to_parquet(tidy.samples(blocks)),
     }
     for kind, file in targets.items():

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perfexp.record import Key, Record, Series, Sweep, SweepChild
+from perfexp.sinks import layers as layer_table
 from perfexp.sinks import tables
 from perfexp.sinks.subject import subject
 from perfexp.sinks.tables import Line
@@ -55,7 +56,14 @@ _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     "doubts",
     "error",
     "series",
+    *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs", "computed_by"),
+    *("kernels", "fastest_algorithm"),
 }
+#: What two lines of layers have in common that can be compared: everything but the algorithm.
+_COMPARABLE = (
+    *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
+    *("layer", "call", "operation", "pass"),
+)
 
 
 #: Columns that may well be without values, and of which kind they are then too.
@@ -92,6 +100,35 @@ def points(record: Record, folder: Path) -> list[Line]:
     lines = [_point(line) for line in tables.overall(record)] or [{"status": record.status.value}]
     names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}
     return [identity | names | line | identity for line in lines]  # a metric may not take the name of a fact
+
+
+def layers(record: Record, folder: Path) -> list[Line]:
+    """One line for each row and pass of each point whose layers were looked into, preceded by which run it is of.
+
+    Args:
+        record: of any run.
+        folder: where it was found.
+    """
+    about, identity = subject(record.plan, record.environment), _identity(record, folder)
+    return [identity | {"execution": about.execution} | _point(line) for line in layer_table.lines(record)]
+
+
+def with_winners(lines: Sequence[Line]) -> list[Line]:
+    """Lines of layers with the algorithm that was the fastest for the same row, and how many times its time each took.
+
+    Args:
+        lines: from `layers`, of several runs.
+    """
+    groups: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line.get(name) for name in _COMPARABLE), []).append(line)
+    found: list[Line] = []
+    for line in lines:
+        timed = [each for each in groups[tuple(line.get(name) for name in _COMPARABLE)] if each["p50_ms"]]
+        best = min(timed, key=lambda each: float(each["p50_ms"] or 0.0), default=None)
+        ratio = float(line["p50_ms"]) / float(best["p50_ms"]) if best and best["p50_ms"] and line["p50_ms"] else None
+        found.append({**line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio})
+    return found
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:

@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from perfexp import commands
-from perfexp.record import Metric, Status, Sweep, SweepChild, SweepMembership
+from perfexp.layers import Key as LayerKey
+from perfexp.layers.table import Line, Spread
+from perfexp.record import Metric, Point, Status, Sweep, SweepChild, SweepMembership, layers_key
 from perfexp.sinks import tables, tidy
 
 
@@ -257,3 +259,41 @@ def test_its_help_does_not_import_pandas():
         "assert code == 0 and not {'pandas', 'pyarrow', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def with_layers(record, seconds):
+    """The record with the layers of its first point: a convolution and an addition of so many seconds."""
+
+    def line(operation, kind, taken):
+        key = LayerKey(
+            path="conv1" if operation is None else "", call=0, operation=operation, kind=kind, which="forward"
+        )
+        nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
+        spread = Spread(mean=taken, median=taken, low=None, high=None)
+        return msgspec.to_builtins(Line(key=key, kind=kind, seconds=spread, gap_seconds=nothing, share=0.5))
+
+    lines = [line(None, "Conv2d", seconds[0]), line(0, "add", seconds[1])]
+    key = layers_key(record.points[0].key)
+    record.points.append(Point(key=key, status=Status.OK, facts={"layers": {"lines": lines}}))
+    return record
+
+
+def test_layers_are_exported_with_the_winner_of_each(make_record, leave_run, tmp_path, here):
+    for uid, algorithm, seconds in (("a", "gemm", (2e-3, 1e-3)), ("b", "fft", (1e-3, 4e-3))):
+        record = with_layers(make_record(uid=uid), seconds)
+        record.plan["algorithm"] = {"name": algorithm}
+        leave_run(record, tmp_path / "runs" / uid)
+    assert commands.run(["export", str(tmp_path / "runs"), "--layers"]) == 0
+    frame = pd.read_parquet(here / "export_layers.parquet").set_index(["algorithm", "layer"])
+    assert list(frame["fastest_algorithm"]) == ["fft", "gemm"] * 2
+    assert frame.loc[("gemm", "conv1"), "p50_over_fastest"] == pytest.approx(2)
+    assert frame.loc[("fft", "add"), "p50_over_fastest"] == pytest.approx(4)
+    assert frame.loc[("fft", "conv1"), "p50_over_fastest"] == 1
+    assert set(frame["run_uid"]) == {"a", "b"}
+    assert len(pd.read_csv(here / "export_layers.csv")) == 4
+
+
+def test_runs_without_layers_leave_no_table_of_them_and_say_so(make_record, leave_run, tmp_path, here, capsys):
+    assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), "--layers"]) == 0
+    assert "probes.layers=true" in capsys.readouterr().err
+    assert sorted(path.name for path in here.iterdir()) == ["export.csv", "export.parquet"]
