@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from perfexp import stats, verdicts
+from perfexp import verdicts
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes
 from perfexp.layers.table import Line, join
 from perfexp.record import Key, Metric, Point, Status, timed_key
 from perfexp.run import Procedure
+from perfexp.summary import first_median
 from perfexp.work import Work
 
 #: The device works for so long on the calls before they are looked into, so that its clock is that of the timing.
@@ -36,7 +37,7 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None) -> Point:
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     start = time.perf_counter_ns()
     try:
-        _dissect(procedure, point, _clean_seconds(timed))
+        _dissect(procedure, point, first_median(timed, "device", "latency") if timed else None)
     except UserError:
         raise
     except Exception as error:
@@ -94,15 +95,6 @@ def _work(count: Callable[[], Work | None]) -> tuple[Work | None, str | None]:
         return count(), None
     except PerfexpError as error:
         return None, str(error)
-
-
-def _clean_seconds(timed: Point | None) -> float | None:
-    """The device's own time of a call where there is one, otherwise its latency."""
-    for name in ("device", "latency"):
-        series = timed.find_series(name) if timed is not None else None
-        if series is not None and series.measured:
-            return stats.median_interval(series.measured).value
-    return None
 
 
 def _say_none(point: Point, reason: str) -> None:

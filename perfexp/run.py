@@ -199,8 +199,6 @@ class Procedure:
                 self._aside(
                     point, "energy/per_call_joules", partial(self._energy, point, step, batches, self.energy), "joules"
                 )
-            if self.counts_work:
-                self._aside(point, "work/flops", partial(self._work, point, step, batches))
             self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
@@ -208,6 +206,8 @@ class Procedure:
             self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain))
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
+            if self.counts_work:  # when every time is there
+                self._aside(point, "work/flops", partial(self._work, point, step, batches))
         self._of_algorithm(point, "output_error", partial(self._output_error, point))
 
     def _report_algorithm(self, point: Point) -> None:

@@ -195,6 +195,20 @@ def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
     )
 
 
+def first_median(point: Point, *names: str) -> float | None:
+    """Seconds per call by the first of these series that was measured; None where none was.
+
+    Args:
+        point: of any status.
+        names: of series, the best first.
+    """
+    for name in names:
+        series = point.find_series(name)
+        if series is not None and series.measured:
+            return stats.median_interval(series.measured).value
+    return None
+
+
 def first_predictions(record: Record) -> list[FirstPrediction]:
     """Time to first prediction, for each size and batch that it was measured at.
 

@@ -344,3 +344,12 @@ def test_work_that_is_not_known_is_said():
     measuring.session.work = refuses
     point = measuring.measure(KEY)
     assert (point.status, point.metric("work/flops").reason) == (Status.OK, "it reads its numbers")
+
+
+def test_the_rate_is_that_of_the_devices_own_time_by_graph_too():
+    device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
+    measuring = procedure(device, model={"launches": 1500}, counts_work=True)
+    measuring.session.work = lambda inputs, training: Work(rows=(ROW,), parameters=1, backward=False, uncounted=())
+    point = measuring.measure(KEY)
+    assert point.facts["device_method"] == "graph"
+    assert point.metric("work/flops_per_second").value == pytest.approx(2000 / median(point))

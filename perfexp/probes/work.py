@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfexp import doubts, stats
+from perfexp import doubts
 from perfexp.record import Metric, Point
+from perfexp.summary import first_median
 from perfexp.work import Work
 
 #: Whose peak a precision is compared with.
@@ -56,7 +57,7 @@ def add(
 
 
 def _rate(point: Point, work: Work) -> Metric:
-    seconds = _seconds(point, "device", "latency", "throughput")
+    seconds = first_median(point, "device", "latency", "throughput")
     value, reason = (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
     return Metric(name="work/flops_per_second", value=value, unit="1/s", reason=reason)
 
@@ -71,16 +72,7 @@ def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
 
 def _part(point: Point, work: Work, most: float, name: str) -> Metric:
     """The rate of the undisturbed loop as a part of a rate."""
-    seconds = _seconds(point, "throughput", "latency")
+    seconds = first_median(point, "throughput", "latency")
     if seconds is None:
         return Metric(name=name, value=None, unit="1", reason="nothing was timed")
     return Metric(name=name, value=work.flops_model / seconds / most, unit="1")
-
-
-def _seconds(point: Point, *names: str) -> float | None:
-    """The median of the first of these times that was measured."""
-    for name in names:
-        series = point.find_series(name)
-        if series is not None and series.measured:
-            return stats.median_interval(series.measured).value
-    return None

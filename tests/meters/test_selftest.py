@@ -10,17 +10,7 @@ from perfexp.meters.doubts import slice_of_board, untested
 from perfexp.meters.fake import FakeMeter, steady
 from perfexp.meters.finding import find_meters
 from perfexp.meters.selftest import findings, try_meters
-
-
-class Clock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def now(self):
-        return self.seconds
-
-    def go_on(self, seconds):
-        self.seconds += seconds
+from tests.meters.clock import Clock
 
 
 def tried(**script):

@@ -8,19 +8,7 @@ from hypothesis import strategies as st
 from perfexp.meters.fake import FakeMeter, Polyline, steady
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rest, Rules, Watch
-
-
-class Clock:
-    """A clock that goes on when it is told to."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def now(self):
-        return self.seconds
-
-    def go_on(self, seconds):
-        self.seconds += seconds
+from tests.meters.clock import Clock
 
 
 def watched(curve, *, rules=None, tick_seconds=None, **script):
