@@ -65,7 +65,7 @@ def _disagree(times: LayerTimes) -> Doubt | None:
         detail=f"the layers of a call {how} take {closure.profiled_seconds * 1e3:.4g} ms, a clean call "
         f"{closure.clean_seconds * 1e3:.4g} ms ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
         f"{closure.gap_share:.0%} of it are gaps",
-        remedy="read the layers as shares; a larger batch makes what looking costs count for less",
+        remedy="read the layers as shares; less noise on the machine, or a larger batch, brings both closer",
     )
 
 

@@ -27,6 +27,8 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _LOG_FROM = 10.0
 #: So many measured positions are ticks of their own; more are left to matplotlib.
 _MOST_TICKS = 12
+#: An axis from zero reaches so far beyond the largest value that its marker is whole.
+_HEADROOM = 1.05
 #: Units in which values are told, the largest first.
 _SCALES = {
     "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
@@ -218,7 +220,7 @@ def _vertical_scale(axes: Any, values: Sequence[float], *, from_zero: bool = Tru
         axes.yaxis.set_major_formatter(_plain_numbers())
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif from_zero:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(axes.get_ylim()[1], _HEADROOM * max(values, default=0.0)) or None)
 
 
 def _far_apart(values: Sequence[float]) -> bool:
