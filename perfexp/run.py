@@ -27,6 +27,7 @@ from perfexp.probes import Probe, ProbeContext, queue, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
+from perfexp.summary import first_median
 from perfexp.work import Work
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
@@ -240,8 +241,13 @@ class Procedure:
         if self.cache is Cache.flush:
             raise Unsupported("energy is that of calls which follow one another: it has no cache=flush")
         calls = batches.per_epoch if step.trains else None
+        clean = first_median(point, "throughput" if self.device.asynchronous else "latency")
         energy.measure(
-            step.call, images_per_call=point.key.batch_size, trains=step.trains, calls_per_epoch=calls
+            step.call,
+            images_per_call=point.key.batch_size,
+            trains=step.trains,
+            calls_per_epoch=calls,
+            clean_seconds=clean,
         ).add_to(point)
 
     def _work(self, point: Point, step: Step, batches: Batches) -> None:

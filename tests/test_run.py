@@ -11,7 +11,7 @@ from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported
 from perfexp.meters import Found, none_because
-from perfexp.meters.fake import FakeMeter, pass_time, steady
+from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.modes.inference import Inference
@@ -254,7 +254,7 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
 
 def energy_of(device, meter):
     found = Found(meters=(meter,)) if meter else none_because("nothing counts")
-    return EnergyProcedure(device=device, found=found, sleep=pass_time(device))
+    return EnergyProcedure(device=device, found=found, sleep=pass_time(device), beside=Turns(device))
 
 
 def values(point, prefix):

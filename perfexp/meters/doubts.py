@@ -53,21 +53,6 @@ def disagrees(name: str, difference: float, tolerance: float, counter_watts: flo
     )
 
 
-def read_at_rest(name: str, difference: float) -> Doubt:
-    """Counter and integral differ because the device had no work whenever its power was read.
-
-    Args:
-        name: of the meter.
-        difference: of the integral from the counter, relative.
-    """
-    return Doubt(
-        code="meter_disagrees",
-        detail=f"{name}: the integral of the power is {difference:+.1%} off the energy counter, as the device ran out "
-        "of work while its power was read; the energy is the counter's",
-        remedy="a call that keeps the device busy (a larger batch, execution=compile) can be asked about meanwhile",
-    )
-
-
 def average(name: str) -> Doubt:
     """The power is no instantaneous one.
 
@@ -150,14 +135,18 @@ def coarse(name: str, uncertainty: float, window_seconds: float) -> Doubt:
     )
 
 
-def starved(share: float) -> Doubt:
-    """The device ran out of work while meters were asked.
+def another_pace(call_seconds: float, clean_seconds: float) -> Doubt:
+    """Calls took another time while the meters were asked than before.
 
     Args:
-        share: of the window's time that asking took when nothing was enqueued behind it.
+        call_seconds: of a call in the window.
+        clean_seconds: of a call while no meter was asked.
     """
+    metered, timed = call_seconds * 1e3, clean_seconds * 1e3
     return Doubt(
-        code="meter_starved",
-        detail=f"the device had no work for up to {share:.1%} of the window, while the meters were asked",
-        remedy="read the gross energy as an upper bound; a longer window has a smaller share of it",
+        code="energy_pace",
+        detail=f"a call took {metered:.4g} ms while its energy was measured, {timed:.4g} ms when it was timed "
+        f"({metered / timed - 1:+.1%})",
+        remedy="the energy is that of calls at this pace: a long run's, if heat or the power limit slowed them; "
+        "if it was the host, a larger batch or execution.cuda_graph depends less on it",
     )

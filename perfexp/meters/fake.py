@@ -10,6 +10,8 @@ from typing import Protocol
 
 from perfexp.devices.fake import FakeDevice
 from perfexp.meters import PowerKind, Reading
+from perfexp.meters.feeding import Feeder
+from perfexp.meters.watch import Watch
 from perfexp.record import Doubt
 
 
@@ -151,6 +153,44 @@ class FakeMeter:
         seconds = self._now()
         self._spend(self._query_seconds / 2)
         return seconds
+
+
+class Turns:
+    """Lets a scripted device be fed while scripted meters are asked, on the device's own clock (a `Beside`).
+
+    Args:
+        device: whose clock it is.
+    """
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._feeder: Feeder | None = None
+
+    def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
+        """See `Beside`."""
+        self._feeder, begun = feeder, False
+        try:
+            for pause in watch.steps():
+                if watch.begun and not begun:
+                    begun = True
+                    feeder.begin()
+                self.spend(pause)
+            return feeder.end()
+        finally:
+            self._feeder = None
+
+    def spend(self, seconds: float) -> None:
+        """Let the host's time go on, in which the device is fed if it is to be at work.
+
+        Args:
+            seconds: at least.
+        """
+        if self._feeder is None:
+            self._device.launch(0.0, host_seconds=seconds)
+            return
+        until = self._device.now_ns() + round(seconds * 1e9)
+        while (left := until - self._device.now_ns()) > 0:
+            self._feeder.feed((left + 1) * 1e-9)
 
 
 def pass_time(device: FakeDevice) -> Callable[[float], None]:

@@ -1,24 +1,21 @@
-"""Feeding: keeps a device at work on a call while the host asks the meters."""
+"""Feeding: keeps a device at work on a call while a thread of its own asks the meters."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
 
 from perfexp.devices import Device, Event
+from perfexp.meters.watch import Watch
 
 #: Calls are enqueued in blocks of about so long, with an event after each.
 _BLOCK_SECONDS = 0.002
 _MOST_CALLS = 1000
-#: The device has work for at least so long ahead while the meters are asked, as far as its queue takes it.
+#: The device has work for at least so long ahead, as far as its queue takes it.
 _LEAD_SECONDS = 0.02
-#: … and for so many times what asking one takes.
-_LEAD_QUERIES = 4
-#: A rest that is shorter is none.
-_SHORTEST_SECONDS = 1e-6
-#: The host gains on the device where it enqueues a block within this fraction of the device's time.
-_GAIN = 0.8
 
 
 class Mark(NamedTuple):
@@ -34,29 +31,21 @@ class Mark(NamedTuple):
 
 
 class Feeder:
-    """Keeps the device at work on a call while the host does something else (a `Between`).
+    """Keeps a device at work on a call.
 
-    On an asynchronous device so many calls are enqueued that it does not run dry meanwhile; on a synchronous one calls
-    are made until the time is over.
+    On an asynchronous device a little more is enqueued than it has done; on a synchronous one calls are made.
 
     Args:
         call: that it works on.
         device: that works.
-        asking_seconds: tells what asking a meter takes.
         sleep: lets the host's time pass.
 
     Attributes:
         start: where the window began.
     """
 
-    def __init__(
-        self,
-        call: Callable[[], object],
-        device: Device,
-        asking_seconds: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._call, self._device, self._asking_seconds, self._sleep = call, device, asking_seconds, sleep
+    def __init__(self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]) -> None:
+        self._call, self._device, self._sleep = call, device, sleep
         self._pending: deque[Mark] = deque()
         self._spare: list[Event] = []
         self._calls = 0
@@ -68,29 +57,18 @@ class Feeder:
         device.synchronize()
         self._collect()
 
-    def let_pass(self, seconds: float) -> None:
-        """See `Between`; a call that the queue does not take makes the host wait, which is well.
+    def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
+        """Enqueue a block of calls; rest instead where the device has enough ahead of it.
 
-        Where the host gains on the device it may go on filling the queue for as long as asking a meter takes.
+        Args:
+            rest_seconds: for so long at the most.
         """
-        begun = self._now()
-        while True:
-            self._collect()
-            now, asking_seconds = self._now(), self._asking_seconds()
-            wanted_seconds = max(_LEAD_SECONDS, _LEAD_QUERIES * asking_seconds)
-            if self._busy_until - now < wanted_seconds:
-                work_seconds = self._enqueue(min(max(int(_BLOCK_SECONDS / self._call_seconds), 1), _MOST_CALLS))
-                gains = self._now() - now < _GAIN * work_seconds
-                if self._now() >= begun + (max(seconds, asking_seconds) if gains else seconds):
-                    return
-            elif (left := begun + seconds - now) > _SHORTEST_SECONDS:
-                self._sleep(min(left, wanted_seconds / _LEAD_QUERIES))
-            else:
-                return
-
-    def ran_dry(self) -> bool:
-        """See `Between`; a synchronous device does nothing while its host asks."""
-        return not self._device.asynchronous or not self._pending or self._device.passed(self._pending[-1].event)
+        self._collect()
+        ahead = self._busy_until - self._now() - _LEAD_SECONDS
+        if ahead > 0:
+            self._sleep(min(ahead, rest_seconds))
+        else:
+            self._enqueue(min(max(int(_BLOCK_SECONDS / self._call_seconds), 1), _MOST_CALLS))
 
     def begin(self) -> None:
         """The window begins about now."""
@@ -114,8 +92,8 @@ class Feeder:
     def _now(self) -> float:
         return self._device.now_ns() * 1e-9
 
-    def _enqueue(self, calls: int) -> float:
-        """A block of calls and the event behind it; returns about how long the device works on it, seconds."""
+    def _enqueue(self, calls: int) -> None:
+        """A block of calls and the event behind it."""
         begun = self._now()
         for _ in range(calls):
             self._call()
@@ -123,9 +101,7 @@ class Feeder:
         event = self._spare.pop() if self._spare else self._device.new_event()
         self._device.record(event)
         self._pending.append(Mark(event, self._calls))
-        work_seconds = calls * self._call_seconds
-        self._busy_until = max(self._busy_until, begun) + work_seconds
-        return work_seconds
+        self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
 
     def _collect(self) -> None:
         """What the device has passed, what a call takes, and until when there is work at the most."""
@@ -137,3 +113,42 @@ class Feeder:
                 self._spare.append(before.event)
         left = (self._calls - self._passed.calls) * self._call_seconds
         self._busy_until = min(self._busy_until, self._now() + left)
+
+
+class Beside(Protocol):
+    """How meters are watched beside a device that is kept at work; `threaded`, or taking turns in tests."""
+
+    def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
+        """Feed until the watch is over.
+
+        Args:
+            watch: that is stepped through.
+            feeder: told when the window begins.
+
+        Returns:
+            Calls that were completed in the window, and what they took, seconds.
+        """
+
+
+def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
+    """See `Beside`: this thread feeds, another asks; a question waits in the driver, without Python's lock."""
+    given_up = threading.Event()
+
+    def ask() -> None:
+        for pause in watch.steps():
+            if given_up.wait(pause):
+                return
+
+    with ThreadPoolExecutor(1, thread_name_prefix="meters") as pool:
+        asking = pool.submit(ask)
+        try:
+            begun = False
+            while not asking.done():
+                if watch.begun and not begun:
+                    begun = True
+                    feeder.begin()
+                feeder.feed()
+            asking.result()
+            return feeder.end()
+        finally:
+            given_up.set()

@@ -11,8 +11,8 @@ from perfexp.record import Doubt, Metric
 
 #: Counter and integral may differ by this fraction.
 DISAGREEMENT = 0.03
-#: The window's length may be so uncertain before the point says so, and the device without work for so much of it.
-_COARSE, _STARVED = 0.01, 0.03
+#: The window's length may be so uncertain before the point says so, and a call's time so far off what it was before.
+_COARSE, _PACE = 0.01, 0.03
 
 
 class Part(NamedTuple):
@@ -35,7 +35,6 @@ class Power:
     Args:
         windows: of each meter.
         tracks: in the same order.
-        disturbed: whether asking the meters let the device stand still, so that its power was read at rest.
 
     Attributes:
         windows: of each meter.
@@ -47,9 +46,9 @@ class Power:
         doubts: of meters and windows.
     """
 
-    def __init__(self, windows: Sequence[Window], tracks: Sequence[Track], *, disturbed: bool = False) -> None:
+    def __init__(self, windows: Sequence[Window], tracks: Sequence[Track]) -> None:
         self.windows, self._tracks = windows, tracks
-        self.parts = [_part(each, track, disturbed) for each, track in zip(windows, tracks, strict=True)]
+        self.parts = [_part(each, track) for each, track in zip(windows, tracks, strict=True)]
         self.mean_watts = total([part.watts for part in self.parts])
         self.counter_watts = total([each.counter_watts for each in windows])
         self.integral_watts = total([each.integral_watts for each in windows])
@@ -70,7 +69,7 @@ class Power:
         return [_facts(*both) for both in zip(self.windows, self._tracks, strict=True)]
 
 
-def _part(each: Window, track: Track, disturbed: bool) -> Part:
+def _part(each: Window, track: Track) -> Part:
     """The mean power of one meter, if what it says can be believed."""
     said: list[Doubt] = []
     counter, integral = each.counter_watts, each.integral_watts
@@ -81,11 +80,8 @@ def _part(each: Window, track: Track, disturbed: bool) -> Part:
         said.append(doubts.coarse(each.name, each.uncertainty, each.seconds))
     difference = each.difference
     if difference is not None and abs(difference) > DISAGREEMENT and counter.value and integral.value:
-        if disturbed:  # the counter counts on while it is asked, the integral is of the wrong moments
-            said.append(doubts.read_at_rest(each.name, difference))
-        else:
-            said.append(doubts.disagrees(each.name, difference, DISAGREEMENT, counter.value, integral.value))
-            counter = Reading(None, f"energy counter and integral of {each.name}'s power differ by {difference:+.1%}")
+        said.append(doubts.disagrees(each.name, difference, DISAGREEMENT, counter.value, integral.value))
+        counter = Reading(None, f"energy counter and integral of {each.name}'s power differ by {difference:+.1%}")
     return Part(counter, said, estimated=False)
 
 
@@ -120,15 +116,16 @@ def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -
     )
 
 
-def starved(dry_seconds: float, window_seconds: float) -> list[Doubt]:
-    """A doubt, where the device had no work for too much of the window.
+def another_pace(call_seconds: float | None, clean_seconds: float | None) -> list[Doubt]:
+    """A doubt, where calls took another time while the meters were asked than before.
 
     Args:
-        dry_seconds: for how long it may have had none.
-        window_seconds: length of the window.
+        call_seconds: of a call in the window; None for none.
+        clean_seconds: of a call while no meter was asked; None where that is not known.
     """
-    share = dry_seconds / window_seconds if window_seconds else 0.0
-    return [doubts.starved(share)] if share > _STARVED else []
+    if not call_seconds or not clean_seconds or abs(call_seconds / clean_seconds - 1) <= _PACE:
+        return []
+    return [doubts.another_pace(call_seconds, clean_seconds)]
 
 
 def _facts(each: Window, track: Track) -> dict[str, Any]:

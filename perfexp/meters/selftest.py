@@ -11,7 +11,7 @@ from perfexp.diagnosis import Finding, missing, ok, untested, warn
 from perfexp.meters import Found, PowerKind
 from perfexp.meters.figures import Power
 from perfexp.meters.track import Track
-from perfexp.meters.watch import Rest, Rules, Watch
+from perfexp.meters.watch import Rules, Watch
 from perfexp.record import Doubt
 
 #: A self-test is short: what it finds is not a measurement.
@@ -37,7 +37,7 @@ def try_meters(
     if not found.meters:
         return {"reason": found.reason, "doubts": [_plain(doubt) for doubt in found.doubts], "meters": []}
     tracks = [Track(meter, now) for meter in found.meters]
-    power = Power(Watch(tracks, Rest(sleep), now, _RULES).run(), tracks)
+    power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
     meters = [_seen(track, facts) for track, facts in zip(tracks, power.facts(), strict=True)]
     return {"reason": "", "doubts": [_plain(doubt) for doubt in (*found.doubts, *power.doubts)], "meters": meters}
 

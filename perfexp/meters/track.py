@@ -72,9 +72,12 @@ class Track:
         """The counter's period, as it is known or was seen so far; None before enough ticks were."""
         if self._known_tick_seconds is not None or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
-        times = np.asarray([tick.seconds for tick in self.ticks])
-        periods = np.round(np.diff(times) / np.median(np.diff(times))).sum()
-        return float((times[-1] - times[0]) / periods) if periods else None
+        times, widths, _ = np.asarray(self.ticks).T
+        number = np.concatenate([[0], np.round(np.diff(times) / np.median(np.diff(times))).cumsum()])
+        sharp = np.flatnonzero(widths <= 2 * widths.min())  # those whose moment is known best
+        first, last = (sharp[0], sharp[-1]) if number[sharp[-1]] > number[sharp[0]] else (0, -1)
+        periods = number[last] - number[first]
+        return float((times[last] - times[first]) / periods) if periods else None
 
     def ask_energy(self) -> bool:
         """Read the counter; returns whether it has changed since it was read before."""

@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from perfexp.errors import UserError
 from perfexp.meters.track import Tick, Track, Window, uncertainty, window
 
-#: Readings of the power in a window, where asking disturbs what goes on.
-_SPARSE = 8
-#: It does where it stands still for this fraction of the window …
-_DRY = 0.002
-#: … and the readings are of the wrong moments where it does in this share of them.
-_DRY_ROUNDS = 0.1
 #: So many periods without a tick are too many.
 _PATIENT_TICKS = 3
-
-
-class Between(Protocol):
-    """What goes on while nobody asks a meter."""
-
-    def let_pass(self, seconds: float) -> None:
-        """Let about so much time pass.
-
-        Args:
-            seconds: at least something is done however short that is.
-        """
-
-    def ran_dry(self) -> bool:
-        """Whether what goes on had come to its end before it was given more."""
-
-
-class Rest:
-    """Nothing goes on (a `Between`).
-
-    Args:
-        sleep: lets the time pass.
-    """
-
-    def __init__(self, sleep: Callable[[float], None]) -> None:
-        self._sleep = sleep
-
-    def let_pass(self, seconds: float) -> None:
-        """See `Between`."""
-        self._sleep(seconds)
-
-    def ran_dry(self) -> bool:
-        """There is nothing that could."""
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +55,6 @@ class _Watched:
         end: where it ends.
         asked: when its power was read.
         waited_from: when its first tick was waited for.
-        owed: whether the counter is to be read as the power was.
-        sparse: whether it is read as rarely as will do.
     """
 
     track: Track
@@ -105,8 +63,6 @@ class _Watched:
     end: Tick | None = None
     asked: float = -math.inf
     waited_from: float = 0.0
-    owed: bool = False
-    sparse: bool = False
 
     def seek_start(self, now: float) -> None:
         """Read the counter; its change is where the window begins."""
@@ -127,12 +83,9 @@ class _Watched:
         if self.track.no_energy:
             return self._follow_power(now, self.start)
         tight = now >= self._expected(self.start) - self._guard()
-        if tight or self.owed:
-            self.owed = False
+        if tight or self._ask_power(now):
             self._read(self.start, now)
-        elif self._ask_power(now):  # one question at a time, so that the device can be given work between two
-            self.owed = not self.sparse
-        return (tight or self.owed) and self.end is None
+        return tight and self.end is None
 
     def window(self) -> Window:
         """What came of it."""
@@ -148,8 +101,7 @@ class _Watched:
 
     def _ask_power(self, now: float) -> bool:
         """Read the power, if it is time to; returns whether it was."""
-        period = self.rules.window_seconds / _SPARSE if self.sparse else self.rules.period_seconds
-        if now - self.asked < period:
+        if now - self.asked < self.rules.period_seconds:
             return False
         self.track.ask_power()
         self.asked = now
@@ -197,83 +149,58 @@ class Watch:
 
     Attributes:
         tracks: of the meters.
-        between: what goes on.
         now: the host's clock, seconds.
         rules: how they are watched.
-        begun: called when all windows have begun.
-        dry_seconds: the longest for which what goes on may have stood still in the window, since it ran dry while
-            meters were asked.
+        begun: whether all windows have begun.
+        windows: one of each meter, once it is over.
     """
 
     tracks: Sequence[Track]
-    between: Between
     now: Callable[[], float]
     rules: Rules = field(default_factory=Rules)
-    begun: Callable[[], None] = lambda: None
-    dry_seconds: float = 0.0
-    _rounds: int = 0
-    _dry_rounds: int = 0
+    begun: bool = False
+    windows: list[Window] = field(default_factory=list)
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether what goes on often stood still just when a meter was asked, however short that was."""
-        return self._dry_rounds > _DRY_ROUNDS * self._rounds
+    def run(self, sleep: Callable[[float], None]) -> list[Window]:
+        """Watch while nothing goes on; returns a window of each meter.
 
-    def run(self) -> list[Window]:
-        """Watch; returns a window of each meter."""
-        self._plateau()
+        Args:
+            sleep: lets the time pass.
+        """
+        for pause in self.steps():
+            sleep(pause)
+        return self.windows
+
+    def steps(self) -> Iterator[float]:
+        """Watch step by step, whatever goes on meanwhile; before the next step so many seconds are to pass."""
+        yield from self._plateau()
         watched = [_Watched(track, self.rules) for track in self.tracks]
-        self._seek_starts(watched)
-        self.begun()
+        yield from self._seek_starts(watched)
+        self.begun = True
         while any(each.end is None for each in watched):
-            pause = self.rules.period_seconds / 4
-            for each in watched:
-                began = self.now()
-                if each.follow(began):
-                    pause = self.rules.tight_seconds
-                self._account(watched, self.now() - began)
-                self._refill()
-            self.between.let_pass(pause)
+            tight = [each.follow(self.now()) for each in watched]
+            yield self.rules.tight_seconds if any(tight) else self.rules.period_seconds / 4
         for track in self.tracks:  # the integral goes up to the end of the window
             track.ask_power()
-        return [each.window() for each in watched]
+        self.windows = [each.window() for each in watched]
 
-    def _plateau(self) -> None:
+    def _plateau(self) -> Iterator[float]:
         """Let it go on, and find out how often the counters tick."""
-        self.between.let_pass(self.rules.tight_seconds)
         end = self.now() + self.rules.plateau_seconds
         while self.now() < end:
             for track in self.tracks:
                 track.ask_energy()
-                self._refill()
                 track.ask_power()
-                self._refill()
             unknown = any(track.tick_seconds is None and not track.no_energy for track in self.tracks)
             pause = self.rules.tight_seconds if unknown else self.rules.period_seconds
-            self.between.let_pass(min(pause, max(end - self.now(), 0.0)))
+            yield min(pause, max(end - self.now(), 0.0))
 
-    def _seek_starts(self, watched: Sequence[_Watched]) -> None:
+    def _seek_starts(self, watched: Sequence[_Watched]) -> Iterator[float]:
         """Read all counters tightly until each has changed; what changed before the first reading tells no moment."""
         for each in watched:
             each.track.ask_energy()
             each.waited_from = self.now()
         while any(each.start is None for each in watched):
-            self.between.let_pass(self.rules.tight_seconds)
+            yield self.rules.tight_seconds
             for each in watched:
                 each.seek_start(self.now())
-                self._refill()
-
-    def _refill(self) -> None:
-        """Give what goes on something to do, where it is in want of it."""
-        self.between.let_pass(0.0)
-
-    def _account(self, watched: Sequence[_Watched], asking_seconds: float) -> None:
-        """Where asking lets it stand still for long, ask less often."""
-        if not asking_seconds:
-            return
-        self._rounds += 1
-        if self.between.ran_dry():
-            self._dry_rounds += 1
-            self.dry_seconds += asking_seconds
-            for each in watched:
-                each.sparse = self.dry_seconds > _DRY * self.rules.window_seconds

@@ -9,10 +9,10 @@ from typing import Any
 
 from perfexp.devices import Device
 from perfexp.meters import Found, Reading
-from perfexp.meters.feeding import Feeder
-from perfexp.meters.figures import Power, metric, starved
+from perfexp.meters.feeding import Beside, Feeder, threaded
+from perfexp.meters.figures import Power, another_pace, metric
 from perfexp.meters.track import Track
-from perfexp.meters.watch import Rest, Rules, Watch
+from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
 from perfexp.record import Doubt, Metric, Point
 
@@ -51,12 +51,14 @@ class EnergyProcedure:
         found: its meters.
         rules: how they are watched.
         sleep: lets the host's time pass.
+        beside: how they are watched while the device is kept at work.
     """
 
     device: Device
     found: Found
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
+    beside: Beside = threaded
     _idle: Power | None = None
     _tick_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -69,13 +71,18 @@ class EnergyProcedure:
         if self._idle is None and self.found.meters:
             self.device.synchronize()
             tracks = self._tracks()
-            watch = Watch(tracks, Rest(self.sleep), self._now, self.rules)
-            self._idle = Power(watch.run(), tracks)
+            self._idle = Power(Watch(tracks, self._now, self.rules).run(self.sleep), tracks)
             self._remember(tracks)
         return self._idle
 
     def measure(
-        self, call: Call, *, images_per_call: int, trains: bool = False, calls_per_epoch: int | None = None
+        self,
+        call: Call,
+        *,
+        images_per_call: int,
+        trains: bool = False,
+        calls_per_epoch: int | None = None,
+        clean_seconds: float | None = None,
     ) -> Energy:
         """The energy of a call.
 
@@ -84,6 +91,7 @@ class EnergyProcedure:
             images_per_call: batch size.
             trains: whether it is a training step, of which an epoch's energy is asked for.
             calls_per_epoch: None where the data has no end.
+            clean_seconds: of a call of the same stream while no meter is asked; None where that is not known.
         """
         per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
         idle = self.idle()
@@ -93,13 +101,11 @@ class EnergyProcedure:
             return Energy(metrics=metrics, facts={"reason": self.found.reason}, doubts=list(self.found.doubts))
         tracks = self._tracks()
         with undisturbed():
-            feeder = Feeder(call, self.device, lambda: max(track.query_seconds for track in tracks), self.sleep)
-            watch = Watch(tracks, feeder, self._now, self.rules, begun=feeder.begin)
-            windows = watch.run()
-            calls, taken = feeder.end()
+            watch = Watch(tracks, self._now, self.rules)
+            calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
         self._remember(tracks)
-        power = Power(windows, tracks, disturbed=watch.disturbed)
-        longest = max(window.seconds for window in windows)
+        power = Power(watch.windows, tracks)
+        longest = max(window.seconds for window in watch.windows)
         call_seconds = Reading(taken / calls) if calls else Reading(None, "no call was completed in the window")
         metrics = [
             *per.metrics(power.mean_watts, call_seconds, idle.mean_watts, estimated=power.estimated),
@@ -111,8 +117,9 @@ class EnergyProcedure:
             metric("call_seconds", call_seconds, "seconds"),
             *_apart(power, call_seconds),
         ]
-        facts = {"meters": power.facts(), "idle": idle.facts(), "dry_seconds": watch.dry_seconds}
-        found = [*self.found.doubts, *power.doubts, *_only_of_idle(idle, power), *starved(watch.dry_seconds, longest)]
+        facts = {"meters": power.facts(), "idle": idle.facts()}
+        pace = another_pace(call_seconds.value, clean_seconds)
+        found = [*self.found.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
         return Energy(metrics=metrics, facts=facts, doubts=found)
 
     def _tracks(self) -> list[Track]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfexp.meters.fake import FakeMeter, Polyline, steady
 from perfexp.meters.track import Track
-from perfexp.meters.watch import Rest, Rules, Watch
+from perfexp.meters.watch import Rules, Watch
 from tests.meters.clock import Clock
 
 
@@ -15,7 +15,7 @@ def watched(curve, *, rules=None, tick_seconds=None, **script):
     """One window at rest, and the track that it was taken from."""
     clock = Clock()
     track = Track(FakeMeter(clock.now, curve, spend=clock.go_on, **script), clock.now, tick_seconds)
-    [window] = Watch([track], Rest(clock.go_on), clock.now, rules or Rules()).run()
+    [window] = Watch([track], clock.now, rules or Rules()).run(clock.go_on)
     return window, track
 
 
@@ -69,7 +69,7 @@ def test_whatever_the_counter_s_period_the_error_is_within_the_uncertainty(
     clock = Clock()
     meter = FakeMeter(clock.now, steady(300.0), spend=clock.go_on, tick_seconds=tick_seconds, **script)
     track = Track(meter, clock.now)
-    [window] = Watch([track], Rest(clock.go_on), clock.now, Rules()).run()
+    [window] = Watch([track], clock.now, Rules()).run(clock.go_on)
     assert abs(window.counter_watts.value / 300.0 - 1) <= 6**0.5 * window.uncertainty + 1e-9
     assert window.uncertainty <= 0.003
     assert window.seconds >= 1.0 - 0.01
@@ -92,33 +92,13 @@ def test_a_counter_is_read_tightly_only_where_a_tick_is_expected():
     assert max(np.diff(near)) < 0.002
 
 
-class Busy(Rest):
-    """Something that stands still whenever a meter is asked."""
-
-    def ran_dry(self):
-        return True
-
-
-def test_what_asking_disturbs_is_asked_about_rarely():
-    clock = Clock()
-    meters = [FakeMeter(clock.now, steady(300.0), spend=clock.go_on, query_seconds=4e-3) for _ in range(2)]
-    calm, disturbed = (Track(meter, clock.now, 0.1) for meter in meters)
-    Watch([calm], Rest(clock.go_on), clock.now).run()
-    watch = Watch([disturbed], Busy(clock.go_on), clock.now)
-    [window] = watch.run()
-    assert watch.disturbed
-    assert watch.dry_seconds < 0.08 * window.seconds
-    assert len(disturbed.powers) < len(calm.powers)
-    assert window.integral_watts.value == pytest.approx(300.0), "there are still enough readings for an integral"
-
-
 @pytest.mark.parametrize("tells_tick", [True, False])
 def test_a_slow_counter_is_given_its_time_if_it_says_that_it_is_slow(tells_tick):
     """Two seconds from tick to tick; the rules take a second without one for standing still."""
     clock = Clock()
     meter = FakeMeter(clock.now, steady(300.0), tick_seconds=2.0, phase_seconds=0.7, tells_tick=tells_tick)
     track = Track(meter, clock.now)
-    [window] = Watch([track], Rest(clock.go_on), clock.now).run()
+    [window] = Watch([track], clock.now).run(clock.go_on)
     if tells_tick:
         assert window.counter_watts.value == pytest.approx(300.0, rel=0.003)
     else:
