@@ -20,7 +20,7 @@ from perfexp.summary import first_median
 from perfexp.work import Work
 
 #: The device works for so long on the calls before they are looked into, so that its clock is that of the timing.
-_WARMUP_SECONDS = 0.3
+_WARMUP_SECONDS = 0.15
 
 
 def dissect(procedure: Procedure, key: Key, timed: Point | None) -> Point:

@@ -17,7 +17,7 @@ import yaml
 
 from perfexp.devices import lock
 from perfexp.main import main
-from perfexp.record import Record, Status, Sweep
+from perfexp.record import Record, Status, Sweep, is_layers
 
 TWO_MS = ("model.base_seconds=0.002", "model.seconds_per_megapixel=0")
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -306,8 +306,11 @@ def test_a_stage_whose_earlier_stage_failed_warns_and_says_why(run, tmp_path):
 @pytest.mark.slow
 def test_full_is_a_hundred_sizes_from_224_to_512(run):
     _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "experiment=full", "stopping=fixed")
-    sides = [point.key.input_size[0] for point in record.points]
+    timed = [point for point in record.points if not is_layers(point.key)]
+    sides = [point.key.input_size[0] for point in timed]
     assert (len(sides), sides[0], sides[-1]) == (100, 224, 512)
+    assert len(record.points) == 200
+    assert all(point.metric("layers/closure") and point.metric("energy/per_call_joules") for point in timed)
 
 
 @pytest.mark.slow

@@ -87,6 +87,7 @@ class Library:
     Attributes:
         run: the convolution of each pass.
         execute: runs a plan of the graph interface; None where there is no such interface.
+        fitted: by layer, how the plan was come by that does what an algorithm does.
 
     Raises:
         CudnnError: it lacks some.
@@ -104,6 +105,7 @@ class Library:
         self._handles: dict[tuple[int, int], _Handle] = {}
         self.run = {each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()}
         self.execute = functions.cudnnBackendExecute if graphs else None
+        self.fitted: dict[Any, Any] = {}
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import addressof, byref, c_float, c_int, c_int64, c_void_p
+from dataclasses import replace
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +30,7 @@ _AS_HANDLE, _AS_TYPE, _AS_INT64, _AS_FLOAT, _AS_POINTER, _AS_MODE, _AS_HEURISTIC
 _CROSS_CORRELATION = 1
 #: CUDNN_HEUR_MODE_FALLBACK, what nearly always works, and _A, what it would take; either with how many are of interest:
 #: some are compiled when they are made.
-_HEURISTICS = ((2, 8), (3, 6))
+_HEURISTICS = {2: 8, 3: 6}
 #: Engines that are tried first, and with all settings of their knobs last: so they were found on an H200, cuDNN 9.19.
 _USUAL = {
     "implicit_gemm": (28, 0),
@@ -141,41 +142,119 @@ def find(
     """
     if cudnn.execute is None or shape.dtype is torch.float64:
         return None
-    for config in _configurations(cudnn, handle, algorithm, _graph(cudnn, handle, shape)):
+    graph, layer = _Graph(cudnn, handle, shape), (algorithm, replace(shape, inputs=()))
+    for way in _ways(graph, algorithm, cudnn.fitted.get(layer)):
         with suppress(CudnnError):
-            shortcut = Shortcut(cudnn, handle, config)
+            shortcut = Shortcut(cudnn, handle, graph.configuration(way))
             with suppress(CudnnError, CaptureError):
                 if list(enqueued(shortcut)) == list(wanted):
+                    cudnn.fitted[layer] = way  # is tried first at another size or batch
                     return shortcut
             shortcut.destroy()
     return None
 
 
-def _configurations(cudnn: Library, handle: int, algorithm: str, graph: int) -> Iterator[int]:
-    """The usual engines as they are, what the heuristics name, and the usual engines with their knobs set."""
-    usual = []
-    for index in _USUAL.get(algorithm, ()):
+class _Way(NamedTuple):
+    """How a configuration is come by, for whatever graph.
+
+    Attributes:
+        engine: its number, or …
+        mode: … the heuristic that names it, …
+        place: … and where in its answer.
+        settings: of the engine's knobs, each a type and a value.
+    """
+
+    engine: int | None = None
+    mode: int = 0
+    place: int = 0
+    settings: tuple[tuple[int, int], ...] = ()
+
+
+def _ways(graph: _Graph, algorithm: str, fitted: _Way | None) -> Iterator[_Way]:
+    """What fitted before, the usual engines as they are, what the heuristics name, the usual engines with knobs set."""
+    if fitted:
+        yield fitted
+    usual = _USUAL.get(algorithm, ())
+    yield from (_Way(engine) for engine in usual)
+    for mode in _HEURISTICS:
         with suppress(CudnnError):
-            engine = _made(cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [graph]), (1301, _AS_INT64, [index]))
-            usual.append(engine)
-            yield _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [engine]))
-    for mode, most in _HEURISTICS:
-        with suppress(CudnnError):
-            asked = _made(cudnn, _HEURISTIC, (201, _AS_DESCRIPTOR, [graph]), (200, _AS_HEURISTIC, [mode]))
-            yield from _several(cudnn, asked, 202, _CONFIG, most)
+            yield from (_Way(mode=mode, place=place) for place in range(len(graph.answers(mode))))
     for engine in usual:
-        knobs: list[list[tuple[int, int]]] = []
         with suppress(CudnnError):
-            knobs = _knobs(cudnn, engine)
-        for settings in islice(product(*knobs), _SETTINGS if knobs else 0):
-            with suppress(CudnnError):
-                yield _set(cudnn, engine, settings)
+            knobs = graph.knobs(engine)
+            every = islice(product(*knobs), _SETTINGS if knobs else 0)
+            yield from (_Way(engine, settings=settings) for settings in every)
 
 
-def _set(cudnn: Library, engine: int, settings: Sequence[tuple[int, int]]) -> int:
-    """An engine's configuration with such knobs."""
-    choices = [_made(cudnn, _CHOICE, (600, _AS_KNOB, [knob]), (601, _AS_INT64, [value])) for knob, value in settings]
-    return _made(cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [engine]), (302, _AS_DESCRIPTOR, choices))
+class _Graph:
+    """A forward convolution as a graph of one operation, and what computes it.
+
+    Args:
+        cudnn: whose graph it is.
+        handle: with which it is to run.
+        shape: what to compute.
+    """
+
+    def __init__(self, cudnn: Library, handle: int, shape: Any) -> None:
+        self._cudnn, self._graph = cudnn, _graph(cudnn, handle, shape)
+        self._answers: dict[int, list[int]] = {}
+
+    def configuration(self, way: _Way) -> int:
+        """A descriptor of an engine's configuration.
+
+        Args:
+            way: how it is come by.
+
+        Raises:
+            CudnnError: there is none for this graph.
+        """
+        if way.engine is None:
+            answers = self.answers(way.mode)
+            if way.place >= len(answers):
+                raise CudnnError(f"heuristic {way.mode} has no answer {way.place}")
+            return answers[way.place]
+        choices = [
+            _made(self._cudnn, _CHOICE, (600, _AS_KNOB, [knob]), (601, _AS_INT64, [value]))
+            for knob, value in way.settings
+        ]
+        chosen = [(302, _AS_DESCRIPTOR, choices)] if choices else []
+        return _made(self._cudnn, _CONFIG, (300, _AS_DESCRIPTOR, [self._engine(way.engine)]), *chosen)
+
+    def answers(self, mode: int) -> list[int]:
+        """The configurations that a heuristic names.
+
+        Args:
+            mode: of `_HEURISTICS`.
+        """
+        if mode not in self._answers:
+            how = (201, _AS_DESCRIPTOR, [self._graph]), (200, _AS_HEURISTIC, [mode])
+            asked = _made(self._cudnn, _HEURISTIC, *how)
+            self._answers[mode] = _several(self._cudnn, asked, 202, _CONFIG, _HEURISTICS[mode])
+        return self._answers[mode]
+
+    def knobs(self, engine: int) -> list[list[tuple[int, int]]]:
+        """For each knob of an engine all settings: its type and a value.
+
+        Args:
+            engine: its number.
+        """
+        knobs = []
+        for knob in _several(self._cudnn, self._engine(engine), 1302, _KNOB, _KNOBS):
+            kind, values = c_int(), []
+            self._get(knob, 1200, _AS_KNOB, kind)
+            for attribute in (1202, 1201, 1203):
+                value = c_int64()
+                self._get(knob, attribute, _AS_INT64, value)
+                values.append(value.value)
+            least, most, step = values
+            knobs.append([(kind.value, value) for value in range(least, most + 1, max(step, 1))])
+        return knobs
+
+    def _engine(self, index: int) -> int:
+        return _made(self._cudnn, _ENGINE, (1300, _AS_DESCRIPTOR, [self._graph]), (1301, _AS_INT64, [index]))
+
+    def _get(self, descriptor: int, attribute: int, as_type: int, value: Any) -> None:
+        self._cudnn.call("cudnnBackendGetAttribute", descriptor, attribute, as_type, 1, byref(c_int64()), byref(value))
 
 
 def _several(cudnn: Library, of: int, attribute: int, kind: int, most: int) -> list[int]:
@@ -183,21 +262,6 @@ def _several(cudnn: Library, of: int, attribute: int, kind: int, most: int) -> l
     found, count = (c_void_p * most)(*(_new(cudnn, kind) for _ in range(most))), c_int64()
     cudnn.call("cudnnBackendGetAttribute", of, attribute, _AS_DESCRIPTOR, most, byref(count), addressof(found))
     return [each for each in found[: count.value] if each]
-
-
-def _knobs(cudnn: Library, engine: int) -> list[list[tuple[int, int]]]:
-    """For each knob of an engine all settings: its type and a value."""
-    knobs = []
-    for knob in _several(cudnn, engine, 1302, _KNOB, _KNOBS):
-        kind, values = c_int(), []
-        cudnn.call("cudnnBackendGetAttribute", knob, 1200, _AS_KNOB, 1, byref(c_int64()), byref(kind))
-        for attribute in (1202, 1201, 1203):
-            value = c_int64()
-            cudnn.call("cudnnBackendGetAttribute", knob, attribute, _AS_INT64, 1, byref(c_int64()), byref(value))
-            values.append(value.value)
-        least, most, step = values
-        knobs.append([(kind.value, value) for value in range(least, most + 1, max(step, 1))])
-    return knobs
 
 
 def _graph(cudnn: Library, handle: int, shape: Any) -> int:

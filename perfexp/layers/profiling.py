@@ -34,6 +34,8 @@ _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 _HOLD_GROWS = 2.0
 #: … for so many rounds in which no call was issued in time; then the queue is left to itself.
 _ROUNDS_IN_VAIN = 3
+#: Profilers whose first profile in this process, a late and slow one, is over.
+_USED: set[Profiler] = set()
 #: What the start of a profile says that is no news: each has one cycle.
 _NO_NEWS = ".*Profiler clears events"
 
@@ -152,7 +154,9 @@ class _Rounds:
         Raises:
             Opaque: the profiler saw no kernels.
         """
-        self._round(1, 0.0)  # a process's first profile is late and slow
+        if self.profiler not in _USED:
+            self._round(1, 0.0)
+            _USED.add(self.profiler)
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
         factor, in_vain = _HOLD_FACTOR, 0

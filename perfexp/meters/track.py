@@ -73,11 +73,10 @@ class Track:
         if self._known_tick_seconds is not None or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
-        number = np.concatenate([[0], np.round(np.diff(times) / np.median(np.diff(times))).cumsum()])
-        sharp = np.flatnonzero(widths <= 2 * widths.min())  # those whose moment is known best
-        first, last = (sharp[0], sharp[-1]) if number[sharp[-1]] > number[sharp[0]] else (0, -1)
-        periods = number[last] - number[first]
-        return float((times[last] - times[first]) / periods) if periods else None
+        times = times[widths <= 2 * np.quantile(widths, 0.25)]  # those whose moment is known best
+        steps = np.diff(times)
+        periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
+        return float((times[-1] - times[0]) / periods) if periods else None
 
     def ask_energy(self) -> bool:
         """Read the counter; returns whether it has changed since it was read before."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from perfexp.errors import UserError
 from perfexp.meters.track import Tick, Track, Window, uncertainty, window
 
+#: Readings of the power in a window, at least.
+_POWERS = 8
 #: So many periods without a tick are too many.
 _PATIENT_TICKS = 3
 
@@ -21,7 +23,7 @@ class Rules:
         plateau_seconds: for so long it goes on before the window begins.
         window_seconds: least length of the window.
         longest_windows: so many times that length is the most, where its ends can't be told well enough before.
-        period_seconds: from one reading of the power to the next.
+        period_seconds: from one reading of the power to the next, at the most; a window has several.
         tight_seconds: from one reading of the counter to the next where a tick is expected.
         uncertainty: standard uncertainty of the window's length that is well enough, relative.
         patience_seconds: a counter that does not change for so long stands still.
@@ -30,7 +32,7 @@ class Rules:
     plateau_seconds: float = 1.2
     window_seconds: float = 1.0
     longest_windows: float = 5.0
-    period_seconds: float = 0.02
+    period_seconds: float = 0.1
     tight_seconds: float = 0.0005
     uncertainty: float = 0.003
     patience_seconds: float = 1.0
@@ -42,6 +44,11 @@ class Rules:
                 f"energy: window_seconds={self.window_seconds:g} has to be positive, "
                 f"plateau_seconds={self.plateau_seconds:g} at least 0."
             )
+
+    @property
+    def power_seconds(self) -> float:
+        """From one reading of the power to the next: asking takes time, and an integral needs just so many."""
+        return min(self.period_seconds, self.window_seconds / _POWERS)
 
 
 @dataclass
@@ -76,36 +83,37 @@ class _Watched:
             self.track.stand_still(now - self.waited_from)
             self.start = Tick(now, 0.0, 0.0)
 
-    def follow(self, now: float) -> bool:
-        """Read what is due; returns whether more is to be read at once, since a tick is expected."""
+    def follow(self, now: float) -> float:
+        """Read what is due; returns when something is due again, by the clock, and infinity after the window."""
         if self.end is not None or self.start is None:
-            return False
+            return math.inf
         if self.track.no_energy:
-            return self._follow_power(now, self.start)
-        tight = now >= self._expected(self.start) - self._guard()
-        if tight or self._ask_power(now):
+            self._follow_power(now, self.start)
+        elif now >= self._next_tight(self.start):
             self._read(self.start, now)
-        return tight and self.end is None
+        else:
+            self._ask_power(now)
+        if self.end is not None:
+            return math.inf
+        power = self.asked + self.rules.power_seconds
+        return power if self.track.no_energy else min(power, self._next_tight(self.start))
 
     def window(self) -> Window:
         """What came of it."""
         assert self.start is not None
         return window(self.track, self.start, self.end)
 
-    def _follow_power(self, now: float, start: Tick) -> bool:
+    def _follow_power(self, now: float, start: Tick) -> None:
         """A meter without a counter, or with one that has failed: the power alone, over the length that is wanted."""
         self._ask_power(now)
         if now - start.seconds >= self.rules.window_seconds or self.track.no_power:
             self.end = Tick(now, 0.0, 0.0)
-        return False
 
-    def _ask_power(self, now: float) -> bool:
-        """Read the power, if it is time to; returns whether it was."""
-        if now - self.asked < self.rules.period_seconds:
-            return False
-        self.track.ask_power()
-        self.asked = now
-        return True
+    def _ask_power(self, now: float) -> None:
+        """Read the power, if it is time to."""
+        if now - self.asked >= self.rules.power_seconds:
+            self.track.ask_power()
+            self.asked = now
 
     def _read(self, start: Tick, now: float) -> None:
         """Read the counter; a tick may end the window, too long a time without one ends it too."""
@@ -118,6 +126,10 @@ class _Watched:
 
     def _patience(self) -> float:
         return max(self.rules.patience_seconds, _PATIENT_TICKS * (self.track.tick_seconds or 0.0))
+
+    def _next_tight(self, start: Tick) -> float:
+        """When the counter is to be read tightly again."""
+        return self._expected(start) - self._guard()
 
     def _expected(self, start: Tick) -> float:
         """The first tick that may end the window, or the one after the last that was seen."""
@@ -177,9 +189,8 @@ class Watch:
         watched = [_Watched(track, self.rules) for track in self.tracks]
         yield from self._seek_starts(watched)
         self.begun = True
-        while any(each.end is None for each in watched):
-            tight = [each.follow(self.now()) for each in watched]
-            yield self.rules.tight_seconds if any(tight) else self.rules.period_seconds / 4
+        while (due := min([each.follow(self.now()) for each in watched])) < math.inf:
+            yield max(due - self.now(), self.rules.tight_seconds)
         for track in self.tracks:  # the integral goes up to the end of the window
             track.ask_power()
         self.windows = [each.window() for each in watched]
@@ -188,11 +199,10 @@ class Watch:
         """Let it go on, and find out how often the counters tick."""
         end = self.now() + self.rules.plateau_seconds
         while self.now() < end:
-            for track in self.tracks:
+            unknown = [track for track in self.tracks if track.tick_seconds is None and not track.no_energy]
+            for track in unknown:
                 track.ask_energy()
-                track.ask_power()
-            unknown = any(track.tick_seconds is None and not track.no_energy for track in self.tracks)
-            pause = self.rules.tight_seconds if unknown else self.rules.period_seconds
+            pause = self.rules.tight_seconds if unknown else self.rules.power_seconds
             yield min(pause, max(end - self.now(), 0.0))
 
     def _seek_starts(self, watched: Sequence[_Watched]) -> Iterator[float]:

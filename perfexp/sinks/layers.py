@@ -21,7 +21,7 @@ def lines(record: Record) -> list[Line]:
     found: list[Line] = []
     for point in points(record):
         key = timed_key(point.key)
-        engines = _engines(timed.get(key))
+        engines, joules = _engines(timed.get(key)), _joules(timed.get(key))
         for line in point.facts["layers"]["lines"]:
             which = line["key"]["which"] if line["key"] else None
             found.append(
@@ -37,6 +37,7 @@ def lines(record: Record) -> list[Line]:
                     "pass": which,
                     **_place(line),
                     **_times(line),
+                    "energy_apportioned_j": joules * line["share"] if joules is not None else None,
                     **_work(line),
                     **_geometry(line),
                     "inputs": _shapes(line["inputs"]),
@@ -106,6 +107,12 @@ def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
             if each["selected"] not in names:
                 names.append(each["selected"])
     return {place: ", ".join(names) for place, names in found.items()}
+
+
+def _joules(timed: Point | None) -> float | None:
+    """The energy of a call, where it was measured."""
+    found = timed.metric("energy/per_call_joules") if timed else None
+    return found.value if found else None
 
 
 def _name(line: Mapping[str, Any]) -> str:

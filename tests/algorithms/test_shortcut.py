@@ -1,5 +1,7 @@
 """Whether a forced call takes cuDNN's own plan where that launches the same kernels, and only there."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -80,6 +82,22 @@ def test_settings_of_the_usual_engines_knobs_are_tried(plan_of):
     cudnn.executed.clear()
     plan(*tensors(plan))
     assert cudnn.executed == [((2, (21, 1)), 1)]
+
+
+@pytest.mark.parametrize("way", ["heuristic", "knobs"])
+def test_what_fitted_a_layer_is_tried_first_at_another_size(plan_of, way):
+    """Of all that is tried until something fits, the next size of the same layer tries nothing else."""
+    fits = {28: (KERNELS[2], 0)} if way == "heuristic" else {(2, (21, 1)): (KERNELS[2], 0)}
+    plan, cudnn = plan_of({2: (("other",), 0), **fits}, {FALLBACK: [77, 28] if way == "heuristic" else [77]})
+    assert plan.shorten(HERE)
+    [found] = set(cudnn.executed[-1:])
+    cudnn.executed.clear()
+    larger = Plan(plan.which, plan.algorithm, dataclasses.replace(plan._shape, inputs=(2, 4, 12, 10)))
+    assert larger.shorten(HERE)
+    assert cudnn.executed == [found]
+    other = Plan(plan.which, plan.algorithm, dataclasses.replace(plan._shape, weight=(6, 4, 5, 5)))
+    assert other.shorten(HERE)
+    assert len(cudnn.executed) > 2, "another layer is looked for anew"
 
 
 def test_a_plan_that_needs_more_memory_is_not_taken(plan_of):

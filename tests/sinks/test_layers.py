@@ -50,6 +50,7 @@ def record(build: Builder) -> Record:
     facts = {"layers": {"method": "queue", "calls": 10, "lines": msgspec.to_builtins(lines)}}
     point = Point(key=layers_key(timed.key), status=Status.OK, facts=facts)
     point.metrics.append(Metric(name="layers/closure", value=0.012, unit="1"))
+    timed.metrics.append(Metric(name="energy/per_call_joules", value=8.0, unit="joules"))
     return build.record(timed, point)
 
 
@@ -64,6 +65,8 @@ def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> N
         "mean_ms": pytest.approx(1.0), "percentage": pytest.approx(37.5),
     }  # fmt: skip
     assert (first["p50_ms"], first["p50_ci95_high_ms"]) == (pytest.approx(0.9), None)
+    assert first["energy_apportioned_j"] == pytest.approx(3.0)
+    assert sum(line["energy_apportioned_j"] for line in found) == pytest.approx(8.0)
     assert (first["computed_by"], second["computed_by"]) == ("cudnn.gemm", "cudnn.algo_1, default")
     assert (first["kernels"], first["inputs"], first["phase"]) == ("2 × gemm_kernel", "2×3×9×9", "train")
     assert (third["layer"], third["kernel_size"], third["computed_by"]) == ("optimizer", None, None)
