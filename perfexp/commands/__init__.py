@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from perfexp.commands import doctor, env, export, log, options, show, status, ui
+from perfexp.commands import clean, doctor, env, export, log, options, show, status, ui
 from perfexp.errors import PerfexpError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("status")(status.status)
 app.command("export")(export.export)
 app.command("log")(log.log)
 app.command("ui")(ui.ui)
+app.command("clean")(clean.clean)
 app.command("doctor")(doctor.doctor)
 app.command("env")(env.env)
 

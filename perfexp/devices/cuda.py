@@ -147,6 +147,7 @@ class CudaDevice:
         if give_back:
             self._flushed = None
             gc.collect()
+            torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps one for each stream that it ever worked on
             torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 

@@ -1,0 +1,146 @@
+"""clean: deletes what runs have written and can do without, after asking; measurements stay."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from perfexp import units
+from perfexp.errors import UserError
+from perfexp.paths import RunPaths
+from perfexp.sinks.folders import below
+
+_MANIFEST = "manifest.json"
+_KINDS = "csv,pth,pt,nsys-rep,sqlite"
+#: What a run is made of; everything else can be made again from it, or measured.
+_KEPT = {
+    *("record.json", "points.jsonl", "plan.yaml", "environment.json", "run.log"),
+    *("sweep.json", "multirun.yaml", _MANIFEST, "mlflow.db"),
+}
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class _File(NamedTuple):
+    """A file that goes.
+
+    Attributes:
+        path: below the folder that is cleaned.
+        size_bytes: of it.
+    """
+
+    path: Path
+    size_bytes: int
+
+
+def clean(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")] = Path(
+        "outputs"
+    ),
+    kind: Annotated[str, typer.Option(help="Endings of the files that go, with commas between them.")] = _KINDS,
+    older_than: Annotated[str | None, typer.Option(help="Only what was last written so long ago: 12h, 7d, 2w.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+) -> None:
+    """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
+
+    Only files that the manifest of a run or a sweep names go, and only inside DIR.
+    """
+    endings = _endings(kind)
+    age_seconds = _age_seconds(older_than)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder.")
+    refused: list[OSError] = []
+    found = sorted(_found(folder, endings, age_seconds, refused))
+    for error in refused:
+        typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
+    if not found:
+        typer.echo(f"Nothing in or below {folder} is to go: no manifest names a file ending in {', '.join(endings)}.")
+        raise typer.Exit(1 if refused else 0)
+    for file in found:
+        typer.echo(f"{units.format_bytes(file.size_bytes):>10}  {file.path}")
+    size = units.format_bytes(sum(file.size_bytes for file in found))
+    total = f"{len(found)} file{'s' if len(found) > 1 else ''}, {size}"
+    if dry_run:
+        typer.echo(f"{total} would go.")
+        raise typer.Exit(1 if refused else 0)
+    if not yes and not _agreed(total):
+        typer.echo("Nothing was deleted.")
+        raise typer.Exit(1)
+    failed = _delete(found)
+    typer.echo(f"Deleted {len(found) - failed} of {total}.")
+    raise typer.Exit(1 if failed or refused else 0)
+
+
+def _endings(kind: str) -> list[str]:
+    """Endings with their dots, each once.
+
+    Raises:
+        UserError: there are none, or one is none.
+    """
+    endings = list(dict.fromkeys("." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()))
+    if not endings or any(not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings):
+        raise UserError(f"--kind {kind!r} names no ending of a file: say --kind csv,sqlite.")
+    return endings
+
+
+def _age_seconds(text: str | None) -> float:
+    """An age in seconds; 0 for none.
+
+    Raises:
+        UserError: it is no age.
+    """
+    if text is None:
+        return 0.0
+    match = _AGE.fullmatch(text.strip())
+    if not match:
+        raise UserError(f"--older-than {text!r} is no age: say 90m, 12h, 7d or 2w.")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _found(folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError]) -> Iterator[_File]:
+    """What may go: named by a manifest, a plain file, inside the folder, of such an ending, and old enough."""
+    top, latest = folder.resolve(), datetime.now(UTC).timestamp() - age_seconds
+    for manifest in below(folder, _MANIFEST, refused=refused.append):
+        run = RunPaths(manifest.parent)
+        if run.in_use():
+            typer.echo(f"left alone: {manifest.parent} is being measured into", err=True)
+            continue
+        for name in run.claimed():
+            path = manifest.parent / name
+            if not name.lower().endswith(tuple(endings)) or path.name in _KEPT:
+                continue
+            if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(top):
+                continue
+            seen = path.stat()
+            if seen.st_mtime <= latest:
+                yield _File(path, seen.st_size)
+
+
+def _agreed(total: str) -> bool:
+    """Whether whoever sits there says yes.
+
+    Raises:
+        UserError: nobody sits there.
+    """
+    if not sys.stdin.isatty():
+        raise UserError("Nobody can be asked here: say --yes, or --dry-run to see what would go.")
+    return typer.confirm(f"Delete {total}?")
+
+
+def _delete(files: Collection[_File]) -> int:
+    """Delete files; returns how many could not be."""
+    failed = 0
+    for file in files:
+        try:
+            file.path.unlink(missing_ok=True)
+        except OSError as error:
+            typer.echo(f"error: {file.path}: {error.strerror}", err=True)
+            failed += 1
+    return failed

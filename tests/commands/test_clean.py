@@ -1,0 +1,155 @@
+"""`perfexp clean`: what goes, what never does, and whom it asks."""
+
+import fcntl
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import typer
+
+from perfexp import commands
+
+
+def leave(folder, *names, claimed=None):
+    """A run's folder with such files, and a manifest that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * 2048)
+    (folder / "manifest.json").write_text(json.dumps({"files": list(names if claimed is None else claimed)}))
+    return folder
+
+
+def left(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+EVERYTHING = (
+    *("record.json", "points.jsonl", "plan.yaml", "run.log", "vgg16_gemm_overall.csv", "train.nsys-rep"),
+    *("train.sqlite", "weights.pth", "best.pt", "time.png"),
+)
+
+
+def test_tables_profiles_and_checkpoints_go_and_measurements_stay(tmp_path, capsys):
+    leave(tmp_path / "a/run", *EVERYTHING)
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert left(tmp_path / "a/run") == sorted(
+        ["manifest.json", "record.json", "points.jsonl", "plan.yaml", "run.log", "time.png"]
+    )
+    out = capsys.readouterr().out
+    assert "2.00 KiB  " in out
+    assert "Deleted 5 of 5 files, 10.0 KiB." in out
+
+
+def test_what_no_manifest_names_stays(tmp_path):
+    leave(tmp_path, "mine.csv", "theirs.csv", claimed=["mine.csv"])
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/other.csv").write_text("1")
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert left(tmp_path) == ["manifest.json", "sub/other.csv", "theirs.csv"]
+
+
+def test_a_dry_run_lists_and_deletes_nothing(tmp_path, capsys):
+    leave(tmp_path, "a.csv", "b.csv")
+    assert commands.run(["clean", str(tmp_path), "--dry-run"]) == 0
+    assert left(tmp_path) == ["a.csv", "b.csv", "manifest.json"]
+    assert "2 files, 4.00 KiB would go." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_somebody_who_sits_there_is_asked(tmp_path, capsys, monkeypatch, answer):
+    leave(tmp_path, "a.csv")
+    asked = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda text: asked.append(text) or answer)
+    assert commands.run(["clean", str(tmp_path)]) == (0 if answer else 1)
+    assert asked == ["Delete 1 file, 2.00 KiB?"]
+    assert (tmp_path / "a.csv").exists() != answer
+    assert ("Nothing was deleted." in capsys.readouterr().out) != answer
+
+
+def test_where_nobody_can_be_asked_nothing_goes(tmp_path, capsys, monkeypatch):
+    leave(tmp_path, "a.csv")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert commands.run(["clean", str(tmp_path)]) == 2
+    assert "say --yes" in capsys.readouterr().err
+    assert (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl,yaml,log", "db", "*.json"])
+def test_no_kind_reaches_what_a_run_is_made_of(tmp_path, kind):
+    names = ("record.json", "points.jsonl", "plan.yaml", "environment.json", "run.log", "sweep.json", "mlflow.db")
+    leave(tmp_path, *names)
+    assert commands.run(["clean", str(tmp_path), "--yes", "--kind", kind]) == 0
+    assert left(tmp_path) == sorted([*names, "manifest.json"])
+
+
+def test_kinds_can_be_chosen(tmp_path):
+    leave(tmp_path, "a.csv", "b.png", "c.JSON", "trace.json.gz")
+    assert commands.run(["clean", str(tmp_path), "-y", "--kind", "png, .json.gz"]) == 0
+    assert left(tmp_path) == ["a.csv", "c.JSON", "manifest.json"]
+
+
+def test_only_what_is_old_enough_goes(tmp_path):
+    leave(tmp_path, "old.csv", "new.csv")
+    week_ago = (datetime.now(UTC) - timedelta(days=8)).timestamp()
+    os.utime(tmp_path / "old.csv", (week_ago, week_ago))
+    assert commands.run(["clean", str(tmp_path), "--yes", "--older-than", "7d"]) == 0
+    assert left(tmp_path) == ["manifest.json", "new.csv"]
+
+
+def test_a_manifest_can_not_name_a_way_out(tmp_path):
+    """Neither by its path, nor by a link to a file, nor by a link to a folder."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    leave(outside, "precious.csv")
+    leave(
+        inside,
+        "link.csv",
+        claimed=["../outside/precious.csv", str(outside / "precious.csv"), "link.csv", "to/precious.csv"],
+    )
+    (inside / "link.csv").unlink()
+    (inside / "link.csv").symlink_to(outside / "precious.csv")
+    (inside / "to").symlink_to(outside)
+    assert commands.run(["clean", str(inside), "--yes"]) == 0
+    assert (outside / "precious.csv").exists()
+    assert (inside / "link.csv").is_symlink()
+
+
+def test_a_run_that_is_being_measured_is_left_alone(tmp_path, capsys):
+    leave(tmp_path, "a.csv", "run.log")
+    with (tmp_path / "run.log").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert (tmp_path / "a.csv").exists()
+    assert "is being measured into" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--kind", ","], "names no ending"),
+        (["--kind", "../x"], "names no ending"),
+        (["--older-than", "a week"], "is no age"),
+        (["--older-than", "-1d"], "is no age"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path, capsys, arguments, told):
+    leave(tmp_path, "a.csv")
+    assert commands.run(["clean", str(tmp_path), "--yes", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "a.csv").exists()
+
+
+def test_where_there_is_nothing_it_says_so(tmp_path, capsys):
+    assert commands.run(["clean", str(tmp_path)]) == 0
+    assert "Nothing in or below" in capsys.readouterr().out
+    assert commands.run(["clean", str(tmp_path / "missing")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+
+
+def test_a_broken_manifest_names_nothing(tmp_path):
+    leave(tmp_path, "a.csv")
+    (tmp_path / "manifest.json").write_text("{broken")
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert (tmp_path / "a.csv").exists()
