@@ -22,6 +22,7 @@ from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.gpus import GpuFacts
 from perfexp.models import Execution, Precision
+from perfexp.profilers import Profiler
 from perfexp.record import Key, layers_key
 from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 
@@ -29,8 +30,9 @@ from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: In C where it is there: a hundred plans take 40 ms instead of 300.
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: Keys of a plan that say where output goes and how it looks, not what is measured.
+#: Keys of a plan that say where output goes, how it looks and who looks on afterwards, not what is measured.
 NOT_MEASURED = (
+    "profiler",
     "output_dir",
     "stage",
     "tracking",
@@ -72,11 +74,69 @@ class ModeSettings:
 
 
 @dataclass(kw_only=True)
-class Profiler:
-    """Under which tool the worker runs; `command` comes before it on the command line."""
+class NsysProfiler:
+    """Settings of `perfexp.profilers.nsys.Nsys`."""
 
-    name: str = "none"
-    command: list[str] = field(default_factory=list)
+    _target_: str = MISSING
+    name: str = "nsys"
+    warmup: int = 20
+    steps: int = 3
+    modules: bool = False
+    all_points: bool = False
+    trace: list[str] = field(default_factory=lambda: ["cuda", "cudnn", "nvtx", "osrt"])
+    sample: str = "none"
+    cpuctxsw: str = "none"
+    reports: list[str] = field(
+        default_factory=lambda: ["cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum"]
+    )
+    top: int = 20
+    options: list[str] = field(default_factory=list)
+    tool: str | None = None
+
+
+@dataclass(kw_only=True)
+class NcuProfiler:
+    """Settings of `perfexp.profilers.ncu.Ncu`."""
+
+    _target_: str = MISSING
+    name: str = "ncu"
+    warmup: int = 20
+    modules: bool = False
+    all_points: bool = False
+    metrics: list[str] | None = None
+    sections: list[str] = field(default_factory=list)
+    cache_control: str = "all"
+    top: int = 20
+    options: list[str] = field(default_factory=list)
+    tool: str | None = None
+
+
+@dataclass(kw_only=True)
+class TorchProfiler:
+    """Settings of `perfexp.profilers.kineto.Torch`."""
+
+    _target_: str = MISSING
+    name: str = "torch"
+    warmup: int = 20
+    steps: int = 3
+    modules: bool = False
+    all_points: bool = False
+    memory: bool = False
+    shapes: bool = True
+    stacks: bool = False
+    top: int = 20
+
+
+@dataclass(kw_only=True)
+class NvtxProfiler:
+    """Settings of `perfexp.profilers.nvtx.Nvtx`."""
+
+    _target_: str = MISSING
+    name: str = "nvtx"
+    warmup: int = 20
+    step: int = 1
+    modules: bool = False
+    all_points: bool = False
 
 
 @dataclass(kw_only=True)
@@ -90,6 +150,21 @@ class TorchvisionModel:
     num_classes: int | None = None
     frames: int = 16
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class MmsegModel:
+    """Settings of `perfexp.models.mmseg.Mmseg`."""
+
+    _target_: str = MISSING
+    name: str = MISSING
+    config: str = MISSING
+    weights: str | None = None
+    weights_dir: str | None = None
+    num_classes: int | None = None
+    output: str = "raw"
+    optimizer: str = "own"
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -150,6 +225,17 @@ class SyntheticData:
 @dataclass(kw_only=True)
 class ImagesData:
     """Settings of `perfexp.data.images.Images`."""
+
+    _target_: str = MISSING
+    root: str = MISSING
+    workers: int = 2
+    pin_memory: bool = False
+    prefetch_factor: int = 2
+
+
+@dataclass(kw_only=True)
+class CityscapesData:
+    """Settings of `perfexp.data.cityscapes.Cityscapes`."""
 
     _target_: str = MISSING
     root: str = MISSING
@@ -254,7 +340,7 @@ class Plan:
     algorithm: Any = MISSING
     gpu: Any = MISSING
     mode: ModeSettings = field(default_factory=ModeSettings)
-    profiler: Profiler = field(default_factory=Profiler)
+    profiler: Any = field(default_factory=lambda: {"_target_": "perfexp.profilers.NoProfiler", "name": "none"})
     precision: Precision = MISSING
     execution: Execution = field(default_factory=Execution)
     data: Any = MISSING
@@ -332,6 +418,11 @@ class Plan:
         """The points whose layers are looked into: each timed one of the first replicate."""
         return [layers_key(key) for key in self.timed_keys() if self.probes.layers and key.replicate == 0]
 
+    def profile_keys(self) -> list[Key]:
+        """The profiles that are made once everything has been timed."""
+        profiler: Profiler = build(self.profiler)
+        return profiler.chosen(self.timed_keys())
+
 
 def register() -> None:
     """Make the schemas known to Hydra, and the one resolver that config.yaml uses."""
@@ -340,10 +431,16 @@ def register() -> None:
         ("schema", "plan", Plan),
         ("schema", "gpu", Gpu),
         ("schema/model", "torchvision", TorchvisionModel),
+        ("schema/model", "mmseg", MmsegModel),
         ("schema/model", "fake", FakeModelSettings),
         ("schema/algorithm", "forced", ForcedAlgorithm),
+        ("schema/profiler", "nsys", NsysProfiler),
+        ("schema/profiler", "ncu", NcuProfiler),
+        ("schema/profiler", "torch", TorchProfiler),
+        ("schema/profiler", "nvtx", NvtxProfiler),
         ("schema/data", "synthetic", SyntheticData),
         ("schema/data", "images", ImagesData),
+        ("schema/data", "cityscapes", CityscapesData),
         ("schema/stopping", "precision", PrecisionRule),
         ("schema/stopping", "fixed", FixedRule),
         ("schema/sweep", "point", PointSweep),
@@ -541,7 +638,7 @@ def check(plan: Plan) -> None:
     for key in ("threads", "interop_threads"):
         if (threads := getattr(plan.execution, key)) is not None and threads < 1:
             raise UserError(f"execution.{key}={threads}: at least one, or leave it out.")
-    plan.timed_keys()
+    plan.profile_keys()
     build(plan.stopping)
 
 

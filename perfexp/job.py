@@ -20,6 +20,7 @@ from perfexp import __version__, config, interrupts, launch
 from perfexp.errors import PerfexpError, UserError
 from perfexp.naming import earlier_stages
 from perfexp.paths import RunPaths, disk_error, write_atomically
+from perfexp.profilers import is_profile, profiled_key
 from perfexp.record import (
     Doubt,
     Key,
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from perfexp.sinks import Tracker
     from perfexp.sinks.console import Console
 
-#: What a window of energy takes before it begins, and what looking into the layers of a point takes.
-_PLATEAU_SECONDS, _LAYERS_SECONDS = 1.5, 4.0
+#: What a window of energy takes before it begins, what looking into the layers of a point takes, and a profile.
+_PLATEAU_SECONDS, _LAYERS_SECONDS, _PROFILE_SECONDS = 1.5, 4.0, 60.0
+#: Modes of torch.compile that launch calls as CUDA graphs.
+_COMPILED_TO_GRAPHS = ("reduce-overhead", "max-autotune")
 #: How many blocks of the stopping rule a point has: one time or three, and the phases.
 _SYNCHRONOUS_BLOCKS, _ASYNCHRONOUS_BLOCKS = 2, 4
 #: Results that stay when a command is repeated; what else there is, is measured again.
@@ -101,9 +104,14 @@ class Run:
                 timed=plan.timed_keys(),
                 first_predictions=plan.first_prediction_keys(),
                 layers=plan.layer_keys(),
-                prefix=plan.profiler.command,
+                profiles=plan.profile_keys(),
+                profiler=config.build(plan.profiler),
+                settings=_settings(plan.profiler),
+                graph=plan.execution.cuda_graph or plan.execution.compile in _COMPILED_TO_GRAPHS,
+                command=self.assignment.plain["command"],
                 timeout_seconds=plan.timeout_seconds,
             )
+            _keep_what_is_there(self._job)
             _announce(self._job, self.assignment, self._console)
             self._stack = stack.pop_all()
         return self
@@ -131,6 +139,8 @@ class Run:
             job.listener = _Relay(progress, keys, job.paths)
             for number in numbers:
                 launch.measure(job, number)
+            if not job.replicates or job.replicates[-1] in numbers:
+                launch.profile(job)
 
     @property
     def has_results(self) -> bool:
@@ -148,6 +158,16 @@ class Run:
     def tell(self, record: Record) -> Record:
         """Write the tables and pictures of a record that is on disk, send it, and show it."""
         return _tell(record, self.assignment, self._job.paths, self._console)
+
+
+def _keep_what_is_there(job: launch.Job) -> None:
+    """What a command does not make stays, if the folder has it: profiles, or all times where a call is only marked."""
+    known = [point.key for point in read_points(job.paths.points)]
+    job.profiles = job.profiles or [key for key in known if is_profile(key)]
+    if not job.profiler.times:
+        job.timed, job.first_predictions, job.layers = (
+            [key for key in keys if key in known] for keys in (job.timed, job.first_predictions, job.layers)
+        )
 
 
 def run(assignment: Assignment, console: Console) -> Record:
@@ -179,14 +199,15 @@ def run(assignment: Assignment, console: Console) -> Record:
 
 def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None:
     plan = assignment.plan
-    left = missing([*job.timed, *job.first_predictions, *job.layers], job.paths.points)
+    left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
     if not left:
         console.note(f"Nothing is left to measure in {job.paths.root}: this is what was measured.")
         return
     for warning in _of_earlier_stages(plan.stage, job.paths.root):
         console.note(warning)
     device = None if plan.gpu_name == "auto" else plan.gpu_name
-    console.header(assignment.plain, points=len(job.timed), device=device, longest_seconds=longest_seconds(plan))
+    points, longest = len(job.timed) or len(job.profiles), longest_seconds(plan) if job.profiler.times else None
+    console.header(assignment.plain, points=points, device=device, longest_seconds=longest)
 
 
 def _of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:
@@ -215,7 +236,8 @@ def longest_seconds(plan: config.Plan) -> float | None:
     blocks = _SYNCHRONOUS_BLOCKS if plan.gpu_name == "cpu" else _ASYNCHRONOUS_BLOCKS
     energy = (plan.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if plan.probes.energy else 0.0
     timed = len(plan.timed_keys()) * (blocks * longest + energy)
-    return float(timed + len(plan.layer_keys()) * _LAYERS_SECONDS)
+    looks = len(plan.layer_keys()) * _LAYERS_SECONDS + len(plan.profile_keys()) * _PROFILE_SECONDS
+    return float(timed + looks)
 
 
 def assemble(assignment: Assignment, job: launch.Job) -> Record:
@@ -231,7 +253,7 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
         uid=before.uid if before else uuid.uuid4().hex,
         name=assignment.name,
         perfexp_version=__version__,
-        status=overall_status(points),
+        status=overall_status([point for point in points if not is_profile(point.key)] or points),
         started=min((point.started for point in points if point.started), default=ended),
         ended=ended,
         command=_without_passwords(assignment.plain["command"]),
@@ -245,11 +267,14 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
 
 
 def _with_layers(points: list[Point]) -> list[Point]:
-    """The points, those that were timed with the figures and doubts of their layers as well."""
+    """The points, those that were timed with the figures and doubts of their layers, and doubts of their profile."""
     found = {timed_key(point.key): point for point in points if is_layers(point.key)}
+    profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
     for point in points:
         if (layers := found.get(point.key)) is not None:
             point.metrics, point.doubts = [*point.metrics, *layers.metrics], [*point.doubts, *layers.doubts]
+        if (profile := profiles.get(point.key)) is not None and profile is not point:
+            point.doubts = [*point.doubts, *profile.doubts]
     return points
 
 
@@ -257,20 +282,35 @@ def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:
     """Write the plan; in a folder that has this plan already, what failed is forgotten. Returns the file's SHA-256."""
     if paths.plan.exists():
         _refuse_other_plan(paths, plain)
-        if any(point.status not in _FINAL for point in read_points(paths.points)):
-            write_atomically(paths.points, b"".join(_final_lines(paths.points)))
+        forgotten = _forgotten(paths.points, _settings(plain["profiler"]))
+        if forgotten:
+            write_atomically(paths.points, b"".join(_other_lines(paths.points, forgotten)))
     content = config.to_yaml(_without_passwords(plain))
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def _final_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a points.jsonl whose result stays, byte for byte; layers go with the point that they belong to."""
-    forgotten = {point.key for point in read_points(path) if point.status not in _FINAL}
+def _forgotten(path: Path, settings: Mapping[str, Any]) -> set[Key]:
+    """Points that are measured again: those that did not end well, and profiles that other settings made."""
+    return {
+        point.key
+        for point in read_points(path)
+        if point.status not in _FINAL
+        or (is_profile(point.key) and settings and (point.facts.get("profile") or {}).get("settings") != settings)
+    }
+
+
+def _other_lines(path: Path, forgotten: set[Key]) -> Iterator[bytes]:
+    """The lines of a points.jsonl whose result stays, byte for byte; layers and profile go with their point."""
     for line in path.read_bytes().split(b"\n"):
         for point in points_from_lines(line):
-            if point.key not in forgotten and timed_key(point.key) not in forgotten:
+            if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
                 yield line + b"\n"
+
+
+def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a profiler, as JSON values; nothing where nobody looks on."""
+    return {} if node.get("name") == "none" else {key: value for key, value in node.items() if key != "_target_"}
 
 
 def _refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
@@ -313,10 +353,22 @@ def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     from perfexp.sinks import files
 
     try:
+        _write_rooflines(record, paths)
         record.artifacts = files.write(record, paths)
         write_atomically(paths.record, record.to_json())
     except OSError as error:
         console.error(f"Tables and pictures could not all be written: {error}. The record is safe: {paths.record}")
+
+
+def _write_rooflines(record: Record, paths: RunPaths) -> None:
+    """Of what a profiler counted."""
+    from perfexp.sinks import profiles
+
+    if profiles.points(record):
+        from perfexp.roofline.peaks import sheets
+        from perfexp.sinks import profile_rooflines
+
+        profile_rooflines.write(record, paths, sheets([config.conf_dir()]))
 
 
 def _send(record: Record, plan: config.Plan, paths: RunPaths, console: Console) -> str | None:

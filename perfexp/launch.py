@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -13,6 +17,7 @@ from perfexp import interrupts
 from perfexp.errors import PerfexpError
 from perfexp.paths import RunPaths, append_line, disk_error
 from perfexp.process import Event, SilenceError, WorkerProcess
+from perfexp.profilers import About, NoProfiler, Place, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.record import Key, Point, Status, missing, point_to_line, read_points
 
 #: Workers that a signal may end one after the other before any point, until the points are given up.
@@ -31,7 +36,11 @@ class Job:
         timed: points that are timed.
         first_predictions: points whose time to first prediction is taken, each in a process of its own.
         layers: points whose layers are looked into, in a process of their own.
-        prefix: arguments before the worker's own (`nsys profile …`, `numactl …`).
+        profiles: points that a profiler looks at, each in a process of its own after everything else.
+        profiler: that looks.
+        settings: of the profiler: a profile that other settings made is not this one.
+        graph: whether calls are launched as CUDA graphs.
+        command: overrides that the user typed.
         timeout_seconds: a worker that tells nothing for so long is ended; None for never.
         listener: gets the worker's events.
         refusal: why the measurement was given up before its end, if it was.
@@ -42,7 +51,11 @@ class Job:
     timed: Sequence[Key]
     first_predictions: Sequence[Key] = ()
     layers: Sequence[Key] = ()
-    prefix: Sequence[str] = ()
+    profiles: Sequence[Key] = ()
+    profiler: Profiler = field(default_factory=NoProfiler)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    graph: bool = False
+    command: Sequence[str] = ()
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
     refusal: str | None = None
@@ -94,6 +107,26 @@ def measure(job: Job, replicate: int) -> None:
             _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
 
 
+def profile(job: Job) -> None:
+    """Make the profiles that are not there yet; to be called when everything has been timed.
+
+    A profiler that fails costs its profile, whose point says why; nothing else.
+
+    Args:
+        job: what and how.
+
+    Raises:
+        PerfexpError: a result can't be written. What is finished is on disk.
+        KeyboardInterrupt: the run was interrupted. Likewise.
+    """
+    with interrupts.held():
+        for number, key in enumerate(job.profiles):
+            if missing([key], job.paths.points):
+                point = _profiled(job, number, key)
+                interrupts.check()  # what asks the profiler's tools is interrupted too, and then says so as a failure
+                _append(job.paths, [point])
+
+
 def results(job: Job) -> list[Point]:
     """Every point's result so far, in the plan's order; `interrupted`, with the reason, where there is none.
 
@@ -104,7 +137,7 @@ def results(job: Job) -> list[Point]:
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
     return [
         found.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
-        for key in (*job.timed, *job.first_predictions, *job.layers)
+        for key in (*job.timed, *job.first_predictions, *job.layers, *job.profiles)
     ]
 
 
@@ -112,7 +145,7 @@ def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
     """One worker after the other until every point has a result."""
     fruitless = 0
     while left := missing(keys, job.paths.points):
-        ending = _one_worker(job, what, replicate)
+        ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
         still = missing(keys, job.paths.points)
         fruitless = fruitless + 1 if len(still) == len(left) else 0
         if ending.current in still:
@@ -121,10 +154,83 @@ def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
             _give_up(job.paths, still, ending)
 
 
-def _one_worker(job: Job, what: str, replicate: int) -> _Ending:
+def _profiled(job: Job, number: int, key: Key) -> Point:
+    """A profile, or why there is none, as a point."""
+    point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    timed = next((each for each in read_points(job.paths.points) if each.key == profiled_key(key)), None)
+    if job.profiler.times and (timed is None or timed.status is not Status.OK):
+        how = timed.status.value if timed else "no result"
+        point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
+        return point
+    start = time.perf_counter_ns()
+    facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
+    try:
+        _look(job, number, key, point)
+    except ProfilerFailed as error:
+        point.status, point.error = Status.FAILED, str(error)
+        facts["files"] = error.files
+    except _Refused as error:
+        point.status, point.error = Status.FAILED, str(error)
+    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    return point
+
+
+def _look(job: Job, number: int, key: Key, point: Point) -> None:
+    """Have a worker look, then have the profiler say what it saw."""
+    profiler, facts = job.profiler, point.facts["profile"]
+    place = place_of(key, job.profiles, job.paths.root)
+    about = About(phase=profiled_key(key).phase, device=_device(job), graph=job.graph, command=job.command)
+    job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
+    prefix = profiler.command(place, about)
+    _clear(job, profiler, place)
+    told: dict[str, Any] = {}
+
+    def listen(event: Event) -> None:
+        told.update(event.get("profile") or {})
+        job.listener(event)
+
+    began = job.paths.log.stat().st_size if job.paths.log.exists() else 0
+    ending = _one_worker(replace(job, listener=listen), [f"--profile={number}"], prefix)
+    facts |= {"command": prefix}
+    if "status" in told:
+        point.status, point.error = Status(told["status"]), str(told["error"])
+        return
+    said = job.paths.log.read_bytes()[began:].decode(errors="replace")
+    if ending.status in (Status.TIMEOUT, Status.KILLED) and not told:
+        point.status, point.error = ending.status, ending.text
+        return
+    if not told and not prefix:
+        raise ProfilerFailed(ending.text)
+    found = profiler.collect(place, about, said, told)
+    if not told:
+        raise ProfilerFailed(f"{profiler.name} left a profile, but {ending.text}", found.files)
+    facts |= {**told, **found.facts, "files": found.files}
+    point.doubts += found.doubts
+
+
+def _clear(job: Job, profiler: Profiler, place: Place) -> None:
+    """What an earlier attempt left is not taken for this one's; what this one may write is claimed."""
+    try:
+        for path in profiler.outputs(place):
+            path.unlink(missing_ok=True)
+        job.paths.claim(*profiler.outputs(place))
+    except OSError as error:
+        raise disk_error(error) from error
+
+
+def _device(job: Job) -> Mapping[str, Any]:
+    """Facts of the device, as the timed run recorded them."""
+    try:
+        found = json.loads(job.paths.environment.read_bytes())["environment"]["device"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
     """Start one worker and see it to its end."""
-    command = [*job.prefix, sys.executable, "-m", "perfexp.worker", str(job.paths.root)]
-    command += [f"--plan-sha256={job.plan_sha256}", f"--what={what}", f"--replicate={replicate}"]
+    command = [*prefix, sys.executable, "-m", "perfexp.worker", str(job.paths.root)]
+    command += [f"--plan-sha256={job.plan_sha256}", *what]
     process = WorkerProcess(command, job.paths.log)
     current: Key | None = None
     refusal, failure, silence = None, None, None
@@ -145,7 +251,7 @@ def _one_worker(job: Job, what: str, replicate: int) -> _Ending:
         code = process.end()
     if refusal is not None:
         job.refusal = str(refusal)
-        if current is not None:
+        if current is not None and current not in job.profiles:
             _give_up(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
         raise refusal
     if silence is not None and not silence.finished:
@@ -166,8 +272,12 @@ def _death(code: int, current: Key | None, failure: str | None) -> _Ending:
 
 
 def _give_up(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
+    _append(paths, [Point(key=key, status=ending.status, error=ending.text) for key in keys])
+
+
+def _append(paths: RunPaths, points: Iterable[Point]) -> None:
     try:
-        for key in keys:
-            append_line(paths.points, point_to_line(Point(key=key, status=ending.status, error=ending.text)))
+        for point in points:
+            append_line(paths.points, point_to_line(point))
     except OSError as error:
         raise disk_error(error) from error

@@ -39,7 +39,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         phase: `inference`, `train`; `ttfp` (time to first prediction of a fresh process); `inference_layers`,
-            `train_layers` (where the time of their calls goes, from a process of its own).
+            `train_layers` (where the time of their calls goes, from a process of its own); `inference_profile`,
+            `train_profile` (what a profiler saw of them, likewise).
         input_size: height and width in pixels.
         batch_size: samples per call.
         precision: name of the precision.

@@ -14,9 +14,9 @@ from perfexp.record import Sweep
 CONFIG_DIR = ("--config-dir", "-cd")
 _MULTIRUN = ("-m", "--multirun")
 #: Overrides that could have code run which nobody typed here, and what could read the environment.
-_UNSAFE, _UNSAFE_ANYWHERE = ("hydra", "profiler"), ("_target_", "${")
-#: Overrides that say where output goes and are kept all the same: names of options, not addresses.
-_KEPT = ("stage", "tracking")
+_UNSAFE, _UNSAFE_ANYWHERE = ("hydra", "profiler.options", "profiler.tool"), ("_target_", "${")
+#: Overrides that say where output goes or who looks on and are kept all the same: names of options, not addresses.
+_KEPT = ("stage", "tracking", "profiler")
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
@@ -71,7 +71,8 @@ def _is_measured(argument: str) -> bool:
 
 
 def _is_kept(argument: str) -> bool:
-    return argument.partition("=")[0] in _KEPT
+    key = argument.partition("=")[0]
+    return key in _KEPT or key.startswith("profiler.")
 
 
 def _stored(folder: Path) -> tuple[list[str], bool]:

@@ -248,6 +248,7 @@ class Procedure:
             trains=step.trains,
             calls_per_epoch=calls,
             clean_seconds=clean,
+            worked_seconds=sum(sum(each.samples) * each.calls_per_sample for each in point.series),
         ).add_to(point)
 
     def _work(self, point: Point, step: Step, batches: Batches) -> None:

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 when every point has its result, whatever that is.
     """
     arguments = _arguments(argv)
-    _die_with_parent(arguments.parent)
+    # a profiler may start this process from a thread of its own, whose end would be taken for that of the parent
+    if arguments.profile is None or os.getppid() == arguments.parent:
+        _die_with_parent(arguments.parent)
     tell = Events(arguments.events_fd)
     if arguments.probe:
         from perfexp import survey
@@ -55,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = config.load(paths.plan, arguments.plan_sha256)
         if arguments.what == "layers":
             layers(plan, paths, arguments.replicate, tell)
+        elif arguments.profile is not None:
+            profile(plan, paths, arguments.profile, tell)
+            return 0  # the profiler has still to write; when it has ended, so has the pass
         elif arguments.what == "ttfp":
             first_prediction(plan, paths, arguments.replicate, tell, arguments.spawned_ns)
         elif arguments.what == "algorithms":
@@ -164,14 +169,67 @@ def layers(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) -> 
     _with_procedure(plan, paths, tell, work)
 
 
-def _with_procedure(plan: config.Plan, paths: RunPaths, tell: Events, work: Callable[[Procedure], None]) -> None:
-    """With the model loaded, the algorithm applied and the device to itself."""
+def profile(plan: config.Plan, paths: RunPaths, number: int, tell: Events) -> None:
+    """Make the calls that a profiler looks at, and tell what was done; the parent writes it down.
+
+    Args:
+        plan: what to call.
+        paths: of the run.
+        number: of the profile, among those of the plan.
+        tell: where it is told.
+    """
+    from perfexp.profilers import place_of
+
+    keys = plan.profile_keys()
+    key, profiler = keys[number], config.build(plan.profiler)
+    tell("point", key=_plain(key))
+
+    def work(procedure: Procedure) -> None:
+        from perfexp.profilers.passing import look
+        from perfexp.verdicts import verdict
+
+        try:
+            told = look(procedure, key, profiler, place_of(key, keys, paths.root))
+        except UserError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            status, text = verdict(error, procedure.device)
+            tell("block", text="failed", profile={"status": status.value, "error": text})
+        else:
+            tell("block", text=f"{profiler.name} writes", profile=told, patient=True)
+
+    _with_procedure(plan, paths, tell, work, profiled=True)
+
+
+def _with_procedure(
+    plan: config.Plan,
+    paths: RunPaths,
+    tell: Events,
+    work: Callable[[Procedure], None],
+    *,
+    profiled: bool = False,
+) -> None:
+    """With the model loaded, the algorithm applied and the device to itself.
+
+    Args:
+        plan: what to measure.
+        paths: of the run.
+        tell: where progress goes.
+        work: what is done then.
+        profiled: whether somebody looks on: what the device says of itself then is not written down.
+    """
+    from perfexp import environment
+
     tell("block", text="loading")
     device, data = config.build(plan.gpu), config.build(plan.data)
     with _alone(plan, paths, device, tell):
         device.start()
         session = _open(plan, device, data)
-        _write_environment(paths, device, session)
+        if profiled and paths.environment.exists():
+            _refuse_other_environment(paths, {**environment.collect(), "device": device.facts()})
+        else:
+            _write_environment(paths, device, session)
         algorithm = config.build(plan.algorithm)
         with algorithm.applied(session):
             gc.collect()
@@ -464,6 +522,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--probe", action="store_true", help="measure nothing: tell what this machine can measure with")
     parser.add_argument("--gpu-index", type=int, help="with --probe: the CUDA device whose clocks are tried")
     parser.add_argument("--what", choices=("timed", "layers", "ttfp", "algorithms"), default="timed")
+    parser.add_argument("--profile", type=int, metavar="N", help="the profile of that number, and nothing else")
     parser.add_argument("--replicate", type=int, default=0)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--parent", type=int, help="process that must not outlive this one")

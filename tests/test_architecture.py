@@ -12,10 +12,12 @@ FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
     4: ("config", "explain", "usage"),
     3: ("run", "dissect", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
-    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers"),
+    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers", "profilers"),
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: (
         "record",
+        "roofline",
+        "speed",
         "stats",
         "units",
         "paths",
@@ -33,7 +35,7 @@ FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
 #: Who may import which foreign package at any level of nesting.
 ONLY = {
-    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work", "layers"},
+    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work", "layers", "profilers"},
     "triton": {"kernels"},
     "torchvision": {"models", "data"},
     "hydra": {"main", "config", "worker", "explain"},
@@ -66,6 +68,15 @@ TORCH_FREE = (
     "layers/results",
     "layers/closure",
     "layers/table",
+    "profilers/__init__",
+    "profilers/tools",
+    "profilers/reports",
+    "profilers/projection",
+    "profilers/metrics",
+    "profilers/nsys",
+    "profilers/ncu",
+    "profilers/nvtx",
+    "profilers/passing",
     "probes/__init__",
     "probes/energy",
     "probes/timing",

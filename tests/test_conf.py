@@ -20,7 +20,12 @@ OPTIONS = [
     (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("schema",)
 ]
 #: Options that need a value of the user's.
-GIVEN = {("model", "torchvision"): ["model.name=resnet18"], ("data", "images"): ["data.root=somewhere"]}
+GIVEN = {
+    ("model", "torchvision"): ["model.name=resnet18"],
+    ("model", "mmseg"): ["model.config=somewhere.py"],
+    ("data", "images"): ["data.root=somewhere"],
+    ("data", "cityscapes"): ["data.root=somewhere"],
+}
 GPUS = [path.stem for path in sorted((CONF / "gpu").glob("*.yaml"))]
 SHEETS = [name for name in GPUS if name not in ("auto", "cpu", "mps", "fake")]
 

@@ -645,7 +645,8 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
     [
         (["model=fake", "--config-dir=/somewhere"], "--config-dir=/somewhere"),
         (["model=fake", "hydra.searchpath=[/somewhere]"], "hydra.searchpath"),
-        (["model=fake", "profiler.command=[sh]"], "profiler.command"),
+        (["model=fake", "profiler=nsys", "profiler.tool=sh"], "profiler.tool"),
+        (["model=fake", "profiler=nsys", "profiler.options=[-x]"], "profiler.options"),
         (["model=fake", "model._target_=os.system"], "_target_"),
         (["model=fake", "seed=${oc.env:HOME}"], "oc.env"),
         (None, "does not say by which command"),

@@ -6,7 +6,21 @@ from collections.abc import Sequence
 
 import typer
 
-from perfexp.commands import clean, doctor, env, export, log, options, show, status, ui
+from perfexp.commands import (
+    clean,
+    doctor,
+    env,
+    export,
+    log,
+    make_data,
+    options,
+    roofline,
+    show,
+    speed,
+    stats,
+    status,
+    ui,
+)
 from perfexp.errors import PerfexpError
 
 app = typer.Typer(
@@ -21,9 +35,13 @@ app.command("list")(options.list_options)
 app.command("show")(show.show)
 app.command("status")(status.status)
 app.command("export")(export.export)
+app.command("roofline")(roofline.roofline)
+app.command("stats")(stats.stats)
+app.command("speed")(speed.speed)
 app.command("log")(log.log)
 app.command("ui")(ui.ui)
 app.command("clean")(clean.clean)
+app.command("make-data")(make_data.make_data)
 app.command("doctor")(doctor.doctor)
 app.command("env")(env.env)
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -19,17 +19,29 @@ from perfexp.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from perfexp.sinks.grid import Grid
 
+_LAYOUT = "cityscapes"
+_OVERRIDES = ("data", "data.root")
+
 
 def doctor(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="data.root=DIR", help="Look at this data set, as data=cityscapes takes it, instead."),
+    ] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="The device that is meant, as in gpu=NAME.")] = "auto",
     gpu_index: Annotated[int, typer.Option(metavar="N", min=0, help="Its number, as in gpu.index=N.")] = 0,
+    pairs: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Pictures and masks of each split that are read whole; 0 for all.")
+    ] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, with all facts.")] = False,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
 ) -> None:
-    """Tell whether this machine can measure, what is missing, and how to get it.
+    """Tell whether this machine can measure, what is missing, and how to get it; or whether a data set is whole.
 
     Exit code 0 if everything works that measuring on the device needs, 1 if something does not.
     """
+    if settings:
+        _examine(_data_root(settings), pairs, as_json=as_json)
     from perfexp.diagnosis import whole  # late: `perfexp --help` imports all commands
 
     choice = Choice(name=gpu, index=gpu_index)
@@ -100,14 +112,51 @@ def table(findings: Sequence[Finding]) -> Grid:
     )
 
 
+def _data_root(settings: Sequence[str]) -> Path:
+    """The folder that overrides name.
+
+    Raises:
+        UserError: they name none, or something else.
+    """
+    given = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
+    if wrong := [key for key in given if key not in ("data", "data.root")]:
+        raise UserError(
+            f"doctor takes data.root=DIR, not {wrong[0]}; of a device, say --gpu NAME. {did_you_mean(wrong[0], _OVERRIDES)}"
+        )
+    if given.get("data", _LAYOUT) != _LAYOUT:
+        raise UserError(f"data={given['data']}: doctor knows the folders of data={_LAYOUT} only.")
+    if not given.get("data.root"):
+        raise UserError("Which data? Say data.root=DIR.")
+    return Path(given["data.root"]).expanduser()
+
+
+def _examine(root: Path, pairs: int, *, as_json: bool) -> NoReturn:
+    """Tell whether a data set is whole, and end."""
+    from perfexp.data import cityscapes_folder
+    from perfexp.diagnosis import dataset, whole
+
+    facts = cityscapes_folder.survey(root, pairs)
+    findings = list(dataset.findings(facts))
+    works = whole.works(findings)
+    if as_json:
+        answer = {"works": works, "findings": list(map(dataclasses.asdict, findings)), "facts": facts}
+        typer.echo(json.dumps(answer, indent=1))
+    else:
+        _print(f"the data in {root}", findings, "it can be used" if works else "it can not be used")
+    raise typer.Exit(0 if works else 1)
+
+
 def _show(choice: Choice, findings: list[Finding], *, works: bool) -> None:
+    _print(f"this machine, for gpu={choice.name}", findings, "it can measure" if works else "it can not measure")
+
+
+def _print(title: str, findings: list[Finding], verdict: str) -> None:
     from perfexp.sinks.console import Console
 
     console = Console()
-    console.show_grid(f"this machine, for gpu={choice.name}", table(findings))
-    counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in Verdict}
-    told = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
-    console.note(f"{'it can measure' if works else 'it can not measure'}: {told}")
+    console.show_grid(title, table(findings))
+    counts = {each.value: sum(finding.verdict is each for finding in findings) for each in Verdict}
+    console.note(f"{verdict}: {', '.join(f'{count} {name}' for name, count in counts.items() if count)}")
 
 
 def _gpu_files(config_dir: Path | None) -> dict[str, dict[str, Any]]:

@@ -110,8 +110,15 @@ class Session(Protocol):
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""
 
+    def learn(self, batch: Batch) -> Any:
+        """The outputs from which a training's loss is taken; a model may compute its own losses in the same pass.
+
+        Args:
+            batch: on the device.
+        """
+
     def first_forward(self, batch: Batch) -> Any:
-        """`forward` of a size for the first time.
+        """`forward`, or in training `learn`, of a size for the first time.
 
         Raises:
             Unsupported: the model can't take inputs of this size or batch.

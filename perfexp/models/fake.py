@@ -155,6 +155,10 @@ class FakeSession:
             self._device.synchronize()
         return inputs
 
+    def learn(self, batch: Batch) -> Any:
+        """See `Session`."""
+        return self.forward(batch.inputs)
+
     def first_forward(self, batch: Batch) -> Any:
         """See `Session`; what is not supported was told by `random_batch`."""
         return self.forward(batch.inputs)

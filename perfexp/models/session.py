@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Any
 
 import torch
@@ -80,7 +80,7 @@ class TorchSession:
         if execution.channels_last:
             _make_channels_last(self.module)
         # A graph for each shape: one that serves many shapes is slower, and which one that is depends on their order.
-        self._run: Callable[[Any], Any] = (
+        self._run: Callable[..., Any] = (
             torch.compile(self.module, mode=execution.compile, dynamic=False) if execution.compile else self.module
         )
         self._scaler = self._new_scaler()
@@ -143,12 +143,16 @@ class TorchSession:
 
     def forward(self, inputs: Any) -> Any:
         """See `Session`."""
-        with autocast(self.precision, self.device):
+        with self._autocast():
             return self._run(inputs)
+
+    def learn(self, batch: Batch) -> Any:
+        """See `Session`."""
+        return self.forward(batch.inputs)
 
     def eager(self, inputs: Any) -> Any:
         """The model's outputs without the compiler."""
-        with autocast(self.precision, self.device):
+        with self._autocast():
             return self.module(inputs)
 
     def first_forward(self, batch: Batch) -> Any:
@@ -156,7 +160,7 @@ class TorchSession:
         if self._execution.compile:
             self._check_shape(batch.inputs)  # the compiler would make much ado of a shape that does not fit
         try:
-            return self.forward(batch.inputs)
+            return self.learn(batch) if self.module.training else self.forward(batch.inputs)
         except MODULE_ERRORS as error:
             if not self.device.is_out_of_memory(error):
                 self._check_shape(batch.inputs)
@@ -164,7 +168,7 @@ class TorchSession:
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """See `Session`."""
-        with autocast(self.precision, self.device):
+        with self._autocast():
             return self._kind.loss(outputs, targets)
 
     def backward(self, loss: Any) -> None:
@@ -192,8 +196,9 @@ class TorchSession:
         from perfexp.work.count import count
 
         try:
-            with self._mode(training=training), autocast(self.precision, self.device):
-                return count(self.module, inputs, backward=training)
+            with self._mode(training=training), self._autocast():
+                named = self._call_of(inputs, training=training)
+                return count(self.module, inputs, keywords=named, backward=training)
         except Inconclusive as error:
             raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
 
@@ -254,6 +259,18 @@ class TorchSession:
         """See `Session`."""
         return list(self._doubts)
 
+    def _autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.precision, self.device)
+
+    def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
+        """Keyword arguments of the module in a call with these inputs."""
+        return {}
+
+    def _fuses(self, settings: Mapping[str, Any]) -> bool:
+        """Whether an optimiser is to be the fused one: otherwise each step of the scaler waits for the device."""
+        scaled = self._scaler.is_enabled() and self.device.kind == "cuda"
+        return scaled and "foreach" not in settings and not settings.get("dampening")
+
     @contextmanager
     def _mode(self, *, training: bool) -> Iterator[None]:
         before = self.module.training
@@ -289,9 +306,8 @@ class TorchSession:
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not parameters:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
-        scaled = self._scaler.is_enabled() and self.device.kind == "cuda"
-        if scaled and "foreach" not in settings and not settings.get("dampening"):
-            settings = {"fused": True, **settings}  # otherwise each step of the scaler waits for the device
+        if self._fuses(settings):
+            settings = {"fused": True, **settings}
         if self._execution.cuda_graph and name in _CAPTURABLE:
             settings = {"capturable": True, **settings}
         try:

@@ -29,7 +29,7 @@ class Train:
 
         def forward() -> None:
             assert state.batch is not None
-            state.outputs = session.forward(state.batch.inputs)
+            state.outputs = session.learn(state.batch)
 
         def loss() -> None:
             assert state.batch is not None

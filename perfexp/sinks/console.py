@@ -18,7 +18,7 @@ from rich.text import Text
 
 from perfexp import units
 from perfexp.record import Record, Status, Sweep
-from perfexp.sinks import convolutions, overview, sweeps
+from perfexp.sinks import convolutions, overview, profiles, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
@@ -115,6 +115,8 @@ class Console:
         else:
             self._tables(record, known)
         self._remarks(record, known)
+        if marked := profiles.commands(record):
+            self._to_copy("to look at the marked call", marked)
         self._to_copy("files", [f"{folder}{os.sep}"])
         names = ", ".join(artifact.path for artifact in record.artifacts)
         if names and not self.quiet:
@@ -194,6 +196,10 @@ class Console:
         for first in firsts:
             lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
         self._section("first prediction of a fresh process", lines)
+        self._section("profile", profiles.sentences(record))
+        for title, grid in profiles.tables(record):
+            self._line(title, style="bold")
+            self._grid(grid)
 
     def _result_lines(self, known: Sequence[Row]) -> None:
         fields = varying(row.key for row in known) or ("input_size", "batch_size")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfexp.paths import RunPaths, SweepPaths, write_atomically
 from perfexp.record import Artifact, Record, Sweep
-from perfexp.sinks import areas, convolutions, layers, pictures, report, tables
+from perfexp.sinks import areas, convolutions, layers, pictures, profiles, report, tables
 from perfexp.sinks.chart import Bars, Chart, Strips
 from perfexp.sinks.subject import subject
 
@@ -55,6 +55,7 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         paths.report: "report",
         paths.log: "logs",
     }
+    kinds |= dict.fromkeys(_of_profiles(record, paths), "profiles")
     return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]
 
 
@@ -79,6 +80,12 @@ def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[A
         write_atomically(paths.picture, drawn)
     kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
     return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]
+
+
+def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
+    """What profilers left; a record is data, so only what the manifest names is taken for a file of this run."""
+    claimed = set(paths.claimed())
+    return [paths.root / name for name in profiles.files(record) if name in claimed]
 
 
 def _put(paths: RunPaths, path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Record
-from perfexp.sinks import convolutions, overview
+from perfexp.sinks import convolutions, overview, profiles
 from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
@@ -44,6 +44,7 @@ def markdown(record: Record) -> str:
         _times(record, known),
         _first_predictions(record),
         _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
+        _profile(record),
         _doubts(record, known),
         _section("Failures", _list(map(escape_markdown, failures(record)))),
         _section("Environment", _items(_environment(record.environment))),
@@ -77,6 +78,14 @@ def _first_predictions(record: Record) -> str:
     fields = varying(first.key for first in firsts) or ("input_size", "batch_size")
     lines = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
     return _section("First prediction of a fresh process", _list(map(escape_markdown, lines)))
+
+
+def _profile(record: Record) -> str:
+    """What a profiler saw, which is no time of the run."""
+    sentences = _list(map(escape_markdown, profiles.sentences(record)))
+    grids = [f"{escape_markdown(title)}\n\n{grid.markdown()}" for title, grid in profiles.tables(record)]
+    commands = "".join(f"    {command}\n" for command in profiles.commands(record))
+    return _section("Profile", "\n".join(filter(None, (sentences, *grids, commands))))
 
 
 def _doubts(record: Record, known: Sequence[Row]) -> str:

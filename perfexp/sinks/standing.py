@@ -14,6 +14,7 @@ import msgspec
 
 from perfexp import sweep, units
 from perfexp.errors import UserError
+from perfexp.profilers import is_profile
 from perfexp.record import Key, Status, is_layers, layers_key
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import Subject, one_line, subject
@@ -268,6 +269,8 @@ def _pairs(plan: Mapping[str, Any]) -> list[tuple[sweep.Size, int]]:
 
 
 def _count(total: Tally, key: Key, result: Result | None) -> None:
+    if is_profile(key):  # what looks on afterwards is no part of what is measured
+        return
     if result is not None:
         (total.statuses if key.is_timed else total.layers if is_layers(key) else total.first)[result.status] += 1
     elif is_layers(key):

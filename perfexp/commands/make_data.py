@@ -1,0 +1,51 @@
+"""make-data: a small data set in Cityscapes' layout from photographs, for trying out and timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfexp.errors import UserError
+
+_SMALLEST, _LARGEST = 32, 16384
+
+
+def make_data(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to: a folder that is empty or not there.")],
+    photographs: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Photographs to cut; by default the two that scikit-learn ships."),
+    ] = None,
+    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of each picture.")] = "1024x2048",
+    train: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Pictures of training.")] = 32,
+    val: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Pictures of evaluation.")] = 8,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the crops.")] = 0,
+) -> None:
+    """Make a small data set in Cityscapes' layout, for data=cityscapes: crops of photographs, and masks of 19 classes.
+
+    The masks come from colours and places: they are no truth. Use them to try out and to time, not to learn. The same
+    photographs, sizes, numbers and seed give the same pixels.
+    """
+    from perfexp.data import made_streets  # late: `perfexp --help` imports all commands
+    from perfexp.sweep import parse_sizes
+
+    [(height, width)] = parse_sizes(size)
+    if not (_SMALLEST <= height <= _LARGEST and _SMALLEST <= width <= _LARGEST):
+        raise UserError(f"--size {size}: from {_SMALLEST} to {_LARGEST} pixels.")
+    made_streets.make(
+        folder,
+        photographs=None if photographs is None else made_streets.photographs_in(photographs),
+        counts={"train": train, "val": val},
+        size=(height, width),
+        seed=seed,
+        progress=_tell if typer.get_text_stream("stderr").isatty() else lambda _: None,
+    )
+    typer.echo(f"{folder}: {train} pictures of training and {val} of evaluation, {height} × {width}.")
+    typer.echo(made_streets.NO_TRUTH)
+    typer.echo(f"Look at it: perfexp doctor data.root={folder}")
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"\r{text}   ", nl=False, err=True)

@@ -1,0 +1,126 @@
+"""speed: the speed JSON of trainings, from the logs of mmengine and mmcv or from runs' folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfexp.errors import UserError
+from perfexp.paths import RunPaths, write_atomically
+
+if TYPE_CHECKING:
+    from perfexp.speed import Facts, Mode, Speed
+
+_RECORD = "record.json"
+_LARGEST = 1_000_000
+_MODES = ("sp", "mp")
+
+
+def speed(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders."),
+    ],
+    skip: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Skip the first N lines about steps; by default until they are steady."),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Images per card and step.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Number of cards.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Bare name of the model.")] = None,
+    run_mode: Annotated[
+        str | None, typer.Option(metavar="sp|mp", help="One card or several; by default by their number.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(metavar="P", help="fp32, amp_fp16, ….")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to.")] = Path(),
+) -> None:
+    """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all cards.
+
+    Batch size, cards, model and precision are those that a log says; what it does not say has to be given, and what is
+    given counts more. The exit code is 1 where a training failed.
+    """
+    from perfexp.speed import Facts, Mode  # late: `perfexp --help` imports all commands
+
+    if run_mode not in (None, *_MODES):
+        raise UserError(f"--run-mode {run_mode!r}: say sp for one card or mp for several.")
+    for name, text in (("--model", model), ("--precision", precision)):
+        if text is not None and not text.strip():
+            raise UserError(f"{name} is empty.")
+    if not out.is_dir():
+        raise UserError(f"There is no folder {out}. Make it, or choose another with --out DIR.")
+    given = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
+    mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
+    for place in places:
+        try:
+            for found in _found(place, given, mode, skip):
+                _write(found, out, written, places)
+                worst = max(worst, int(found.failed))
+        except UserError as error:
+            typer.echo(f"error: {error}", err=True)
+            worst = error.exit_code
+    raise typer.Exit(worst)
+
+
+def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
+    """The trainings of one place.
+
+    Raises:
+        UserError: there is none, or it can't be read.
+    """
+    from perfexp.speed import Facts, of_log
+
+    if place.is_dir() or place.name == _RECORD:
+        if given != Facts() or mode or skip is not None:
+            raise UserError(f"{place}: options are for logs; a record says everything itself.")
+        yield from _of_runs(place)
+    else:
+        yield of_log(place, given, mode=mode, skip=skip)
+
+
+def _of_runs(place: Path) -> Iterator[Speed]:
+    """The trainings of a run, or of all runs below a folder."""
+    from perfexp.record import Record
+    from perfexp.sinks import folders
+    from perfexp.speed import of_record
+
+    refused: list[OSError] = []
+    files = list(folders.below(place, _RECORD, refused=refused.append)) if place.is_dir() else [place]
+    if refused:
+        raise UserError(f"{refused[0].filename} can't be read: {refused[0].strerror}.")
+    if not files:
+        raise UserError(
+            f"There is no {_RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
+            "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json."
+        )
+    found = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
+    if not found:
+        raise UserError(f"{place} holds no training: only mode=train and mode=train_inference have one.")
+    yield from found
+
+
+def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
+    """Write one, under a name that no other of this command has, and tell it."""
+    from perfexp.sinks.subject import one_line
+
+    path, number = out / found.file_name, 2
+    while path in written:
+        label = f"{found.label}_{number}" if found.label else str(number)
+        path, number = out / replace(found, label=label).file_name, number + 1
+    if path.resolve() in {place.resolve() for place in places}:
+        raise UserError(f"{path} is what is read. Choose another folder with --out DIR.")
+    folder = RunPaths(out)
+    try:
+        if folder.manifest.is_file():
+            folder.claim(path.absolute())
+        write_atomically(path, found.to_json())
+    except OSError as error:
+        raise UserError(f"{path} can't be written: {error.strerror}. Choose another folder with --out DIR.") from error
+    written.add(path)
+    figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
+    typer.echo(one_line(f"{path}: {figure} ({found.remark})"))

@@ -1,0 +1,99 @@
+"""stats: reports of a profile of nsys, made again or made of other kinds, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfexp.errors import PerfexpError, UserError
+
+if TYPE_CHECKING:
+    from perfexp.profilers import Found
+    from perfexp.profilers.tools import Tool
+
+
+def stats(
+    places: Annotated[
+        list[Path], typer.Argument(metavar="DIR|FILE.nsys-rep", help="A run's folder, one above some, or a profile.")
+    ],
+    report: Annotated[
+        list[str] | None,
+        typer.Option("--report", "-r", help="Of nsys stats (cuda_api_gpu_sum, …), several times or with commas."),
+    ] = None,
+    tool: Annotated[str | None, typer.Option(help="Path of nsys; by default it is looked for.")] = None,
+) -> None:
+    """Make reports of profiles of nsys again: CSVs beside each profile, and its top kernels.
+
+    Exit code 0 if every report of every profile has rows, 1 if one has none.
+    """
+    from perfexp.profilers import reports, tools  # late: `perfexp --help` imports all commands
+
+    wanted = reports.check(report or reports.DEFAULT)
+    profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
+    nsys = tools.find("nsys", tool)
+    good = True
+    for profile in profiles:
+        try:
+            good &= _show(nsys, profile, wanted)
+        except PerfexpError as error:
+            typer.echo(f"failed  {profile}: {error}", err=True)
+            good = False
+    raise typer.Exit(0 if good else 1)
+
+
+def _profiles(place: Path) -> Iterator[Path]:
+    """The profile that was named, or those in and below a folder; what was not imported only where nothing else is."""
+    from perfexp.profilers.nsys import ENDINGS
+
+    endings = (*ENDINGS, ".qdstrm")
+    if place.is_file():
+        if place.suffix not in endings:
+            raise UserError(f"{place} is no profile of nsys: name a FILE.nsys-rep, or a run's folder.")
+        yield place
+        return
+    if not place.is_dir():
+        raise UserError(f"{place}: there is no such file or folder.")
+    found = sorted(file for file in place.rglob("*") if file.suffix in endings and file.is_file())
+    found = [file for file in found if not file.is_symlink()]
+    done = {file.with_suffix("") for file in found if file.suffix in ENDINGS}
+    found = [file for file in found if file.suffix in ENDINGS or file.with_suffix("") not in done]
+    if not found:
+        raise UserError(f"{place}: there is no profile of nsys in it or below it; profiler=nsys makes one.")
+    yield from found
+
+
+def _show(nsys: Tool, profile: Path, wanted: list[str]) -> bool:
+    """Make the reports of one profile and print what came out; returns whether each has rows."""
+    from perfexp.paths import RunPaths
+    from perfexp.profilers import Place
+    from perfexp.profilers.nsys import evaluate, imported
+    from perfexp.sinks.console import Console
+    from perfexp.sinks.grid import Column, Grid
+    from perfexp.sinks.profiles import kernel_grid
+
+    paths = RunPaths(profile.parent)
+
+    def claim(path: Path) -> None:
+        """In a run's folder, what is written is the run's; elsewhere it is the user's."""
+        if paths.manifest.is_file():
+            paths.claim(path.absolute())
+
+    if profile.suffix == ".qdstrm":
+        claim(profile.with_suffix(".nsys-rep"))
+        profile = imported(nsys, profile)
+    place = Place(folder=profile.parent, stem=profile.stem)
+    found: Found = evaluate(nsys, profile, wanted, place, claim)
+    console, made, problems = Console(), found.facts["reports"], found.facts["problems"]
+    names = list(dict.fromkeys([*made, *problems]))
+    cells = [f"{made[name]['rows']} rows: {made[name]['file']}" if name in made else problems[name] for name in names]
+    columns = (
+        Column(title="report", cells=tuple(names), prose=True),
+        Column(title="what came out", cells=tuple(cells), prose=True),
+    )
+    console.show_grid(str(profile), Grid(columns=columns))
+    if kernels := found.facts["kernels"]:
+        console.show_grid(f"top kernels of {found.facts['kernel_names']}", kernel_grid(kernels))
+    return all(name in made for name in wanted)

@@ -1,0 +1,284 @@
+"""Cityscapes: pictures of streets with a class for each pixel, from a folder, through torch's DataLoader."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from perfexp.data.cityscapes_folder import CLASSES, MADE, Pair, find_pairs, read_mask, train_ids
+from perfexp.data.images import ImageBatches
+from perfexp.data.pictures import Split, read_picture, to_tensor
+from perfexp.errors import Unsupported, UserError
+from perfexp.models import Batch, Session
+
+#: A random crop shows the picture at so many times its own size (pytorch/vision, references/segmentation/presets.py,
+#: and the pipelines of mmsegmentation).
+_SCALES = (0.5, 2.0)
+
+#: A picture and the train ids of its pixels, as a preparation leaves them; or why there are none.
+Sample = tuple[torch.Tensor, torch.Tensor] | UserError
+
+
+class Preparation(Protocol):
+    """What becomes of a pair in the loader's processes."""
+
+    def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+        """A sample.
+
+        Args:
+            pair: of files.
+
+        Raises:
+            UserError: they can't be used.
+        """
+
+    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
+        """Inputs and targets of a batch, on the host, as the session places them.
+
+        Args:
+            samples: of the batch.
+
+        Raises:
+            UserError: they can't be one batch.
+        """
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """A session whose model comes with a configuration of mmsegmentation, and so with pipelines for its pictures."""
+
+    @property
+    def config(self) -> Any:
+        """The configuration."""
+
+
+class Cityscapes:
+    """A folder with leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and gtFine/{train,val}/CITY/*_gtFine_labelTrainIds.png.
+
+    Masks with label ids (*_gtFine_labelIds.png) serve as well. A model of mmsegmentation gets its pictures by the
+    pipelines of its configuration, any other one by random crops, or in evaluation whole.
+
+    Args:
+        root: the folder.
+        workers: processes that load pictures; 0 loads them between the model's calls.
+        pin_memory: whether batches are put where a CUDA device can fetch them by itself.
+        prefetch_factor: batches that each worker loads ahead.
+
+    Raises:
+        UserError: the folder lacks something.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        workers: int = 2,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+    ) -> None:
+        if workers < 0 or prefetch_factor < 1:
+            raise UserError(f"data.workers={workers} data.prefetch_factor={prefetch_factor}: at least 0 and 1.")
+        self._root = Path(root).expanduser()
+        self._workers, self._pin_memory, self._prefetch_factor = workers, pin_memory, prefetch_factor
+        self._train, self._val = find_pairs(self._root, "train"), find_pairs(self._root, "val")
+        self.labelled = not (self._root / MADE).is_file()  # an accuracy on made masks would mean nothing
+        self.num_classes: int | None = len(CLASSES)
+        self.num_samples: int | None = len(self._train)
+        self.held_out = True
+
+    @contextmanager
+    def open(
+        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+    ) -> Iterator[StreetBatches]:
+        """See `Data`."""
+        pairs = self._train if training else self._val
+        if training and len(pairs) < batch_size:
+            raise Unsupported(
+                f"There are {len(pairs)} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size."
+            )
+        order = _Order(len(pairs), seed if training else None)
+        preparation = _preparation(session, input_size, training=training)
+        if not self._workers:  # the pipelines of mmsegmentation draw from these; torch seeds those of its workers
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+        loader: DataLoader[Sample] = DataLoader(
+            _Streets(pairs, preparation),
+            batch_size=batch_size,
+            sampler=order,
+            drop_last=training,  # a smaller call would be another measurement
+            num_workers=self._workers,
+            persistent_workers=self._workers > 0,  # starting over must not start processes
+            prefetch_factor=self._prefetch_factor if self._workers else None,
+            pin_memory=self._pin_memory and torch.cuda.is_available(),
+            collate_fn=_Collate(preparation.collate),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        batches = StreetBatches(loader, order, [pair.picture for pair in pairs], batch_size, session)
+        try:
+            yield batches
+        finally:
+            batches.close()
+
+
+class StreetBatches(ImageBatches):
+    """Batches of pictures that follow one another without end, so that no pass over the data begins with a wait.
+
+    Args:
+        loader: gives inputs and targets on the host.
+        order: of its samples.
+        files: the pictures.
+        batch_size: of a full batch.
+        session: the model that takes them.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Sample], order: _Order, files: list[Path], batch_size: int, session: Session
+    ) -> None:
+        super().__init__(
+            loader,  # type: ignore[arg-type]  # of other samples
+            Split(files=files, labels=None, classes=[]),
+            batch_size,
+            session,
+        )
+        self._order = order
+
+    def epoch(self) -> Iterator[Batch]:
+        """See `Batches`. In evaluation the last one may be smaller.
+
+        Raises:
+            UserError: a picture or a mask can't be used.
+            PerfexpError: a worker process died.
+        """
+        self._order.endless = False
+        try:
+            yield from super().epoch()
+        finally:
+            self._order.endless = True
+
+
+class Crops:
+    """Preparation of pictures for any model: of training random crops, half of them mirrored, of evaluation the whole.
+
+    A crop shows the picture at half its size up to twice, or at as much more as it takes to fill the crop.
+
+    Args:
+        size: height and width of what the model takes.
+        training: at random.
+        classes: that the model tells apart.
+    """
+
+    def __init__(self, size: tuple[int, int], *, training: bool, classes: int) -> None:
+        self._size, self._training, self._classes = size, training, classes
+
+    def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Preparation`: float32 (3, height, width), normalised, and int64 (height, width)."""
+        picture = read_picture(pair.picture)
+        whole = (picture.height, picture.width)
+        mask = Image.fromarray(train_ids(read_mask(pair.mask), pair, size=whole, classes=self._classes))
+        box = self._random_box(whole) if self._training else (0, 0, picture.width, picture.height)
+        shape = (self._size[1], self._size[0])
+        picture = picture.resize(shape, Image.Resampling.BILINEAR, box=box)
+        mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
+        if self._training and torch.rand(()) < 0.5:
+            picture, mask = ImageOps.mirror(picture), ImageOps.mirror(mask)
+        return to_tensor(picture), torch.from_numpy(np.array(mask)).long()
+
+    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
+        """See `Preparation`."""
+        return torch.stack([sample[0] for sample in samples]), torch.stack([sample[1] for sample in samples])
+
+    def _random_box(self, whole: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of a part of a picture of this height and width; drawn from torch's generator."""
+        fraction, across, down = torch.rand(3).tolist()
+        filling = max(self._size[0] / whole[0], self._size[1] / whole[1])
+        scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)
+        height, width = min(self._size[0] / scale, whole[0]), min(self._size[1] / scale, whole[1])
+        left, top = across * (whole[1] - width), down * (whole[0] - height)
+        return left, top, min(left + width, whole[1]), min(top + height, whole[0])
+
+
+def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> Preparation:
+    classes = min(len(CLASSES), session.num_classes or len(CLASSES))
+    if isinstance(session, Configured):
+        from perfexp.data.mmseg_pipeline import Pipeline  # late: mmsegmentation is asked for by its models only
+
+        return Pipeline(session.config, size, training=training, classes=classes)
+    return Crops(size, training=training, classes=classes)
+
+
+class _Order(Sampler[int]):
+    """The order of samples, one pass after the other.
+
+    Args:
+        count: of samples.
+        seed: of another order in each pass, or None for theirs.
+
+    Attributes:
+        endless: whether an iteration goes on after a pass; asked for when it begins.
+    """
+
+    def __init__(self, count: int, seed: int | None) -> None:
+        self._count = count
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.endless = True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        endless = self.endless
+        while True:
+            if self._generator is None:
+                yield from range(self._count)
+            else:
+                yield from torch.randperm(self._count, generator=self._generator).tolist()
+            if not endless:
+                return
+
+
+class _Streets(Dataset[Sample]):
+    """The prepared pairs of a split. An error is a sample: torch would wrap its message into a stack's."""
+
+    def __init__(self, pairs: list[Pair], preparation: Preparation) -> None:
+        self._pairs, self._preparation = pairs, preparation
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> Sample:
+        try:
+            return self._preparation(self._pairs[index])
+        except UserError as error:
+            return error
+
+
+class _Collate:
+    """Samples as a batch on the host; the first error instead, if there is one.
+
+    Args:
+        together: of samples without errors.
+    """
+
+    def __init__(
+        self, together: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], tuple[Sized, torch.Tensor]]
+    ) -> None:
+        self._together = together
+
+    def __call__(self, samples: list[Sample]) -> tuple[Sized, torch.Tensor] | UserError:
+        good = []
+        for sample in samples:
+            if isinstance(sample, UserError):
+                return sample
+            good.append(sample)
+        try:
+            return self._together(good)
+        except UserError as error:
+            return error

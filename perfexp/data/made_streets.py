@@ -1,0 +1,202 @@
+"""Made streets: a small data set in Cityscapes' layout from any photographs, with masks that are no truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFilter, ImageOps
+
+from perfexp.data.cityscapes_folder import CLASSES, MADE, VOID, mask_of, picture_of
+from perfexp.errors import UserError
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+#: Name of the only city.
+_CITY = "made"
+#: A crop takes at least this part of the largest one that fits into its photograph.
+_SMALLEST_CROP = 0.5
+#: Masks are made on pictures so many times smaller, as regions of a few pixels are nobody's.
+_COARSER = 4
+_ROUNDS = 8
+#: How much the place of a pixel counts beside its colour, both from 0 to 1.
+_PLACE = 0.5
+#: The part of a picture at its lower edge that is void, as the bonnet of the car is in Cityscapes.
+_VOID_BELOW = 0.05
+#: The part of the pixels that fit no class well, which are void too.
+_VOID_FAR = 0.02
+NO_TRUTH = (
+    "The masks are made from colours and places: they are no truth. Use them to try out and to time, not to learn."
+)
+
+
+def photographs_in(folder: Path) -> list[Path]:
+    """The photographs in a folder, by name.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _EXTENSIONS and file.is_file())
+    if not files:
+        raise UserError(f"There are no photographs in {folder}. Looked for: {', '.join(_EXTENSIONS)}.")
+    return files
+
+
+def public_photographs() -> list[tuple[str, Image.Image]]:
+    """The two that scikit-learn ships, with their names.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError as error:
+        raise UserError(
+            "Without --photographs FOLDER the two of scikit-learn are taken, which is not installed. "
+            "pip install scikit-learn"
+        ) from error
+    shipped = load_sample_images()
+    return [
+        (f"scikit-learn: {Path(name).name}", Image.fromarray(pixels))
+        for name, pixels in zip(shipped.filenames, shipped.images, strict=True)
+    ]
+
+
+def make(
+    root: Path,
+    *,
+    photographs: Sequence[Path] | None,
+    counts: dict[str, int],
+    size: tuple[int, int],
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Write the data set.
+
+    Args:
+        root: a folder that is empty or not there.
+        photographs: files, or None for those of scikit-learn.
+        counts: pictures by split.
+        size: height and width of each.
+        seed: the same photographs, counts, size and seed give the same pixels.
+        progress: told of each picture.
+
+    Raises:
+        UserError: a photograph can't be read, or the folder is not empty or can't be written.
+    """
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
+    sources = public_photographs() if photographs is None else [(file.name, _read(file)) for file in photographs]
+    about = {
+        "made_by": "perfexp make-data",
+        "masks": NO_TRUTH,
+        "seed": seed,
+        "size": list(size),
+        "pictures": counts,
+        "photographs": [name for name, _ in sources],
+    }
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MADE).write_text(
+            json.dumps(about, indent=1) + "\n", encoding="utf-8"
+        )  # first: whatever is there is made
+        for number, (split, count) in enumerate(counts.items()):
+            for index in range(count):
+                _make_pair(root, split, index, sources, size, np.random.default_rng([seed, number, index]))
+                progress(f"{split} {index + 1} of {count}")
+    except OSError as error:
+        raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
+
+
+def _make_pair(
+    root: Path,
+    split: str,
+    index: int,
+    sources: Sequence[tuple[str, Image.Image]],
+    size: tuple[int, int],
+    random: np.random.Generator,
+) -> None:
+    name = f"{_CITY}/{_CITY}_{index:06}_000019"
+    picture = crop(sources[index % len(sources)][1], size, random)
+    for file, image in (
+        (picture_of(root, split, name), picture),
+        (mask_of(root, split, name), Image.fromarray(regions(picture, random))),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+
+
+def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:
+    """A random part of a photograph, resized to a height and width; half of them mirrored.
+
+    Args:
+        photograph: in RGB.
+        size: height and width.
+        random: what is drawn from.
+    """
+    largest = min(photograph.height / size[0], photograph.width / size[1])
+    part = largest * random.uniform(_SMALLEST_CROP, 1)
+    height, width = part * size[0], part * size[1]
+    left, top = random.uniform(0, photograph.width - width), random.uniform(0, photograph.height - height)
+    cut = photograph.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
+    return ImageOps.mirror(cut) if random.random() < 0.5 else cut
+
+
+def regions(picture: Image.Image, random: np.random.Generator) -> Pixels:
+    """A mask of a picture: regions of like colour and place, numbered by brightness, and void where nothing fits.
+
+    K-means (Lloyd, "Least squares quantization in PCM") on a smaller picture, and a filter that gives each pixel the
+    number that is the most frequent around it.
+
+    Args:
+        picture: in RGB.
+        random: what is drawn from.
+    """
+    small = picture.reduce(_COARSER) if min(picture.size) >= 8 * _COARSER else picture
+    features = _features(small)
+    centres = features[random.choice(len(features), size=min(len(CLASSES), len(features)), replace=False)]
+    for _ in range(_ROUNDS):
+        nearest, _distance = _nearest(features, centres)
+        for each in range(len(centres)):
+            if (members := nearest == each).any():
+                centres[each] = features[members].mean(axis=0)
+    centres = centres[np.argsort(centres[:, :3].sum(axis=1), kind="stable")]
+    nearest, distance = _nearest(features, centres)
+    numbers = nearest.astype(np.uint8)
+    numbers[distance > np.quantile(distance, 1 - _VOID_FAR)] = VOID
+    coarse = Image.fromarray(numbers.reshape(small.height, small.width)).filter(ImageFilter.ModeFilter(5))
+    mask = np.array(coarse.resize(picture.size, Image.Resampling.NEAREST))
+    mask[round(mask.shape[0] * (1 - _VOID_BELOW)) :] = VOID
+    return mask
+
+
+def _features(picture: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Colour and place of each pixel, (pixels, 5)."""
+    colours = np.asarray(picture, np.float32).reshape(-1, 3) / 255
+    down, across = np.mgrid[: picture.height, : picture.width].astype(np.float32)
+    places = np.stack([down.ravel() / picture.height, across.ravel() / picture.width], axis=1)
+    return np.concatenate([colours, _PLACE * places], axis=1)
+
+
+def _nearest(
+    features: np.ndarray[Any, np.dtype[np.float32]], centres: np.ndarray[Any, np.dtype[np.float32]]
+) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.float32]]]:
+    """The number of the nearest centre, and the squared distance to it, for each row."""
+    distances = np.stack([((features - centre) ** 2).sum(axis=1) for centre in centres])
+    return distances.argmin(axis=0), distances.min(axis=0)
+
+
+def _read(file: Path) -> Image.Image:
+    try:
+        with Image.open(file) as picture:
+            return picture.convert("RGB")
+    except MemoryError:
+        raise
+    except Exception as error:  # each of PIL's decoders has errors of its own
+        raise UserError(f"{file} can't be read as a picture: {error}. Take it out of the folder.") from error

@@ -1,0 +1,68 @@
+"""Dataset: what a look into Cityscapes' folder means for data=cityscapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfexp.diagnosis import Finding, fail, ok, warn
+
+#: So many things that are wrong with pairs are told of a split; the rest is counted.
+_TOLD = 3
+
+
+def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """A line for what was looked at; of a split without folders only what is missing.
+
+    Args:
+        facts: `made`, whether the masks are no truth, `where` to get the data, and `splits`, each with `missing` or with `pictures`, `masks`,
+            `pairs`, `label_ids`, `without_mask`, `without_picture`, `read` and `problems`.
+    """
+    told = set()
+    for split, of_split in facts["splits"].items():
+        if missing := of_split["missing"]:
+            if missing not in told:
+                told.add(missing)
+                yield fail(split, f"there is no folder {missing}", facts["where"])
+        else:
+            yield _counts(split, of_split)
+            yield from _lonely_masks(split, of_split)
+            yield from _read(split, of_split)
+    if facts["made"]:
+        remedy = "use it to try out and to time; no accuracy is reported"
+        yield warn("masks", "made by perfexp make-data from colours: they are no truth", remedy)
+
+
+def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
+    found = f"{facts['pictures']} pictures, {facts['masks']} masks, {facts['pairs']} pairs"
+    if not facts["pictures"]:
+        return fail(split, found, "put pictures CITY/*_leftImg8bit.png there")
+    if facts["without_mask"]:
+        missing = facts["pictures"] - facts["pairs"]
+        return fail(
+            split,
+            f"{found}; {missing} without a mask, the first is {facts['without_mask'][0]}",
+            "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png",
+        )
+    if facts["label_ids"]:
+        return ok(split, f"{found}; {facts['label_ids']} masks hold label ids, which become train ids as they are read")
+    return ok(split, found)
+
+
+def _lonely_masks(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if facts["without_picture"]:
+        lonely = facts["masks"] - facts["pairs"]
+        found = f"{lonely} masks have no picture, the first is {facts['without_picture'][0]}"
+        yield warn(f"{split} masks", found, "get the pictures; these masks are not used")
+
+
+def _read(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    check = f"{split} files"
+    problems = facts["problems"]
+    for problem in problems[:_TOLD]:
+        yield fail(check, problem, "")
+    if len(problems) > _TOLD:
+        yield fail(check, f"{len(problems)} of {facts['read']} pairs that were read can't be used", "--json tells all")
+    if facts["read"] and not problems:
+        whole = "all" if facts["read"] == facts["pairs"] else f"{facts['read']} of {facts['pairs']}, evenly spread,"
+        yield ok(check, f"{whole} read whole: pictures and masks agree, labels from 0 to 18 and 255")

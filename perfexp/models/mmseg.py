@@ -1,0 +1,436 @@
+"""Mmseg: the models of mmsegmentation, by the name or the path of their configuration, without downloading anything."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfexp.devices import Device
+from perfexp.errors import UserError, did_you_mean
+from perfexp.models import Batch, Execution, Precision
+from perfexp.models.kinds import VOID, Segmentation, main_output
+from perfexp.models.kinds import correct as correct_pixels
+from perfexp.models.session import TorchSession, begin_momentum
+from perfexp.models.torchvision_import import import_torchvision
+from perfexp.models.weights import find_weights, load_weights, read_weights
+from perfexp.work import Work
+from perfexp.work.tensors import tensors_in
+
+_INSTALL = "pip install 'perfexp[seg]'"
+#: Distributions that have the package mmseg: the maintained one, and the one that it was forked from.
+_DISTRIBUTIONS = ("onedl-mmsegmentation", "mmsegmentation")
+#: Where mmsegmentation's wheels keep its configurations.
+_CONFIGS = Path(".mim") / "configs"
+#: What a configuration names to be downloaded or read when its model is built.
+_DOWNLOADS = ("init_cfg", "pretrained")
+
+
+class Mmseg:
+    """A model as a configuration of mmsegmentation describes it.
+
+    Args:
+        name: what to call it.
+        config: the name of one of mmsegmentation's own configurations, or the path of a file.
+        weights: None for random ones; otherwise a file.
+        weights_dir: folder of weight files; without `weights`, the file there that has the model's name is taken.
+        num_classes: None for those of the data, or the configuration's.
+        output: of an inference: `raw`, the scores as the decode head leaves them (mmsegmentation's mode `tensor`), or
+            `predict`, resized to the picture and decided for a class, as its users get them.
+        optimizer: `own`, with the schedule, both of the configuration; or `mode`, that of the mode.
+        options: what else is set in the configuration, by dotted keys.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        config: str,
+        weights: str | None = None,
+        weights_dir: str | None = None,
+        num_classes: int | None = None,
+        output: str = "raw",
+        optimizer: str = "own",
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        for setting, value, choices in (
+            ("output", output, ("raw", "predict")),
+            ("optimizer", optimizer, ("own", "mode")),
+        ):
+            if value not in choices:
+                raise UserError(f"model.{setting}={value}: {' or '.join(choices)}.")
+        self.name = name
+        self._config, self._options = config, dict(options or {})
+        self._weights, self._weights_dir = weights, None if weights_dir is None else Path(weights_dir)
+        self._num_classes, self._output, self._optimizer = num_classes, output, optimizer
+
+    def open(
+        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+    ) -> MmsegSession:
+        """See `Model`."""
+        package = import_mmseg()
+        config, source = read_config(self._config, Path(package.__file__).parent / _CONFIGS, self._options)
+        classes = self._num_classes or num_classes
+        if classes is not None:
+            _tell_apart(config.model, classes)
+        classes = _classes(config.model)
+        if num_classes is not None and num_classes > classes:
+            raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
+        alone = _without_other_cards(config.model)
+        torch.manual_seed(seed)
+        module = _build(config.model, self._config)
+        file = None
+        if self._weights is not None or self._weights_dir is not None:
+            file = find_weights(self.name, self._weights, self._weights_dir)
+            load_weights(module, read_weights(file), file)
+        return MmsegSession(
+            module,
+            config=config,
+            output=self._output,
+            own_optimizer=self._optimizer == "own",
+            kind=Segmentation(classes),
+            name=self.name,
+            device=device,
+            precision=precision,
+            execution=execution,
+            facts={
+                "weights": str(file or f"random, seed {seed}"),
+                "config": source,
+                "mmsegmentation": _version(),
+                "output": self._output,
+                **({"sync_batch_norm": "as batch norm, on one card"} if alone else {}),
+            },
+            doubts=[],
+        )
+
+
+@dataclass
+class Pictures:
+    """Pictures of a batch as a pipeline of mmsegmentation leaves them on the host.
+
+    Attributes:
+        tensors: uint8 (3, height, width) each.
+        size: height and width of the batch, to which smaller ones are padded in training.
+        training: whether they are from the training pipeline.
+    """
+
+    tensors: list[torch.Tensor]
+    size: tuple[int, int]
+    training: bool
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def pin_memory(self) -> Pictures:
+        """The same where a CUDA device can fetch them by itself; torch's DataLoader calls it."""
+        return replace(self, tensors=[each.pin_memory() for each in self.tensors])
+
+
+class MmsegSession(TorchSession):
+    """A model of mmsegmentation on a device: it learns by its own loss, optimiser and schedule.
+
+    Args:
+        module: a segmentor.
+        config: of mmengine's, with `optim_wrapper` and `param_scheduler`.
+        output: see `Mmseg`.
+        own_optimizer: whether the configuration's is taken.
+        session: settings of `TorchSession`.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any
+    ) -> None:
+        super().__init__(module, **session)
+        self._config, self._output, self._own_optimizer = config, output, own_optimizer
+        self._preprocessor: Any = None
+
+    @property
+    def config(self) -> Any:
+        """The configuration, of mmengine's: the data takes its pipelines from there."""
+        return self._config
+
+    def place(self, batch: Batch) -> Batch:
+        """See `Session`. Pictures of a pipeline go through the configuration's data_preprocessor, on the device."""
+        if isinstance(batch.inputs, Pictures):
+            batch = Batch(inputs=self._preprocessed(batch.inputs), targets=batch.targets)
+        return super().place(batch)
+
+    def forward(self, inputs: Any) -> Any:
+        """See `Session`."""
+        if self._output == "raw":
+            return super().forward(inputs)
+        with self._autocast():
+            return self._run(inputs, _samples(inputs), mode="predict")
+
+    def learn(self, batch: Batch) -> Any:
+        """See `Session`. The model computes its losses itself, in the forward pass: a mapping of them."""
+        with self._autocast():
+            return self._run(batch.inputs, _samples(batch.inputs, batch.targets), mode="loss")
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """See `Session`. The sum of the losses, as mmengine takes it."""
+        module: Any = self.module
+        return module.parse_losses(outputs)[0]
+
+    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
+        """See `Session`."""
+        if isinstance(outputs, Mapping):  # of a training: the decode head tells the share itself, in per cent
+            shares = [value for name, value in outputs.items() if name.endswith("acc_seg") and "aux" not in name]
+            counted = int((targets != VOID).sum())
+            return round(float(shares[-1]) / 100 * counted) if shares else 0, counted
+        if isinstance(outputs, list):
+            outputs = torch.stack([sample.seg_logits.data for sample in outputs])
+        scores = torch.nn.functional.interpolate(main_output(outputs), targets.shape[-2:], mode="bilinear")
+        return correct_pixels(scores, targets)
+
+    def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
+        """See `Session`. The configuration's optimiser and schedule, unless the mode's are asked for.
+
+        Raises:
+            UserError: the configuration's can't be built.
+        """
+        if not self._own_optimizer:
+            return super().optimizer(settings)
+        wrapper, schedules = self._own_training()
+        optimizer: torch.optim.Optimizer = wrapper.optimizer
+        self._scaler = scaler = self._new_scaler()
+
+        def update() -> None:
+            if wrapper.clip_grad_kwargs:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), **wrapper.clip_grad_kwargs)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            for schedule in schedules:
+                schedule.step()
+
+        return update
+
+    def work(self, inputs: Any, *, training: bool) -> Work:
+        """See `Session`. Of a training without its losses, as of any model."""
+        with _without_losses(self.module):
+            return super().work(inputs, training=training)
+
+    def facts(self) -> dict[str, Any]:
+        """See `Session`."""
+        if not (self._own_optimizer and "optim_wrapper" in self._config):
+            return super().facts()
+        schedules = [str(each["type"]) for each in self._config.get("param_scheduler", [])]
+        optimizer = str(self._config.optim_wrapper.optimizer.type)
+        return {**super().facts(), "optimizer": optimizer, "schedule": schedules}
+
+    def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
+        """See `TorchSession`."""
+        if not training:
+            return {}
+        targets = self._kind.random_targets(inputs.shape[-2:], len(inputs), torch.Generator())
+        assert targets is not None
+        return {"data_samples": _samples(inputs, targets.to(inputs.device)), "mode": "loss"}
+
+    def _preprocessed(self, pictures: Pictures) -> torch.Tensor:
+        """Float32 (batch, 3, height, width): channels in order, normalised, padded to the size and stacked.
+
+        Raises:
+            UserError: the configuration has no data_preprocessor that does so.
+        """
+        from mmengine.registry import DefaultScope
+        from mmseg.registry import MODELS
+        from mmseg.structures import SegDataSample
+
+        if self._preprocessor is None:  # not the module's own, which has the data type of its weights
+            described = self._config.model.get("data_preprocessor") or {"type": "SegDataPreProcessor"}
+            with DefaultScope.overwrite_default_scope("mmseg"):
+                self._preprocessor = MODELS.build(described).to(self.device.identifier)
+            self._preprocessor.size_divisor = self._preprocessor.test_cfg = None
+        self._preprocessor.size = pictures.size
+        overlapped = self.device.kind == "cuda"
+        inputs = [each.to(self.device.identifier, non_blocking=overlapped) for each in pictures.tensors]
+        samples = [SegDataSample() for _ in inputs]
+        data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=pictures.training)
+        if not isinstance(data["inputs"], torch.Tensor):
+            raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack pictures.")
+        return data["inputs"]
+
+    def _own_training(self) -> tuple[Any, list[Any]]:
+        """The optimiser in the wrapper of mmengine, and its schedules; precision and accumulation are perfexp's."""
+        from mmengine.optim import build_optim_wrapper
+        from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
+
+        settings = self._config.get("optim_wrapper")
+        if settings is None:
+            raise UserError("This configuration has no optim_wrapper to train by; say model.optimizer=mode.")
+        described = {**settings, "type": "OptimWrapper", "optimizer": {**settings["optimizer"]}}
+        for taken in ("accumulative_counts", "loss_scale", "dtype"):
+            described.pop(taken, None)
+        if self._fuses(described["optimizer"]):
+            described["optimizer"]["fused"] = True
+        with DefaultScope.overwrite_default_scope("mmseg"):
+            try:
+                wrapper = build_optim_wrapper(self.module, described)
+                schedules = [
+                    PARAM_SCHEDULERS.build(dict(each), default_args={"optimizer": wrapper})
+                    for each in self._config.get("param_scheduler", [])
+                    if not each.get("by_epoch", True)
+                ]
+            except (TypeError, ValueError, KeyError, RuntimeError) as error:
+                raise UserError(
+                    f"The configuration's optimizer can't be built: {error}. Say model.optimizer=mode for the mode's."
+                ) from error
+        if described["optimizer"].get("fused") and described["optimizer"].get("momentum"):
+            begin_momentum(wrapper.optimizer, [each for each in self.module.parameters() if each.requires_grad])
+        return wrapper, schedules
+
+
+@functools.cache
+def import_mmseg() -> Any:
+    """The package mmseg with its models registered.
+
+    Raises:
+        UserError: it is not installed, or does not fit what is.
+    """
+    import_torchvision()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # on operators that no model here needs
+            import mmseg
+            import mmseg.models
+    except ImportError as error:
+        raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {_INSTALL}") from error
+    except AssertionError as error:  # so it refuses versions of mmcv and mmengine
+        raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {_INSTALL}") from error
+    return mmseg
+
+
+def read_config(name: str, folder: Path, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """A configuration whose model can be built without downloads, and where it comes from.
+
+    Args:
+        name: of a file in or below the folder, with or without `.py`; or the path of one elsewhere.
+        folder: mmsegmentation's own.
+        options: values by dotted keys.
+
+    Raises:
+        UserError: there is none, or it can't be read.
+    """
+    from mmengine.config import Config
+
+    path = Path(name).expanduser()
+    if not path.is_file():
+        known = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
+        if path.stem not in known or (len(path.parts) > 1 and not (folder / path.with_suffix(".py")).is_file()):
+            raise UserError(
+                f"model.config={name} is neither a file nor one of mmsegmentation's {len(known)} configurations. "
+                f"{did_you_mean(path.stem, known)}"
+            )
+        path = known[path.stem]
+    try:
+        config = Config.fromfile(path)
+        config.merge_from_dict(dict(options))
+    except Exception as error:  # a configuration is code
+        raise UserError(f"{path} can't be read as a configuration: {type(error).__name__}: {error}") from error
+    if "model" not in config:
+        raise UserError(f"{path} describes no model.")
+    for node in _nodes(config.model):
+        for key in _DOWNLOADS:
+            node.pop(key, None)
+    with suppress(ValueError):
+        return config, path.relative_to(folder).as_posix()
+    return config, str(path)
+
+
+def _build(described: Any, name: str) -> torch.nn.Module:
+    from mmengine.registry import DefaultScope
+    from mmseg.registry import MODELS
+
+    with DefaultScope.overwrite_default_scope("mmseg"):
+        try:
+            module = MODELS.build(described)
+        except (KeyError, TypeError, ValueError, AssertionError, ImportError, AttributeError) as error:
+            raise UserError(f"The model of {name} can't be built: {error}") from error
+    if not hasattr(module, "decode_head"):
+        raise UserError(f"{name} describes a {type(module).__name__}, which is no segmentor with a decode head.")
+    assert isinstance(module, torch.nn.Module)
+    return module
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """All mappings of a configuration."""
+    if isinstance(node, Mapping):
+        yield node
+        for value in list(node.values()):
+            yield from _nodes(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _nodes(value)
+
+
+def _heads(model: Any) -> Iterator[Any]:
+    for key in ("decode_head", "auxiliary_head"):
+        head = model.get(key)
+        yield from head if isinstance(head, list | tuple) else [head] if head else []
+
+
+def _classes(model: Any) -> int:
+    heads = [head for head in _heads(model) if "num_classes" in head]
+    if not heads:
+        raise UserError("The configuration's heads do not tell how many classes they tell apart.")
+    return int(heads[0]["num_classes"])
+
+
+def _tell_apart(model: Any, classes: int) -> None:
+    for head in _heads(model):
+        head["num_classes"] = classes
+
+
+def _without_other_cards(model: Any) -> bool:
+    """Replace the batch norm that asks other cards, as one alone can't; whether there was any."""
+    found = False
+    for node in _nodes(model):
+        if node.get("type") == "SyncBN":
+            node["type"], found = "BN", True
+    return found
+
+
+def _version() -> str:
+    """Name and version of the distribution that has the package."""
+    for name in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}"
+    return "unknown"
+
+
+@contextmanager
+def _without_losses(module: torch.nn.Module) -> Iterator[None]:
+    """The heads give the sum of their scores instead of their losses, which may ask for the numbers in the labels."""
+    heads = [head for head in module.modules() if hasattr(head, "loss_by_feat")]
+    for head in heads:
+        vars(head)["loss_by_feat"] = lambda scores, *_, **__: {"loss": sum(each.sum() for each in tensors_in(scores))}
+    try:
+        yield
+    finally:
+        for head in heads:
+            del vars(head)["loss_by_feat"]
+
+
+def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[Any]:
+    """What mmsegmentation calls data samples: the pictures' sizes, and their labels if there are any."""
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    size = tuple(inputs.shape[-2:])
+    about = {"img_shape": size, "ori_shape": size, "pad_shape": size, "padding_size": [0, 0, 0, 0]}
+    samples = []
+    for index in range(len(inputs)):
+        sample = SegDataSample(metainfo=about)
+        if targets is not None:
+            sample.gt_sem_seg = PixelData(data=targets[index][None])
+        samples.append(sample)
+    return samples

@@ -1,0 +1,194 @@
+"""kineto: a few calls as torch's own profiler sees them, on any device: a trace, the operators, memory over time.
+
+The trace opens in https://ui.perfetto.dev, chrome://tracing and TensorBoard. Source:
+https://docs.pytorch.org/docs/stable/profiler.html
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perfexp.paths import write_atomically
+from perfexp.profilers import About, Found, Marks, Place, ProfilerFailed, Settings
+
+#: What TensorBoard's plug-in looks for.
+_TRACE, _OPERATORS, _MEMORY = ".pt.trace.json.gz", "_operators.csv", "_memory.csv"
+_COLUMNS = (
+    "operator",
+    "calls",
+    "self_cpu_seconds",
+    "cpu_seconds",
+    "self_device_seconds",
+    "device_seconds",
+    "self_cpu_bytes",
+    "self_device_bytes",
+    "flops",
+)
+
+
+class Torch(Settings):
+    """torch.profiler, on a few calls after a warm-up (profiler=torch).
+
+    Args:
+        name: of the group's option.
+        warmup: calls before those that are looked at.
+        steps: calls that are looked at.
+        modules: whether the modules of the model have ranges too.
+        all_points: whether each timed point has a profile; otherwise the first one of each phase.
+        memory: whether what is allocated is followed over time.
+        shapes: whether the shapes of inputs are recorded.
+        stacks: whether lines of Python are.
+        top: rows of the tables of operators and kernels in the record.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "torch",
+        warmup: int = 20,
+        steps: int = 3,
+        modules: bool = False,
+        all_points: bool = False,
+        memory: bool = False,
+        shapes: bool = True,
+        stacks: bool = False,
+        top: int = 20,
+    ) -> None:
+        super().__init__(name=name, warmup=warmup, steps=steps, modules=modules, all_points=all_points, top=top)
+        self._memory, self._shapes, self._stacks = memory, shapes, stacks
+        self._told: dict[str, Any] = {}
+
+    def outputs(self, place: Place) -> list[Path]:
+        """See `Profiler`."""
+        return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self._memory else []))]
+
+    def command(self, place: Place, about: About) -> list[str]:
+        """Nothing: the profiler is torch's own."""
+        return []
+
+    @contextmanager
+    def watching(self, place: Place, device: Any) -> Iterator[Marks]:
+        """See `Profiler`."""
+        from torch.profiler import ProfilerActivity, profile
+
+        from perfexp.profilers.marks import TorchMarks
+
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
+        device.synchronize()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.profiler.*")
+            with profile(
+                activities=activities,
+                record_shapes=self._shapes,
+                profile_memory=self._memory,
+                with_stack=self._stacks,
+                with_flops=self._shapes,
+            ) as profiler:
+                yield TorchMarks()
+                device.synchronize()
+            profiler.export_chrome_trace(str(place.file(_TRACE)))
+            averages = [
+                _row(each) for each in profiler.key_averages() if not getattr(each, "is_user_annotation", False)
+            ]
+        self._finish(place, averages)
+
+    def _finish(self, place: Place, averages: list[dict[str, Any]]) -> None:
+        """Write the tables, and keep what the record takes of them."""
+        kernels = [row for row in averages if row["on_device"]]
+        operators = [row for row in averages if not row["on_device"]]
+        which = "self_device_seconds" if kernels else "self_cpu_seconds"
+        operators.sort(key=lambda row: -row[which])
+        kernels.sort(key=lambda row: -row["self_device_seconds"])
+        write_atomically(place.file(_OPERATORS), _csv(operators, _COLUMNS))
+        if self._memory:
+            samples = list(memory(place.file(_TRACE)))
+            write_atomically(place.file(_MEMORY), _csv(samples, ("seconds", "device", "bytes", "allocated_bytes")))
+        self._told = {
+            "sorted_by": which,
+            "operators": _ranked(operators[: self.top], operators, which),
+            "operator_names": len(operators),
+            "kernels": _ranked(kernels[: self.top], kernels, "self_device_seconds"),
+            "kernel_names": len(kernels),
+            "kernel_seconds": sum(row["self_device_seconds"] for row in kernels),
+        }
+
+    def told(self) -> dict[str, Any]:
+        """See `Profiler`."""
+        return self._told
+
+    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+        """See `Profiler`."""
+        files = [path.name for path in self.outputs(place) if path.is_file() and path.stat().st_size]
+        if place.file(_TRACE).name not in files:
+            raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)
+        return Found(files=files)
+
+
+def memory(trace: Path) -> Iterator[dict[str, Any]]:
+    """What was allocated and freed, in order: `seconds` since the first, `device`, `bytes`, and what was then in use.
+
+    Args:
+        trace: that torch's profiler wrote with memory.
+    """
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    found = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    for event in found:
+        about = event["args"]
+        kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"
+        yield {
+            "seconds": (event["ts"] - found[0]["ts"]) * 1e-6,
+            "device": kind,
+            "bytes": about.get("Bytes"),
+            "allocated_bytes": about.get("Total Allocated"),
+        }
+
+
+def _row(average: Any) -> dict[str, Any]:
+    """A line of the profiler's averages, whose times are microseconds."""
+
+    def of(*names: str) -> float:
+        return float(next((value for name in names if (value := getattr(average, name, None)) is not None), 0))
+
+    return {
+        "operator": str(average.key),
+        "calls": int(average.count),
+        "self_cpu_seconds": of("self_cpu_time_total") * 1e-6,
+        "cpu_seconds": of("cpu_time_total") * 1e-6,
+        "self_device_seconds": of("self_device_time_total", "self_cuda_time_total") * 1e-6,
+        "device_seconds": of("device_time_total", "cuda_time_total") * 1e-6,
+        "self_cpu_bytes": int(of("self_cpu_memory_usage")),
+        "self_device_bytes": int(of("self_device_memory_usage", "self_cuda_memory_usage")),
+        "flops": int(of("flops")),
+        "on_device": "CUDA" in str(getattr(average, "device_type", "")),
+    }
+
+
+def _ranked(rows: list[dict[str, Any]], everything: list[dict[str, Any]], which: str) -> list[dict[str, Any]]:
+    whole = sum(row[which] for row in everything)
+    return [
+        {
+            "name": row["operator"],
+            "count": row["calls"],
+            "seconds": row[which],
+            "share": row[which] / whole if whole else 0.0,
+        }
+        for row in rows
+    ]
+
+
+def _csv(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> bytes:
+    content = io.StringIO()
+    writer = csv.DictWriter(content, fieldnames=columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return content.getvalue().encode()

@@ -1,0 +1,84 @@
+"""Marks: ranges of the whole process in NVTX, and the switch that tools for CUDA listen to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from perfexp.errors import Unsupported
+from perfexp.layers.ranges import Mark, Scope
+from perfexp.profilers import Marks
+
+
+class NvtxMarks:
+    """Ranges of the whole process, which hold what other threads launch, the backward pass above all.
+
+    A pushed range belongs to the thread that pushed it, and autograd launches the backward pass from another one
+    (https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html).
+    """
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """See `Marks`."""
+        handle = torch.cuda.nvtx.range_start(name)
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_end(handle)
+
+
+class TorchMarks:
+    """Ranges of torch's own profiler."""
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """See `Marks`."""
+        return torch.profiler.record_function(name)
+
+
+@contextmanager
+def captured(device: Any) -> Iterator[Marks]:
+    """While entered, tools that wait for cudaProfilerStart look on.
+
+    Args:
+        device: that works; what it has been given before is done when they begin.
+
+    Raises:
+        Unsupported: it is no CUDA device, or torch was built without NVTX.
+    """
+    if device.kind != "cuda":
+        raise Unsupported(f"nsys, ncu and NVTX look at CUDA devices, and this is {device.name}: use profiler=torch")
+    if torch.version.hip is not None:
+        raise Unsupported("nsys, ncu and NVTX look at NVIDIA's devices, and this is AMD's: use profiler=torch")
+    device.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    try:
+        yield NvtxMarks()
+    finally:
+        device.synchronize()
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+class MarkedModules:
+    """A range around each call of a module and of what its code calls; a `Watch` of `perfexp.layers.marking`.
+
+    Args:
+        marks: that make the ranges.
+    """
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def pause(self) -> None:
+        """Nothing: what marking takes is host time, which a profile shows as it is."""
+
+    def resume(self) -> None:
+        """Nothing."""
+
+    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+        """See `Watch`."""
+        if mark is None or mark.scope not in (Scope.module, Scope.operation):
+            return nullcontext()
+        return self._marks.range(mark.path or mark.kind)

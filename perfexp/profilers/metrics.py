@@ -1,0 +1,101 @@
+"""Metrics: which of ncu's counters a hierarchical roofline takes, as far as the chip at hand has them.
+
+Chips differ: tensor cores that count operations (`sm__ops_path_tensor_*`) against those that count instructions
+(`sm__inst_executed_pipe_tensor*`), `dram__bytes_read` against `dram__bytes_op_read`. ncu is asked what there is.
+Sources: Nsight Compute CLI, `--query-metrics` and `--list-chips`,
+https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, and the metrics of its section files
+SpeedOfLight_Hierarchical*RooflineChart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from perfexp.profilers import ProfilerFailed
+from perfexp.profilers.tools import Tool, ask, first_line_with
+
+#: What is wanted of every chip; of several in one entry, the first that it has.
+_WANTED: tuple[tuple[str, ...], ...] = (
+    ("gpu__time_duration.sum",),
+    *(
+        (f"smsp__sass_thread_inst_executed_op_{kind}{operation}_pred_on.sum",)
+        for kind in "fhd"
+        for operation in ("add", "mul", "fma")
+    ),
+    ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+    ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    ("dram__bytes.sum",),
+    ("lts__t_bytes.sum",),
+    ("l1tex__t_bytes.sum",),
+    ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+    ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed",),
+    ("dram__bytes.sum.peak_sustained",),
+    ("lts__t_bytes.sum.peak_sustained",),
+    ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",),
+    ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained",),
+    ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained",),
+    ("dram__cycles_elapsed.avg.per_second",),
+    ("lts__cycles_elapsed.avg.per_second",),
+    ("sm__cycles_elapsed.avg.per_second",),
+)
+#: Operations of the tensor cores by their type, sparse and dense together; integers are no FLOPs.
+_OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
+#: Instructions of their pipe, where nothing counts the operations.
+_INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
+_CHIPS = {
+    "7.0": "gv100",
+    "7.2": "gv11b",
+    "7.5": "tu102",
+    "8.0": "ga100",
+    "8.6": "ga102",
+    "8.7": "ga10b",
+    "8.9": "ad102",
+    "9.0": "gh100",
+    "10.0": "gb100",
+    "10.3": "gb110",
+    "12.0": "gb202",
+}
+_NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
+_QUERY_SECONDS = 120.0
+
+
+def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[str]:
+    """The counters of a chip, without their suffixes.
+
+    Args:
+        tool: ncu.
+        capability: compute capability of the device (`9.0`), or None where it is not known: then the device is asked.
+        index: number of the device.
+
+    Raises:
+        ProfilerFailed: ncu names none; says what it said.
+    """
+    chip = _CHIPS.get(capability or "")
+    asked = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
+    said = ""
+    for command in (*asked, [tool.path, "--query-metrics", "--devices", str(index)]):
+        answer = ask(command, _QUERY_SECONDS)
+        said += f"{answer.out}\n{answer.err}"
+        if found := frozenset(_NAME.findall(answer.out)):
+            return found
+    why = first_line_with(said, ("error", "unsupported", "unknown")) or "it named none"
+    raise ProfilerFailed(
+        f"ncu {tool.version or ''} does not tell the counters of a device of compute capability "
+        f"{capability or 'unknown'}: {why}. A newer Nsight Compute knows newer chips; "
+        "profiler.metrics=[…] names counters without asking."
+    )
+
+
+def chosen(there: Iterable[str]) -> list[str]:
+    """What a roofline takes, as far as a chip has it.
+
+    Args:
+        there: counters without suffixes.
+    """
+    names = frozenset(there)
+    found = [next((one for one in each if one.partition(".")[0] in names), None) for each in _WANTED]
+    operations = sorted(name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name)
+    tensor = operations or sorted(name for name in names if _INSTRUCTIONS.fullmatch(name))
+    return [*(name for name in found if name), *(f"{name}.sum" for name in tensor)]

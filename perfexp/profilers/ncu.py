@@ -1,0 +1,218 @@
+"""ncu: one call, whole, with the counters of each of its kernels, by Nsight Compute.
+
+* Kernels are replayed one by one, with the memory that they write put back in between, so that one step is one step;
+  the whole program would have to be run again for each group of counters otherwise, and would not be the same.
+* What is counted lies between cudaProfilerStart and Stop, which hold what every thread launches; a filter on a pushed
+  range would leave out the backward pass.
+* The clock is left alone (`--clock-control none`), so that rates are those of the timed run.
+
+Source: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, and its Profiling Guide,
+"Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from perfexp.errors import UserError
+from perfexp.paths import RunPaths, write_atomically
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, metrics
+from perfexp.profilers.reports import ranked
+from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, last_words, missing_library
+from perfexp.record import Doubt
+from perfexp.roofline import listing
+
+#: Where NVIDIA says how counters are permitted.
+PERMISSION = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+_NOT_PERMITTED = (
+    "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the machine can permit it: "
+    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of /etc/modprobe.d, then load the driver again; or "
+    "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
+    f"See {PERMISSION}"
+)
+#: What ncu says when it fails, and what that means.
+_FAILURES = (
+    (re.compile(r"ERR_NVGPUCTRPERM"), _NOT_PERMITTED),
+    (
+        re.compile(r"driver resource was unavailable", re.IGNORECASE),
+        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause",
+    ),
+    (re.compile(r"No kernels were profiled"), "it saw no kernel between cudaProfilerStart and Stop; see run.log"),
+    (
+        re.compile(
+            r"unsupported gpu|not supported on this device|driver version is (?:too old|not supported)", re.IGNORECASE
+        ),
+        "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute",
+    ),
+    (re.compile(r"Failed to find metric", re.IGNORECASE), "the chip has no such counter: see ncu --query-metrics"),
+)
+_METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
+_IMPORT_SECONDS = 1800.0
+_DURATION = "gpu__time_duration.sum"
+
+
+class Ncu(Settings):
+    """Nsight Compute, on exactly one call (profiler=ncu).
+
+    Args:
+        name: of the group's option.
+        warmup: calls before the one that is looked at.
+        modules: whether the modules of the model have ranges too.
+        all_points: whether each timed point has a profile; otherwise the first one of each phase.
+        metrics: counters; by default those of a roofline that the chip has.
+        sections: further sections of ncu (`SpeedOfLight`, `Occupancy`, …).
+        cache_control: what each replay finds in the caches: `all` (nothing) or `none` (what was left there).
+        top: rows of the table of kernels in the record.
+        options: further options of ncu.
+        tool: path of ncu; by default it is looked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "ncu",
+        warmup: int = 20,
+        modules: bool = False,
+        all_points: bool = False,
+        metrics: Sequence[str] | None = None,
+        sections: Sequence[str] = (),
+        cache_control: str = "all",
+        top: int = 20,
+        options: Sequence[str] = (),
+        tool: str | None = None,
+    ) -> None:
+        super().__init__(name=name, warmup=warmup, steps=1, modules=modules, all_points=all_points, top=top)
+        if cache_control not in ("all", "none"):
+            raise UserError(f"profiler.cache_control={cache_control}: all or none.")
+        for metric in metrics or ():
+            if not _METRIC.fullmatch(metric):
+                raise UserError(f"profiler.metrics: '{metric}' is no counter of ncu.")
+        self._metrics, self._sections = metrics, list(sections)
+        self._cache_control, self._options, self._tool = cache_control, list(options), tool
+
+    def outputs(self, place: Place) -> list[Path]:
+        """See `Profiler`."""
+        return [place.file(".ncu-rep"), place.file("_ncu.csv")]
+
+    def command(self, place: Place, about: About) -> list[str]:
+        """See `Profiler`."""
+        tool = find("ncu", self._tool)
+        counters = list(self._metrics or ()) or metrics.chosen(
+            metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
+        )
+        return [
+            tool.path,
+            "--target-processes=all",
+            "--replay-mode=kernel",
+            "--clock-control=none",
+            f"--cache-control={self._cache_control}",
+            "--profile-from-start=off",
+            "--nvtx",
+            f"--metrics={','.join(counters)}",
+            *(f"--section={section}" for section in self._sections),
+            "--force-overwrite",
+            f"--export={escaped(place.base)}",
+            *self._options,
+        ]
+
+    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
+        """See `Profiler`."""
+        from perfexp.profilers.marks import captured
+
+        return captured(device)
+
+    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+        """See `Profiler`."""
+        tool = find("ncu", self._tool)
+        report, table = place.file(".ncu-rep"), place.file("_ncu.csv")
+        if not (report.is_file() and report.stat().st_size):
+            raise ProfilerFailed(f"ncu left no profile: {_why(said)}")
+        RunPaths(place.folder).claim(table)
+        content = exported(tool, report)
+        write_atomically(table, content)
+        try:
+            launches = listing.parse(content.decode(), str(table), _is_duration).launches
+        except UserError as error:
+            raise ProfilerFailed(
+                f"ncu's table of {report.name} can't be used: {error}", [report.name, table.name]
+            ) from error
+        found = Found(files=[report.name, table.name])
+        kernels = _kernels(launches)
+        within = {name: sum(_is_in(launch, name) for launch in launches) for name in told.get("marked", ())}
+        found.facts = {
+            "version": tool.version,
+            "kernels": kernels[: self.top],
+            "kernel_names": len(kernels),
+            "launches": len(launches),
+            "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
+            "kernels_in": within,
+            "cache_control": self._cache_control,
+        }
+        if about.phase == "train" and 0 < within.get("backward", 0) < within.get("forward", 0):
+            found.doubts.append(_backward_incomplete(within))
+        if (no_permission := "ERR_NVGPUCTRPERM" in said) or not any(
+            _is_in(one, WHOLE[about.phase]) for one in launches
+        ):
+            detail = _NOT_PERMITTED if no_permission else "ncu named no range: kernels can't be told apart by phase"
+            found.doubts.append(Doubt(code="profile_incomplete", detail=detail, remedy="see run.log"))
+        return found
+
+
+def exported(tool: Tool, report: Path) -> bytes:
+    """The raw page of a report as CSV, values in base units, with the ranges in which each kernel was launched.
+
+    Args:
+        tool: ncu.
+        report: that it recorded.
+
+    Raises:
+        ProfilerFailed: there is no kernel in it.
+    """
+    command = [tool.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
+    answer = ask(command, _IMPORT_SECONDS)
+    lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
+    begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
+    if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
+        said = f"{answer.out}\n{answer.err}"
+        why = missing_library(said) or first_line_with(said, ("error", "warning")) or last_words(said) or "it is empty"
+        raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
+    return ("\n".join(lines[begin:]) + "\n").encode()
+
+
+def _is_in(launch: listing.Launch, name: str) -> bool:
+    """Whether a kernel was launched in a range; ncu writes number and domain before the name."""
+    return any(span == name or span.endswith(f":{name}") for span in (*launch.spans, *launch.stack))
+
+
+def _is_duration(name: str) -> bool:
+    return name == _DURATION
+
+
+def _kernels(launches: Sequence[listing.Launch]) -> list[dict[str, Any]]:
+    counts: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for launch in launches:
+        counts[launch.kernel] += 1
+        seconds[launch.kernel] += launch.metrics.get(_DURATION, 0.0)  # type: ignore[assignment]
+    return ranked((name, count, float(seconds[name])) for name, count in counts.items())
+
+
+def _why(said: str) -> str:
+    meaning = next((text for pattern, text in _FAILURES if pattern.search(said)), None)
+    lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
+    told = first_line_with(lines, ("error",)) or last_words(said)
+    return meaning or missing_library(said) or (f"{told}; see run.log" if told else "it says nothing")
+
+
+def _backward_incomplete(within: Mapping[str, int]) -> Doubt:
+    return Doubt(
+        code="backward_incomplete",
+        detail=f"ncu has {within['forward']} kernels of the forward pass and {within['backward']} of the backward "
+        "pass, which should have more",
+        remedy="profile again; if it stays, please report it",
+    )

@@ -1,0 +1,275 @@
+"""nsys: a few calls as Nsight Systems sees them: a timeline, reports as CSV, and what each range launched.
+
+Source of the command lines: Nsight Systems User Guide, "CLI Profile Command Switch Options",
+https://docs.nvidia.com/nsight-systems/UserGuide/index.html
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from perfexp.errors import UserError
+from perfexp.paths import RunPaths, write_atomically
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings
+from perfexp.profilers import reports as stats
+from perfexp.profilers.projection import Work, project
+from perfexp.profilers.reports import DEFAULT, check
+from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, last_words, missing_library
+from perfexp.record import Doubt
+
+#: What is recorded unless something else is asked for.
+TRACE = ("cuda", "cudnn", "nvtx", "osrt")
+#: Endings of what nsys writes: since 2021.4, and before.
+ENDINGS = (".nsys-rep", ".qdrep")
+#: Lines of nsys that say what went wrong.
+_COMPLAINTS = ("illegal", "unrecognised", "unrecognized", "error", "not supported", "failed", "unable")
+_IMPORT_SECONDS = 3600.0
+
+
+class Nsys(Settings):
+    """Nsight Systems, on calls after a warm-up (profiler=nsys).
+
+    Args:
+        name: of the group's option.
+        warmup: calls before those that are looked at.
+        steps: calls that are looked at.
+        modules: whether the modules of the model have ranges too.
+        all_points: whether each timed point has a profile; otherwise the first one of each phase.
+        trace: what is recorded (`nsys profile --trace`).
+        sample: whether instruction pointers are sampled (`none`, `process-tree`, …).
+        cpuctxsw: whether switches of threads are recorded (likewise).
+        reports: of `nsys stats`, which become CSVs.
+        top: rows of the table of kernels in the record.
+        options: further options of `nsys profile`.
+        tool: path of nsys; by default it is looked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "nsys",
+        warmup: int = 20,
+        steps: int = 3,
+        modules: bool = False,
+        all_points: bool = False,
+        trace: Sequence[str] = TRACE,
+        sample: str = "none",
+        cpuctxsw: str = "none",
+        reports: Sequence[str] = DEFAULT,
+        top: int = 20,
+        options: Sequence[str] = (),
+        tool: str | None = None,
+    ) -> None:
+        super().__init__(name=name, warmup=warmup, steps=steps, modules=modules, all_points=all_points, top=top)
+        self._trace = [one for text in trace for one in str(text).split(",")]
+        if "cuda" not in self._trace:
+            raise UserError(f"profiler.trace={self._trace}: cuda has to be among them, which says when calls begin.")
+        self._sample, self._cpuctxsw, self._options, self._tool = sample, cpuctxsw, list(options), tool
+        self._reports = check(reports)
+
+    def outputs(self, place: Place) -> list[Path]:
+        """See `Profiler`."""
+        return [place.file(ending) for ending in (*ENDINGS, ".qdstrm", ".sqlite")]
+
+    def command(self, place: Place, about: About) -> list[str]:
+        """See `Profiler`. Without a capture range the import of torch alone makes a profile of gigabytes."""
+        tool = find("nsys", self._tool)
+        return [
+            tool.path,
+            "profile",
+            f"--trace={','.join(self._trace)}",
+            f"--sample={self._sample}",
+            f"--cpuctxsw={self._cpuctxsw}",
+            "--capture-range=cudaProfilerApi",
+            "--capture-range-end=stop",  # by default the program is ended there
+            "--kill=none",
+            *(["--cuda-graph-trace=node"] if about.graph else []),
+            "--force-overwrite=true",
+            f"--output={escaped(place.base)}",
+            *self._options,
+        ]
+
+    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
+        """See `Profiler`."""
+        from perfexp.profilers.marks import captured
+
+        return captured(device)
+
+    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+        """See `Profiler`."""
+        tool = find("nsys", self._tool)
+        profile = next((place.file(ending) for ending in ENDINGS if _has_content(place.file(ending))), None)
+        if profile is None:
+            raise _no_profile(place, said)
+        claim = RunPaths(place.folder).claim
+        found = evaluate(tool, profile, self._reports, place, claim, whole=WHOLE[about.phase], top=self.top)
+        found.facts |= {"version": tool.version, "trace": self._trace}
+        return found
+
+
+def evaluate(
+    tool: Tool,
+    profile: Path,
+    wanted: Sequence[str],
+    place: Place,
+    claim: Callable[[Path], None],
+    *,
+    whole: str | None = None,
+    top: int = 20,
+) -> Found:
+    """Reports, kernels and ranges of a profile.
+
+    Args:
+        tool: nsys.
+        profile: that it recorded.
+        wanted: names of reports.
+        place: where they go.
+        claim: is told of each file before it is written.
+        whole: what the range around a call is called, where there is one.
+        top: rows of the table of kernels.
+    """
+    found = Found(files=[profile.name])
+    database = place.file(".sqlite")
+    claim(database)
+    problem = stats.export(tool, profile, database)
+    sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
+    found.files += [stats.file_of(place, report).name for report in sheets]
+    ranges, work = ([], []) if problem else _projected(database)
+    if ranges:
+        path = place.file("_ranges.csv")
+        claim(path)
+        write_atomically(path, _csv(ranges))
+        found.files.append(path.name)
+    kernels = stats.kernels(sheets) or _kernels(work)
+    found.facts = {
+        "kernels": kernels[:top],
+        "kernel_names": len(kernels),
+        "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
+        "ranges": ranges[:top],
+        "reports": {
+            report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)} for report, s in sheets.items()
+        },
+        "problems": problems | ({"sqlite": problem} if problem else {}),
+    }
+    found.doubts = [*_without_reports(found.facts["problems"]), *_without_backward(ranges, whole)]
+    return found
+
+
+def imported(tool: Tool, stream: Path) -> Path:
+    """What nsys recorded but could not import, imported.
+
+    Args:
+        tool: nsys.
+        stream: a .qdstrm.
+
+    Raises:
+        ProfilerFailed: it can't be imported here either.
+    """
+    own = Path(tool.path).resolve().parent
+    importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
+    if not importers:
+        raise ProfilerFailed(
+            f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside {tool.path}: "
+            "open it with the user interface of Nsight Systems, which imports it."
+        )
+    target = stream.with_suffix(ENDINGS[0])
+    command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
+    answer = ask(command, _IMPORT_SECONDS)
+    if not _has_content(target):
+        said = f"{answer.out}\n{answer.err}"
+        raise ProfilerFailed(
+            f"{stream.name} can't be imported: {missing_library(said) or _libdw() or last_words(said)}"
+        )
+    return target
+
+
+def _no_profile(place: Place, said: str) -> ProfilerFailed:
+    """Why nsys left no profile."""
+    stream = place.file(".qdstrm")
+    if _has_content(stream):
+        why = (
+            missing_library(said)
+            or _libdw()
+            or first_line_with(said, ("importer", "import failed"))
+            or "it does not say why"
+        )
+        return ProfilerFailed(
+            f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
+            f"perfexp stats {place.folder}",
+            files=[stream.name],
+        )
+    if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
+        return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
+    why = missing_library(said) or first_line_with(said, _COMPLAINTS) or last_words(said) or "it says nothing"
+    return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")
+
+
+def _libdw() -> str | None:
+    """Whether the library is missing that importers most often lack."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libdw.so.1")
+    except OSError:
+        return missing_library("libdw.so.1: cannot open shared object")
+    return None
+
+
+def _without_reports(problems: Mapping[str, str]) -> list[Doubt]:
+    if not problems:
+        return []
+    detail = "; ".join(f"{report}: {why}" for report, why in problems.items())
+    remedy = "choose others with profiler.reports, or make them later with perfexp stats DIR -r REPORT"
+    return [Doubt(code="reports_missing", detail=f"nsys made no {detail}", remedy=remedy)]
+
+
+def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Doubt]:
+    """A training step whose backward pass is not all there."""
+    kernels = {each["name"]: each["kernels"] for each in ranges}
+    if whole != WHOLE["train"] or "backward" not in kernels or kernels["backward"] >= kernels.get("forward", 0):
+        return []
+    return [
+        Doubt(
+            code="backward_incomplete",
+            detail=f"the profile has {kernels['forward']:g} kernels of the forward pass and {kernels['backward']:g} of "
+            "the backward pass, which should have more",
+            remedy="look at the timeline: another stream or process may have them; please report it",
+        )
+    ]
+
+
+def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
+    try:
+        return project(database)
+    except sqlite3.Error:  # of a version with other tables: the reports are there all the same
+        return [], []
+
+
+def _kernels(work: Iterable[Work]) -> list[dict[str, Any]]:
+    """Kernels from the database, where no report has them."""
+    counts: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for each in work:
+        if each.kernel is not None:
+            counts[each.kernel] += 1
+            seconds[each.kernel] += each.end_ns - each.start_ns
+    return stats.ranked((name, count, seconds[name] * 1e-9) for name, count in counts.items())
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    content = io.StringIO()
+    writer = csv.DictWriter(content, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return content.getvalue().encode()
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0

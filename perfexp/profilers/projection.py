@@ -1,0 +1,146 @@
+"""Projection: the work of the device that each range of a profile launched, from whatever thread.
+
+`nvtx_gpu_proj_sum` of nsys looks at what the range's own thread launched; autograd launches the backward pass from
+another one. Here a range of the process holds every launch whose call began within it. Tables and columns are those of
+`nsys export --type=sqlite`: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+#: Ranges of the process (59 are those of a thread).
+_START_END = 60
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+#: Tables of work on the device, and the column that names it.
+_WORK = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Something that the device did.
+
+    Attributes:
+        issued_ns: when the call that launched it began.
+        start_ns: on the device.
+        end_ns: likewise.
+        kernel: its name; None for copies and fills.
+    """
+
+    issued_ns: int
+    start_ns: int
+    end_ns: int
+    kernel: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A range of the process.
+
+    Attributes:
+        name: that it was given.
+        start_ns: on the host.
+        end_ns: likewise.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
+    """The ranges of a profile and what each launched; and all work of the device.
+
+    Args:
+        database: that nsys exported.
+
+    Returns:
+        For each name of a range: `name`, `count`, and per range the `launches`, `kernels`, `busy_seconds` (while any of
+        them worked) and `span_seconds` (from the first one's begin to the last one's end), medians; and the work.
+
+    Raises:
+        sqlite3.Error: it is no such database.
+    """
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        work = sorted(_work(connection), key=lambda each: each.issued_ns)
+        ranges = list(_ranges(connection))
+    return list(summarised(ranges, work)), work
+
+
+def summarised(ranges: Iterable[Range], work: list[Work]) -> Iterator[dict[str, Any]]:
+    """See `project`.
+
+    Args:
+        ranges: of the process.
+        work: by the time at which it was issued.
+    """
+    issued = [each.issued_ns for each in work]
+    by_name: dict[str, list[list[Work]]] = {}
+    for each in sorted(ranges, key=lambda each: (each.start_ns, -each.end_ns)):
+        inside = work[bisect_left(issued, each.start_ns) : bisect_right(issued, each.end_ns)]
+        by_name.setdefault(each.name, []).append(inside)
+    for name, instances in by_name.items():
+        yield {
+            "name": name,
+            "count": len(instances),
+            "launches": median(len(inside) for inside in instances),
+            "kernels": median(sum(one.kernel is not None for one in inside) for inside in instances),
+            "busy_seconds": median(map(_busy_seconds, instances)),
+            "span_seconds": median(map(_span_seconds, instances)),
+        }
+
+
+def _busy_seconds(work: list[Work]) -> float:
+    busy, until = 0, 0
+    for start, end in sorted((each.start_ns, each.end_ns) for each in work):
+        busy += max(0, end - max(start, until))
+        until = max(until, end)
+    return busy * 1e-9
+
+
+def _span_seconds(work: list[Work]) -> float:
+    return (max(each.end_ns for each in work) - min(each.start_ns for each in work)) * 1e-9 if work else 0.0
+
+
+def _work(connection: sqlite3.Connection) -> Iterator[Work]:
+    for table, names in _WORK.items():
+        columns = _columns(connection, table)
+        if "correlationId" not in columns:
+            continue
+        column = next((name for name in names if name in columns), None)
+        name = f"(SELECT value FROM StringIds WHERE id = w.{column})" if column else "NULL"
+        query = (
+            f"SELECT MIN(r.start), w.start, w.end, {name} FROM {table} w "
+            f"JOIN {_RUNTIME} r ON r.correlationId = w.correlationId GROUP BY w.rowid"
+        )
+        for issued, start, end, text in connection.execute(query):
+            kernel = (text or "unknown") if names else None
+            yield Work(issued_ns=issued, start_ns=start, end_ns=end, kernel=kernel)
+
+
+def _ranges(connection: sqlite3.Connection) -> Iterator[Range]:
+    columns = _columns(connection, "NVTX_EVENTS")
+    if not columns:
+        return
+    texts = ["text"] if "text" in columns else []
+    texts += ["(SELECT value FROM StringIds WHERE id = textId)"] if "textId" in columns else []
+    name = f"COALESCE({', '.join(texts)}, '')"
+    query = f"SELECT {name}, start, end FROM NVTX_EVENTS WHERE eventType = ? AND end IS NOT NULL"
+    for text, start, end in connection.execute(query, (_START_END,)):
+        if text:
+            yield Range(name=text, start_ns=start, end_ns=end)
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

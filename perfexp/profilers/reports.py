@@ -1,0 +1,293 @@
+"""Reports: what `nsys stats` makes of a profile, told good from bad by what it wrote and not by its exit code.
+
+nsys ends with 0 on reports that it does not know, that crashed and that it skipped, and may leave files without a row.
+Reports were renamed in version 2023.1 (`gpukernsum` became `cuda_gpu_kern_sum`, …); both names are understood, and the
+one that the installed version knows is asked for. Source: Nsight Systems User Guide, "Report scripts" and "nsys stats",
+https://docs.nvidia.com/nsight-systems/UserGuide/index.html
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfexp.errors import UserError, nearest
+from perfexp.paths import safe_name, write_atomically
+from perfexp.profilers import Place, ProfilerFailed
+from perfexp.profilers.tools import Tool, ask, first_line_with, last_words, missing_library
+
+#: What is made unless something else is asked for.
+DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
+#: Names by version: what a report is called since 2023.1, and what it was called before.
+_RENAMED = (
+    ("cuda_api_gpu_sum", "apigpusum"),
+    ("cuda_api_sum", "cudaapisum"),
+    ("cuda_api_trace", "cudaapitrace"),
+    ("cuda_gpu_kern_gb_sum", "gpukerngbsum"),
+    ("cuda_gpu_kern_sum", "gpukernsum"),
+    ("cuda_gpu_mem_size_sum", "gpumemsizesum"),
+    ("cuda_gpu_mem_time_sum", "gpumemtimesum"),
+    ("cuda_gpu_sum", "gpusum"),
+    ("cuda_gpu_trace", "gputrace"),
+    ("cuda_kern_exec_sum", "kernexecsum"),
+    ("cuda_kern_exec_trace", "kernexectrace"),
+    ("nvtx_gpu_proj_trace", "nvtxgpuproj"),
+    ("nvtx_gpu_proj_sum", "nvtxgpuproj"),
+    ("nvtx_kern_sum", "nvtxkernsum"),
+    ("nvtx_pushpop_sum", "nvtxppsum"),
+    ("nvtx_pushpop_trace", "nvtxpptrace"),
+    ("nvtx_startend_sum", "nvtxsesum"),
+    ("nvtx_sum", "nvtxsum"),
+    ("openacc_sum", "openaccsum"),
+    ("openmp_sum", "openmpevtsum"),
+    ("osrt_sum", "osrtsum"),
+    ("um_cpu_page_faults_sum", "umcpupagefaults"),
+    ("um_sum", "unifiedmemory"),
+    ("um_total_sum", "unifiedmemorytotals"),
+)
+#: A name, with arguments of the report's own; never the path of a script.
+_REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
+_KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
+#: What nsys says of a report that it does not make.
+_REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
+#: What it says of any report.
+_NO_NEWS = ("Processing", "Generating")
+#: A report of a large profile takes so long, and its SQLite export.
+_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A report with rows.
+
+    Attributes:
+        name: by which it was made.
+        header: names of the columns.
+        rows: at least one.
+        text: the CSV.
+    """
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: str
+
+    def column(self, *titles: str) -> list[str] | None:
+        """The cells of the first of some columns that there is; None if there is none of them.
+
+        Args:
+            titles: as they begin, in any case and with any blanks.
+        """
+        for title in titles:
+            for index, name in enumerate(self.header):
+                if _plain(name).startswith(_plain(title)):
+                    return [row[index] for row in self.rows]
+        return None
+
+
+def check(reports: Iterable[str]) -> list[str]:
+    """Names of reports that can be asked for.
+
+    Args:
+        reports: as the user gave them, several in one text where commas part them.
+
+    Raises:
+        UserError: one is no name.
+    """
+    names = [name.strip() for text in reports for name in text.split(",") if name.strip()]
+    for name in names:
+        if not _REPORT.fullmatch(name):
+            raise UserError(f"'{name}' is no report of nsys stats; its reports are called cuda_gpu_kern_sum and so on.")
+    return list(dict.fromkeys(names))
+
+
+def known(tool: Tool) -> frozenset[str]:
+    """The reports that a version of nsys has; none where it does not tell.
+
+    Args:
+        tool: nsys.
+    """
+    answer = ask([tool.path, "stats", "--help-reports"])
+    return frozenset(_KNOWN.findall(f"{answer.out}\n{answer.err}"))
+
+
+def names_of(report: str, those: frozenset[str]) -> list[str]:
+    """What to ask for, best first: the name that the installed version knows, or any where that is not known.
+
+    Args:
+        report: as the user gave it.
+        those: that the version has.
+    """
+    base, _, arguments = report.partition(":")
+    others = [new for new, old in _RENAMED if old == base] + [old for new, old in _RENAMED if new == base]
+    names = [name for name in (base, *others) if not those or name in those]
+    return [f"{name}:{arguments}" if arguments else name for name in names]
+
+
+def export(tool: Tool, source: Path, target: Path) -> str | None:
+    """A profile as a database, which all reports are made from; returns why there is none, or None.
+
+    Args:
+        tool: nsys.
+        source: the profile.
+        target: the database.
+    """
+    target.unlink(missing_ok=True)  # that of another profile would be taken for this one's
+    command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(source)]
+    answer = ask(command, _SECONDS)
+    if target.is_file() and target.stat().st_size:
+        return None
+    return missing_library(f"{answer.out}\n{answer.err}") or answer.last_words or "nsys export wrote nothing"
+
+
+def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
+    """One report.
+
+    Args:
+        tool: nsys.
+        source: the profile, or its database.
+        report: as the user gave it.
+        those: that the version has.
+
+    Raises:
+        ProfilerFailed: it has no rows; says why, as far as nsys does.
+    """
+    names = names_of(report, those)
+    if not names:
+        near = nearest(report.partition(":")[0], those)
+        hint = f"; it has {' and '.join(near)}" if near else ""
+        raise ProfilerFailed(
+            f"nsys {tool.version or ''} has no such report{hint}: nsys stats --help-reports lists them"
+        )
+    why = ""
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+            command = [tool.path, "stats", f"--report={name}", "--format=csv", f"--output={Path(folder) / 'report'}"]
+            answer = ask([*command, "--force-overwrite=true", str(source)], _SECONDS, Path(folder))
+            texts = [file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))]
+        for text in (*texts, answer.out):
+            if (sheet := read(text, name)) is not None:
+                return sheet
+        said = f"{answer.out}\n{answer.err}"
+        said = "\n".join(line for line in said.splitlines() if not line.startswith(_NO_NEWS))
+        why = missing_library(said) or first_line_with(said, _REFUSALS) or last_words(said) or "it has no rows"
+    raise ProfilerFailed(why)
+
+
+def read(text: str, name: str = "") -> Sheet | None:
+    """A CSV of nsys, below whatever else it wrote; None where it has no rows.
+
+    Args:
+        text: of the file, or of what nsys printed.
+        name: of the report.
+    """
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        if line.count(",") < 2 or line.startswith(
+            ("Processing", "Generating", "SKIPPED", "NOTICE", "WARNING", "ERROR")
+        ):
+            continue
+        table = [tuple(row) for row in csv.reader(io.StringIO("\n".join(lines[index:]))) if row]
+        header, rows = table[0], tuple(row for row in table[1:] if len(row) == len(table[0]))
+        if not rows or any(_number(cell) is not None for cell in header):
+            return None
+        content = io.StringIO()
+        csv.writer(content, lineterminator="\n").writerows([header, *rows])
+        return Sheet(name=name, header=header, rows=rows, text=content.getvalue())
+    return None
+
+
+def write(
+    tool: Tool, source: Path, wanted: Sequence[str], place: Place, claim: Callable[[Path], None]
+) -> tuple[dict[str, Sheet], dict[str, str]]:
+    """Make reports and write those that have rows, `STEM_REPORT.csv` each; returns them, and why others have none.
+
+    Args:
+        tool: nsys.
+        source: the profile, or its database.
+        wanted: names of reports.
+        place: where they go.
+        claim: is told of each file before it is written.
+    """
+    those = known(tool)
+    sheets: dict[str, Sheet] = {}
+    problems: dict[str, str] = {}
+    for report in wanted:
+        try:
+            sheet = make(tool, source, report, those)
+        except ProfilerFailed as error:
+            problems[report] = str(error)
+            continue
+        path = file_of(place, report)
+        claim(path)
+        write_atomically(path, sheet.text.encode())
+        sheets[report] = sheet
+    return sheets, problems
+
+
+def file_of(place: Place, report: str) -> Path:
+    """Where a report goes.
+
+    Args:
+        place: of the profile.
+        report: as the user gave it.
+    """
+    return place.file(f"_{safe_name(report.replace(':', '_'))}.csv")
+
+
+def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
+    """The kernels of a profile, the longest in all first: `name`, `count`, `seconds` in all, `share`.
+
+    Args:
+        sheets: by report.
+    """
+    for report, sheet in sheets.items():
+        if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
+            names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
+            times = sheet.column("Total Time")
+            factor = _factor(sheet)
+            if names and counts and times and factor:
+                return ranked(
+                    (name, int(_number(count) or 0), (_number(time) or 0.0) * factor)
+                    for name, count, time in zip(names, counts, times, strict=True)
+                )
+    return []
+
+
+def ranked(found: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
+    """Kernels or operators, the longest in all first.
+
+    Args:
+        found: name, how often, and seconds in all.
+    """
+    rows = sorted(found, key=lambda row: -row[2])
+    whole = sum(seconds for _, _, seconds in rows)
+    return [
+        {"name": name, "count": count, "seconds": seconds, "share": seconds / whole if whole else 0.0}
+        for name, count, seconds in rows
+    ]
+
+
+def _factor(sheet: Sheet) -> float | None:
+    """Seconds of the unit in which total times are; nanoseconds where none is named."""
+    title = next((name for name in sheet.header if _plain(name).startswith("totaltime")), "")
+    unit = re.search(r"\(\s*([a-zµ]+)\s*\)", title)
+    units = {"ns": 1e-9, "nsec": 1e-9, "us": 1e-6, "usec": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0}
+    return units.get(unit[1]) if unit else 1e-9
+
+
+def _plain(title: str) -> str:
+    return "".join(title.lower().split())
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,79 @@
+"""Roofline: how near kernels and layers come to what the device can do at most, by counters or by definition.
+
+What others call: `of_csv` after a run of ncu, `of_record` for a run's layers; `perfexp.sinks.roofline` draws and
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from perfexp.errors import UserError
+from perfexp.record import Point, Record, is_layers
+from perfexp.roofline import listing, reports
+from perfexp.roofline.assemble import of_listing, of_point, recorded
+from perfexp.roofline.below import Roofline
+from perfexp.roofline.counters import COLLECT, wanted
+from perfexp.roofline.listing import is_listing
+from perfexp.roofline.peaks import Peaks, Sheet, by_ceilings, matching, of_record_point, of_sheet
+
+__all__ = ["COLLECT", "Peaks", "Roofline", "is_listing", "of_csv", "of_record", "of_sheet"]
+
+
+def of_csv(
+    path: Path, peaks: Peaks | None = None, *, sheets: Mapping[str, Sheet] | None = None, title: str | None = None
+) -> Roofline:
+    """The roofline of a CSV of ncu, or of its report.
+
+    Args:
+        path: of the CSV, or of an .ncu-rep, which needs ncu.
+        peaks: that count more than those that the file says; None for none.
+        sheets: data sheets in which the GPU that the file names is looked up.
+        title: what was measured; by default the file's name.
+
+    Raises:
+        UserError: the file can't be read, or metrics or peaks are missing.
+    """
+    if path.suffix == ".ncu-rep":
+        found = listing.parse(listing.decode(reports.export(path), str(path)), str(path), wanted)
+    else:
+        found = listing.read(path, wanted)
+    own, product = recorded(found)
+    known = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(own)
+    return of_listing(found, known, title or path.stem)
+
+
+def of_record(
+    record: Record, peaks: Peaks | None = None, *, sheets: Mapping[str, Sheet] | None = None, title: str | None = None
+) -> dict[str, Roofline]:
+    """The rooflines of a record's layers, by phase (`inference`, `train`): of the largest point of each.
+
+    Args:
+        record: of a run with probes.layers=true.
+        peaks: that count more than those that the record says; None for none.
+        sheets: data sheets in which the device's name is looked up.
+        title: what was measured; by default what the plan says.
+
+    Raises:
+        UserError: it has no layers, or peaks are missing.
+    """
+    points = [
+        point for point in record.points if is_layers(point.key) and (point.facts.get("layers") or {}).get("lines")
+    ]
+    if not points:
+        raise UserError(
+            f"The run {record.name} has no layers: measure it with probes.layers=true, or name a CSV of:\n  {COLLECT}"
+        )
+    found: dict[str, Point] = {}
+    for point in sorted(points, key=lambda point: (point.key.pixels, point.key.batch_size)):
+        found[point.key.phase.removesuffix("_layers")] = point
+    device = record.environment.get("device")
+    product = str(device.get("name") or "") if isinstance(device, Mapping) else ""
+    rooflines = {}
+    for phase, point in found.items():
+        own = of_record_point(record, point)
+        known = (peaks or Peaks()).or_else(own).or_else(matching(product, sheets or {})).or_else(by_ceilings(own))
+        what = title or f"{record.name} · {phase} {point.key.size_label}, batch {point.key.batch_size}"
+        rooflines[phase] = of_point(record, point, known, what)
+    return rooflines

@@ -1,0 +1,269 @@
+"""Assemble: launches of a file, or layers of a record, as rows below their roofs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfexp.errors import UserError
+from perfexp.record import Point, Record
+from perfexp.roofline.below import Roofline
+from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks
+from perfexp.roofline.listing import Launch, Listing
+from perfexp.roofline.notes import of_counters, of_definitions
+from perfexp.roofline.peaks import ADD, Peaks, data_type
+from perfexp.roofline.sentences import short
+from perfexp.roofline.standing import PROCESS, THREAD, Load, Row, stand, together
+
+#: Passes of which bytes are known; data and kernels of no row come in every pass.
+_FORWARD = ("forward", "data", "unattributed")
+
+
+def recorded(listing: Listing) -> tuple[Peaks, str]:
+    """The peaks that a file itself says, and what it calls the GPU.
+
+    Args:
+        listing: of ncu.
+    """
+    known: defaultdict[str, list[float]] = defaultdict(list)
+    for launch in listing.launches:
+        for name, value in recorded_peaks(launch).items():
+            known[name].append(value)
+    middle = {name: sorted(values)[len(values) // 2] for name, values in known.items()}
+    compute = {name: value for name, value in middle.items() if name not in ("dram", "l2")}
+    peaks = Peaks(
+        flops_per_second=compute,
+        dram_bytes_per_second=middle.get("dram"),
+        l2_bytes_per_second=middle.get("l2"),
+        sources=("ncu's own, at its clocks",) if compute or "dram" in middle else (),
+    )
+    return peaks, next((launch.product for launch in listing.launches if launch.product), "")
+
+
+def of_listing(listing: Listing, peaks: Peaks, title: str) -> Roofline:
+    """The roofline of a file of ncu.
+
+    Args:
+        listing: with its launches.
+        peaks: of the GPU.
+        title: what was measured.
+
+    Raises:
+        UserError: metrics or peaks are missing.
+    """
+    counted = [count(launch) for launch in listing.launches]
+    _refuse_missing(listing, counted)
+    _refuse_unknown(listing, peaks)
+    loads = [_load(each, peaks) for each in counted]
+    known = [(launch, load) for launch, load in zip(listing.launches, loads, strict=True) if load]
+    percentages = any(each.flops is None for each in counted)
+    whole = together(load for _, load in known)
+    make = _Maker(peaks=peaks, seconds=whole.seconds)
+    by_kernel: defaultdict[str, list[Load]] = defaultdict(list)
+    for launch, load in known:
+        by_kernel[launch.kernel].append(load)
+    ranges = _ranges(known, make)
+    roofline = Roofline(
+        title=title,
+        peaks=peaks,
+        parts=_slowest_first(make("kernel", name, together(each)) for name, each in by_kernel.items()),
+        launches=tuple(
+            make("launch", launch.kernel, load, where="/".join((*launch.stack, *launch.spans)))
+            for launch, load in known
+        ),
+        ranges=ranges,
+        total=make("total", "total", whole),
+        notes=(),
+        percentages=percentages,
+        estimated=percentages or any(each.estimated or each.dram_bytes is None for each in counted),
+    )
+    return replace(roofline, notes=tuple(of_counters(roofline, counted, len(known))))
+
+
+def of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
+    """The roofline of a record's layers: FLOPs and bytes by definition, times as they were measured.
+
+    Args:
+        record: of a run with probes.layers=true.
+        point: of its layers.
+        peaks: of the device.
+        title: what was measured.
+
+    Raises:
+        UserError: no layer took time, or peaks are missing.
+    """
+    kind = data_type(point.key.precision)
+    lines = point.facts["layers"]["lines"]
+    timed = [line for line in lines if _seconds(line) > 0]
+    where = f"{record.name}, {point.key}"
+    if not timed:
+        raise UserError(f"{where}: no layer took time that could be measured.")
+    if not (peaks.of(kind) and peaks.dram_bytes_per_second):
+        raise UserError(f"{where}: {_unknown_peaks(_device(record), peaks)}")
+    whole = _sum(lines, kind)
+    make = _Maker(peaks=peaks, seconds=whole.seconds)
+    passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for line in lines:
+        passes[_pass(line)].append(line)
+    roofline = Roofline(
+        title=title,
+        peaks=peaks,
+        parts=_slowest_first(make("layer", _layer(line), _one(line, kind), where=_pass(line)) for line in timed),
+        launches=(),
+        ranges=tuple(make("range", name, _sum(each, kind), where="pass") for name, each in passes.items()),
+        total=make("total", "total", whole),
+        notes=(),
+        analytic=True,
+    )
+    return replace(roofline, notes=tuple(of_definitions(roofline)))
+
+
+def _one(line: Mapping[str, Any], kind: str) -> Load:
+    """The work of one layer in one pass."""
+    flops, moved = line["flops"], line["bytes_min"]
+    return Load(
+        seconds=_seconds(line),
+        flops=None if flops is None else {kind: float(flops)},
+        dram_bytes=None if moved is None else float(moved),
+    )
+
+
+def _sum(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
+    """The work of many: the rows whose work is known are the whole call, so that the others have none of their own.
+
+    Rows that took no time count too, since one operator may do the work of several. What other passes than the forward
+    pass move is not known.
+    """
+    flops = [line["flops"] for line in lines if line["flops"] is not None]
+    moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
+    forward = all(_pass(line) in _FORWARD for line in lines if _seconds(line) > 0)
+    return Load(
+        seconds=sum(map(_seconds, lines)),
+        launches=sum(_seconds(line) > 0 for line in lines),
+        flops={kind: float(sum(flops))} if flops else None,
+        dram_bytes=float(sum(moved)) if moved and forward else None,
+    )
+
+
+def _seconds(line: Mapping[str, Any]) -> float:
+    return float(line["seconds"]["median"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    """Makes rows below the same roofs."""
+
+    peaks: Peaks
+    seconds: float
+
+    def __call__(self, level: str, name: str, load: Load, *, where: str = "") -> Row:
+        return Row(
+            level=level,
+            name=name,
+            label=short(name) if level in ("kernel", "launch") else name,
+            load=load,
+            standing=stand(load, self.peaks),
+            time_share=load.seconds / self.seconds,
+            where=where,
+        )
+
+
+def _slowest_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The slowest first; labels that would be the same are numbered."""
+    seen: Counter[str] = Counter()
+    found = []
+    for row in sorted(rows, key=lambda row: (-row.load.seconds, row.name)):
+        seen[row.label] += 1
+        again = seen[row.label]
+        found.append(replace(row, label=f"{row.label} ({again})") if again > 1 else row)
+    return tuple(found)
+
+
+def _load(counted: Counted, peaks: Peaks) -> Load | None:
+    """The work of a launch; parts of a peak become rates. None where something is missing."""
+    seconds, flops, moved = counted.seconds, counted.flops, counted.dram_bytes
+    reference, memory = peaks.reference, peaks.dram_bytes_per_second
+    if seconds and flops is None and counted.sm_share is not None and reference:
+        flops = {"fp32": counted.sm_share * reference[1] * seconds}
+    if seconds and moved is None and counted.dram_share is not None and memory:
+        moved = counted.dram_share * memory * seconds
+    if not seconds or flops is None or moved is None:
+        return None
+    return Load(seconds=seconds, flops=flops, dram_bytes=moved, l2_bytes=counted.l2_bytes)
+
+
+def _ranges(known: Sequence[tuple[Launch, Load]], make: _Maker) -> tuple[Row, ...]:
+    """A row for each range and those around it; ranges of a process stand beside those of threads."""
+    found: defaultdict[tuple[str, str], list[Load]] = defaultdict(list)
+    for launch, load in known:
+        for depth in range(len(launch.stack)):
+            found["/".join(launch.stack[: depth + 1]), THREAD].append(load)
+        for span in dict.fromkeys(launch.spans):
+            found[span, PROCESS].append(load)
+    return tuple(make("range", path, together(loads), where=kind) for (path, kind), loads in found.items())
+
+
+def _refuse_missing(listing: Listing, counted: Sequence[Counted]) -> None:
+    """Metrics that no launch has."""
+    missing = []
+    if not any(each.seconds for each in counted):
+        missing.append("gpu__time_duration.sum")
+    if all(each.flops is None and each.sm_share is None for each in counted):
+        unsized = sorted({name for each in counted for name in each.lacking})
+        missing.append(
+            unsized[0] if unsized else "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"
+        )
+    if all(each.dram_bytes is None and each.dram_share is None for each in counted):
+        missing.append("dram__bytes.sum (or dram__bytes_read.sum and dram__bytes_write.sum)")
+    complete = (each.seconds and (each.flops or each.sm_share is not None) for each in counted)
+    if not missing and any(complete):
+        return
+    has = ", ".join(sorted(listing.names)[:6]) + (", …" if len(listing.names) > 6 else "") or "none"
+    refused = (
+        f" ncu could not measure {', '.join(sorted(listing.unavailable)[:4])} (n/a)." if listing.unavailable else ""
+    )
+    raise UserError(
+        f"{listing.source} lacks {'; '.join(missing)}.{refused} It has: {has}. "
+        f"Collect what is needed with:\n  {COLLECT}"
+    )
+
+
+def _refuse_unknown(listing: Listing, peaks: Peaks) -> None:
+    if not (peaks.reference or peaks.flops_per_second) or not peaks.dram_bytes_per_second:
+        product = next((launch.product for launch in listing.launches if launch.product), "")
+        capability = next((launch.capability for launch in listing.launches if launch.capability), "")
+        device = product or (f"a GPU of compute capability {capability}" if capability else "a GPU that is not named")
+        raise UserError(f"{listing.source}: {_unknown_peaks(device, peaks)}")
+
+
+def _unknown_peaks(device: str, peaks: Peaks) -> str:
+    missing = [] if peaks.flops_per_second else ["FLOP/s"]
+    missing += [] if peaks.dram_bytes_per_second else ["memory bandwidth"]
+    return (
+        f"it was measured on {device}, whose peak {' and '.join(missing or ['in this precision'])} is not known. "
+        f"Say which GPU it was (--gpu t4, h100, …), give --peak-compute TFLOP/s and --peak-bw GB/s, or add {ADD} "
+        "and say --gpu NAME."
+    )
+
+
+def _device(record: Record) -> str:
+    device = record.environment.get("device")
+    name = device.get("name") if isinstance(device, Mapping) else None
+    return str(name or "a device that is not known")
+
+
+def _pass(line: Mapping[str, Any]) -> str:
+    key = line["key"]
+    return str(key["which"]) if isinstance(key, Mapping) else "unattributed"
+
+
+def _layer(line: Mapping[str, Any]) -> str:
+    """The module's path, and the operation behind it that its code calls; the pass, unless it is the forward pass."""
+    key = line["key"]
+    if not isinstance(key, Mapping):
+        return str(line["kind"])
+    operation = line["kind"] if key.get("operation") is not None or not key.get("path") else ""
+    name = ".".join(filter(None, (str(key.get("path") or ""), str(operation or ""))))
+    return name if _pass(line) in ("forward", name) else f"{name} ({_pass(line)})"

@@ -1,0 +1,203 @@
+"""Roofline: its picture, its table and its page, as bytes and as files."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from perfexp.paths import write_atomically
+from perfexp.roofline.below import Roofline
+from perfexp.roofline.sentences import pretty
+from perfexp.roofline.standing import Row
+from perfexp.sinks import tables
+from perfexp.sinks.grid import Column, Grid
+from perfexp.sinks.subject import one_line
+from perfexp.sinks.tables import Line
+from perfexp.units import digits, format_seconds
+
+#: Parts and ranges that the console shows.
+_SHOWN, _RANGES = 10, 8
+#: Longer names are cut on the console; the CSV has them whole.
+_NAME_LENGTH = 44
+#: What makes the interactive page.
+_PLOTLY = "plotly"
+
+
+def draw(roofline: Roofline) -> bytes:
+    """The picture as PNG of 1200 × 800 pixels.
+
+    Args:
+        roofline: of any file or record.
+    """
+    return _drawn(roofline, "png")
+
+
+def to_svg(roofline: Roofline) -> bytes:
+    """The same picture as SVG.
+
+    Args:
+        roofline: of any file or record.
+    """
+    return _drawn(roofline, "svg")
+
+
+def to_html(roofline: Roofline) -> bytes | None:
+    """An interactive page that needs no network; None where plotly is not installed (`pip install "perfexp[html]"`).
+
+    Args:
+        roofline: of any file or record.
+    """
+    if importlib.util.find_spec(_PLOTLY) is None:
+        return None
+    from perfexp.sinks import roofline_page  # late: it takes long to import
+
+    return roofline_page.page(roofline)
+
+
+def to_csv(roofline: Roofline) -> bytes:
+    """Total, ranges, parts and launches as CSV, a line each.
+
+    Args:
+        roofline: of any file or record.
+    """
+    rows = (roofline.total, *roofline.ranges, *roofline.parts, *roofline.launches)
+    return tables.to_csv(lines(roofline, rows))
+
+
+def files(stem: Path) -> dict[str, Path]:
+    """The files that are written, by what they are.
+
+    Args:
+        stem: path without suffix.
+    """
+    return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "html", "csv")}
+
+
+def write(roofline: Roofline, targets: dict[str, Path]) -> list[Path]:
+    """Write the files of a roofline.
+
+    Args:
+        roofline: of any file or record.
+        targets: as `files` gives them.
+
+    Returns:
+        Those that were written: without plotly there is no page.
+
+    Raises:
+        OSError: a folder can't be written.
+    """
+    make: dict[str, Callable[[Roofline], bytes | None]] = {"png": draw, "svg": to_svg, "html": to_html, "csv": to_csv}
+    written = []
+    for kind, path in targets.items():
+        content = make[kind](roofline)
+        if content is not None:
+            write_atomically(path, content)
+            written.append(path)
+    return written
+
+
+def lines(roofline: Roofline, rows: Iterable[Row]) -> list[Line]:
+    """One line for each row, every figure in full precision, its unit in the column's name.
+
+    Args:
+        roofline: to which the rows belong.
+        rows: of any level.
+    """
+    kinds = sorted({kind for row in (roofline.total, *roofline.parts) for kind in row.load.flops or {}})
+    roofs = sorted({name for row in (roofline.total, *roofline.parts) for name in row.standing.shares})
+    return [_line(roofline, row, kinds, roofs) for row in rows]
+
+
+def _line(roofline: Roofline, row: Row, kinds: Iterable[str], roofs: Iterable[str]) -> Line:
+    load, standing = row.load, row.standing
+    return {
+        "level": row.level,
+        "name": row.name,
+        "where": row.where,
+        "launches": load.launches,
+        "seconds": load.seconds,
+        "time_percent": 100 * row.time_share,
+        "flops": load.total_flops,
+        "dram_bytes": load.dram_bytes,
+        "l2_bytes": load.l2_bytes,
+        "intensity_flops_per_byte": load.intensity,
+        "l2_intensity_flops_per_byte": load.l2_intensity,
+        "flops_per_second": load.flops_per_second,
+        "dram_bytes_per_second": load.dram_bytes_per_second,
+        "compute_roof_percent": _percent(standing.compute_share),
+        "memory_roof_percent": _percent(standing.memory_share),
+        "binding_roof": standing.binds,
+        "estimated": roofline.estimated or roofline.analytic,
+        "meaning": roofline.meaning(row),
+        "notes": " ".join(roofline.notes) if row is roofline.total else None,
+        **{f"flops_{kind.replace(' ', '_')}": (load.flops or {}).get(kind) for kind in kinds},
+        **{f"roof_{name.lower().replace(' ', '_')}_percent": _percent(standing.shares.get(name)) for name in roofs},
+    }
+
+
+def grid(roofline: Roofline) -> Grid:
+    """The total, the ranges and the slowest parts, for the console.
+
+    Args:
+        roofline: of any file or record.
+    """
+    rows = [roofline.total, *roofline.ranges[:_RANGES], *roofline.parts[:_SHOWN]]
+    mark = "≈ " if roofline.percentages else ""
+    return Grid(
+        columns=(
+            Column(title=roofline.noun[:-1], cells=tuple(map(_name, rows)), prose=True),
+            Column(
+                title="rows" if roofline.analytic else "launches",
+                cells=tuple(str(row.load.launches) for row in rows),
+                rank=3,
+            ),
+            Column(title="time", cells=tuple(format_seconds(row.load.seconds) for row in rows)),
+            Column(title="share", cells=tuple(f"{row.time_share:.1%}" for row in rows)),
+            Column(title="work", cells=tuple(_cell(row.load.total_flops, "FLOP", mark) for row in rows), rank=2),
+            Column(title="moved", cells=tuple(_cell(row.load.dram_bytes, "B") for row in rows), rank=1),
+            Column(title="FLOP/B", cells=tuple(_number(row.load.intensity) for row in rows)),
+            Column(title="rate", cells=tuple(_cell(row.load.flops_per_second, "FLOP/s", mark) for row in rows)),
+            Column(title="of compute", cells=tuple(_share(row.standing.compute_share) for row in rows)),
+            Column(title="of memory", cells=tuple(_share(row.standing.memory_share) for row in rows)),
+            Column(title="binds", cells=tuple(row.standing.binds or "–" for row in rows)),
+        ),
+        notes=tuple(_more(roofline)),
+    )
+
+
+def _more(roofline: Roofline) -> Iterable[str]:
+    left = roofline.parts[_SHOWN:]
+    if left:
+        share = sum(row.time_share for row in left)
+        yield f"{len(left)} more {roofline.noun} with {share:.1%} of the time are in the CSV"
+
+
+def _name(row: Row) -> str:
+    text = one_line(f"range {row.name}" if row.level == "range" else row.label)
+    return text if len(text) <= _NAME_LENGTH else f"{text[: _NAME_LENGTH - 1]}…"
+
+
+def _cell(value: float | None, unit: str, mark: str = "") -> str:
+    return "–" if value is None else f"{mark}{pretty(value, unit)}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else digits(value)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _drawn(roofline: Roofline, form: str) -> bytes:
+    """The picture; matplotlib is imported only here, and does not talk of the fonts that it finds."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from perfexp.sinks import roofline_picture
+
+    return roofline_picture.picture(roofline, form)

@@ -1,0 +1,220 @@
+"""Lines: what one line of a training log says; of mmengine and of mmcv, as text and as JSON.
+
+Formats, by the sources that write them:
+
+* mmengine ≥ 0.1, text: `mmengine/runner/log_processor.py`, `LogProcessor.get_log_after_iter`:
+  `Iter(train) [ 50/160000]  lr: 1.0000e-02  eta: …  time: 0.5000  data_time: 0.0100  …` and
+  `Epoch(train)  [1][ 50/372]  …`.
+* mmengine, JSON lines: `mmengine/hooks/logger_hook.py` and `LocalVisBackend.add_scalars` in
+  `mmengine/visualization/vis_backend.py`, the same in `vis_data/scalars.json` and `vis_data/TIMESTAMP.json`. Only the
+  lines of training hold `iter`; with `log_with_hierarchy` their names begin with `train/`.
+* mmcv 0.x and 1.x: `mmcv/runner/hooks/logger/text.py`, `TextLoggerHook._log_info`, text:
+  `Iter [50/160000]⇥lr: 1.000e-02, eta: …, time: 0.234, data_time: 0.012, …` and `Epoch [1][50/372]⇥…`, around 1.0
+  `Epoch(train) [1][50/372]⇥…`; and `_dump_log`, JSON: a line of facts, then `{"mode": "train", "epoch": …, "iter": …}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+#: Steps, errors and the like stand at the beginning of a line, if it is long.
+_LONGEST_LINE = 10_000
+_NUMBER = r"[-+]?(?:\d{1,30}(?:[.,]\d{1,30})?(?:e[-+]?\d{1,4})?|nan\b|inf\b)"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_POSITION = re.compile(
+    r"\b(?:Epoch|Iter)(?:\((?P<mode>\w+)\))?\s*(?:\[\s*(?P<epoch>\d{1,12})\]\s*)?"
+    r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
+)
+_TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})", re.IGNORECASE)
+_LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
+_STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
+_CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
+_EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|\s*$)")
+_FAILURES = (
+    (
+        "out of memory",
+        re.compile(
+            r"(?:CUDA|HIP)(?: error:)? out of memory|OutOfMemoryError|\bMemoryError\b|oom[-_]kill"
+            r"|can(?:'t|not) allocate memory",
+            re.IGNORECASE,
+        ),
+    ),
+    ("killed", re.compile(r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b")),
+    ("a traceback", re.compile(r"Traceback \(most recent call last\):\s*$")),
+)
+
+
+class Mark(Enum):
+    """What a line says that is no step.
+
+    Attributes:
+        START: a run begins.
+        PAUSE: a validation, or a checkpoint was written: what follows is timed with it.
+        TEST: the model was tested; nothing is trained there.
+    """
+
+    START = auto()
+    PAUSE = auto()
+    TEST = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A line about training: the steps since the line before, or the last of them.
+
+    Attributes:
+        epoch: its number, or None where the log counts steps only.
+        iteration: number of the last step; in text by epoch, within the epoch.
+        seconds: mean time of a step; nan where the line has none.
+        finite: whether all losses are.
+    """
+
+    epoch: int | None
+    iteration: int
+    seconds: float
+    finite: bool = True
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Grows from step to step of one run."""
+        return self.epoch or 0, self.iteration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A line about the end of a training.
+
+    Attributes:
+        what: `out of memory`, `killed`, `a traceback`.
+        text: the line.
+    """
+
+    what: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """The line of facts at the head of mmcv's JSON.
+
+    Attributes:
+        facts: all of it.
+    """
+
+    facts: Mapping[str, Any]
+
+
+Said = Step | Failure | Meta | Mark
+
+
+def plain(line: str) -> str:
+    """A line without the colours of a terminal, and not longer than what is looked at.
+
+    Args:
+        line: of text.
+    """
+    return _COLOURS.sub("", line[:_LONGEST_LINE]).rstrip()
+
+
+def of_text(text: str, *, whole: bool = True) -> Said | None:
+    """What a line of text says, if it says something about a training.
+
+    Args:
+        text: as `plain` leaves it.
+        whole: whether the line has an end; the last one of a log may have been cut off.
+    """
+    if position := _POSITION.search(text):
+        return _of_position(position, text, whole=whole)
+    if _STARTS.search(text):
+        return Mark.START
+    if _CHECKPOINT.search(text):
+        return Mark.PAUSE
+    for what, pattern in _FAILURES:
+        if pattern.search(text):
+            return Failure(what=what, text=text.strip())
+    return None
+
+
+def is_exception(text: str) -> bool:
+    """Whether a line is the last one of a traceback.
+
+    Args:
+        text: as `plain` leaves it.
+    """
+    return bool(_EXCEPTION.match(text))
+
+
+def of_json(line: str) -> Said | None:
+    """What a line of JSON says; nothing where it is none, or was cut off.
+
+    Args:
+        line: that begins with a brace.
+    """
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    mode = values.get("mode")
+    if mode is None and _whole(values.get("iter")) is None:
+        if "step" in values:
+            return Mark.PAUSE
+        return Meta(facts=values) if values.keys() & {"env_info", "config", "exp_name"} else None
+    if mode not in (None, "train"):
+        return Mark.TEST if mode == "test" else Mark.PAUSE
+    iteration = _whole(values.get("iter"))
+    if iteration is None:
+        return None
+    seconds = _real(values.get("time", values.get("train/time")))
+    losses = [_real(value) for name, value in values.items() if "loss" in name.lower()]
+    return Step(
+        epoch=_whole(values.get("epoch")),
+        iteration=iteration,
+        seconds=math.nan if seconds is None else seconds,
+        finite=all(loss is None or math.isfinite(loss) for loss in losses),
+    )
+
+
+def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Said | None:
+    mode = position["mode"]
+    if mode == "test":
+        return Mark.TEST
+    if mode not in (None, "train"):
+        return Mark.PAUSE
+    if not position["total"]:
+        return None
+    time = _TIME.search(text, position.end())
+    if not whole and not (time and text[time.end() :].strip(".,")):
+        return None  # the time may go on
+    losses = (_number(found[1]) for found in _LOSS.finditer(text, position.end()))
+    return Step(
+        epoch=int(position["epoch"]) if position["epoch"] else None,
+        iteration=int(position["iteration"]),
+        seconds=_number(time[1]) if time else math.nan,
+        finite=all(math.isfinite(loss) for loss in losses),
+    )
+
+
+def _number(text: str) -> float:
+    """A number, whatever the language writes between its whole part and the rest."""
+    return float(text.replace(",", "."))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _real(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

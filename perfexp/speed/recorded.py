@@ -1,0 +1,88 @@
+"""Recorded: the speed of each training that a record holds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfexp.paths import RunPaths
+from perfexp.record import Key, Point, Record, Status
+from perfexp.speed.result import Mode, Speed
+from perfexp.summary import first_median
+
+_PHASE = "train"
+
+
+def of_record(record: Record, folder: Path) -> list[Speed]:
+    """The speed of every point that was trained; none where the run did not train.
+
+    images/s = batch size per card × cards / median time of a pipelined call.
+
+    Args:
+        record: of any run, whatever its status.
+        folder: the run's.
+    """
+    points = [point for point in record.points if point.key.phase == _PHASE]
+    found = [_of_point(point, record.plan, str(RunPaths(folder.resolve()).log)) for point in points]
+    names = Counter(speed.file_name for speed in found)
+    alike: dict[str, list[Key]] = {}
+    for point, speed in zip(points, found, strict=True):
+        alike.setdefault(speed.file_name, []).append(point.key)
+    return [
+        replace(speed, label=_label(point.key, alike[speed.file_name])) if names[speed.file_name] > 1 else speed
+        for point, speed in zip(points, found, strict=True)
+    ]
+
+
+def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
+    cards = _cards(point.facts, plan)
+    seconds = first_median(point, "throughput", "latency") if point.status is Status.OK else None
+    images = point.key.batch_size * cards
+    rate = images / seconds if seconds and seconds > 0 else 0.0
+    failed = not (0 < rate < math.inf)
+    if failed:
+        remark = str(point.status) if point.status is not Status.OK else "no time was measured"
+        remark += f": {point.error}" if point.error else ""
+    else:
+        remark = f"median {seconds:.4g} s for a step of {point.key.batch_size} × {cards} images"
+    return Speed(
+        log_file=log_file,
+        model=_name(plan, "model"),
+        mode=Mode.of(cards),
+        cards=cards,
+        batch_size=point.key.batch_size,
+        precision=point.key.precision,
+        images_per_second=0.0 if failed else rate,
+        failed=failed,
+        remark=remark,
+    )
+
+
+def _cards(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
+    """How many cards trained together: what was so counts more than what was asked for; one where neither says."""
+    gpu = plan.get("gpu")
+    for value in (facts.get("world_size"), gpu.get("count") if isinstance(gpu, Mapping) else None):
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+    return 1
+
+
+def _name(plan: Mapping[str, Any], group: str) -> str:
+    """The name that a group's node bears, or that of the option which was chosen for it."""
+    node = plan.get(group)
+    name = node.get("name") if isinstance(node, Mapping) else node
+    return str(name or plan.get("choices", {}).get(group) or "unknown")
+
+
+def _label(key: Key, alike: list[Key]) -> str:
+    """What tells a point from those whose files would have the same name."""
+    parts = []
+    if len({other.input_size for other in alike}) > 1:
+        parts.append(key.size_label)
+    if len({other.replicate for other in alike}) > 1:
+        parts.append(f"replicate{key.replicate}")
+    return "_".join(parts)

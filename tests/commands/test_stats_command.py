@@ -1,0 +1,117 @@
+"""`perfexp stats`: reports of a profile that is there, without a run."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfexp import commands
+
+_PROFILERS = Path(__file__).parent.parent / "profilers"
+
+
+def _module(name, file):
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+scripted = _module("scripted", _PROFILERS / "scripted.py")
+
+
+@pytest.fixture
+def nsys(tmp_path, monkeypatch):
+    folder = tmp_path / "tools"
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    def install(**script):
+        default = {"version": scripted.VERSION, "reports": scripted.REPORTS, "no_export": True}
+        return scripted.Scripted(folder, "nsys", scripted.NSYS, default | script)
+
+    return install
+
+
+@pytest.fixture
+def profile(tmp_path):
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    file = folder / "train.nsys-rep"
+    file.write_bytes(b"profile")
+    return file
+
+
+def test_reports_of_a_file_lie_beside_it(nsys, profile, capsys):
+    nsys()
+    assert commands.run(["stats", str(profile), "-r", "cuda_gpu_kern_sum", "-r", "nvtx_gpu_proj_sum"]) == 0
+    written = {file.name for file in profile.parent.glob("*.csv")}
+    assert written == {"train_cuda_gpu_kern_sum.csv", "train_nvtx_gpu_proj_sum.csv"}
+    printed = capsys.readouterr().out
+    assert "2 rows: train_cuda_gpu_kern_sum.csv" in printed
+    assert "dgrad2d" in printed
+
+
+def test_all_profiles_below_a_folder_get_the_usual_reports(nsys, profile):
+    nsys()
+    (profile.parent.parent / "two").mkdir()
+    (profile.parent.parent / "two" / "inference.nsys-rep").write_bytes(b"profile")
+    assert commands.run(["stats", str(profile.parent.parent)]) == 0
+    assert len(list(profile.parent.parent.rglob("*_cuda_gpu_kern_sum.csv"))) == 2
+
+
+def test_in_a_runs_folder_what_is_written_enters_the_manifest(nsys, profile):
+    nsys()
+    manifest = profile.parent / "manifest.json"
+    manifest.write_text('{"files": ["train.nsys-rep"]}')
+    commands.run(["stats", str(profile), "-r", "cuda_api_sum"])
+    assert "train_cuda_api_sum.csv" in manifest.read_text()
+    manifest.unlink()
+    commands.run(["stats", str(profile), "-r", "nvtx_gpu_proj_sum"])
+    assert not manifest.exists()
+
+
+def test_a_report_without_rows_is_told_and_the_others_are_made(nsys, profile, capsys):
+    nsys(reports={"cuda_api_sum": "skip", "cuda_gpu_kern_sum": scripted.KERN_SUM})
+    assert commands.run(["stats", str(profile), "-r", "cuda_api_sum,cuda_gpu_kern_sum"]) == 1
+    assert "does not contain CUDA kernel data" in capsys.readouterr().out
+    assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
+
+
+def test_what_was_not_imported_is_imported_by_the_importer_beside_nsys(nsys, profile, capsys):
+    tool = nsys()
+    stream = profile.rename(profile.with_suffix(".qdstrm"))
+    assert commands.run(["stats", str(stream)]) == 1
+    assert "no QdstrmImporter beside" in capsys.readouterr().err
+    importer = tool.path.parent / "QdstrmImporter"
+    importer.write_text('#!/bin/sh\nout="${2#--output-file=}"\necho imported > "$out"\n')
+    importer.chmod(0o755)
+    assert commands.run(["stats", str(stream.parent)]) == 0
+    assert profile.read_text() == "imported\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "no such file or folder"),
+        (["{folder}"], "no profile of nsys"),
+        (["{file}"], "is no profile of nsys"),
+        (["{folder}", "-r", "/tmp/script.py"], "is no report"),
+    ],
+)
+def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):
+    nsys()
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    file = folder / "points.jsonl"
+    file.touch()
+    assert commands.run(["stats", *(text.format(folder=folder, file=file) for text in arguments)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": ()})
+    assert commands.run(["stats", str(profile)]) == 1
+    assert "https://developer.nvidia.com/nsight-systems" in capsys.readouterr().err

@@ -1,0 +1,279 @@
+"""A run with a profiler, from the command to the record: real processes, scripted tools, the scripted device."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfexp.record import Status
+
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "mode=train", "output_dir=x")
+
+
+def profile_of(record):
+    return next(point for point in record.points if point.key.phase.endswith("_profile"))
+
+
+def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
+    tool = nsys()
+    code, printed, [record] = run(*FAKE, "profiler=nsys")
+    assert (code, record.status) == (0, Status.OK)
+    point = profile_of(record)
+    assert (point.status, point.error, point.key.phase) == (Status.OK, None, "train_profile")
+    names = {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
+    reports = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum", "ranges")
+    assert names == {"train.nsys-rep", *(f"train_{report}.csv" for report in reports)}
+    listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
+    assert {path.name for path in Path("x").iterdir()} <= listed
+    facts = point.facts["profile"]
+    assert facts["kernels"][0] == {
+        "name": "void dgrad2d<float, 3>(float *, int)",
+        "count": 6,
+        "seconds": pytest.approx(6e-6),
+        "share": pytest.approx(0.6),
+    }
+    assert "nsys 2025.3.1.90 looked at 3 calls after 20 others in" in printed
+    assert "dgrad2d" in printed
+    assert point.series == []
+    assert point.wall_seconds > 0
+    command = next(call for call in tool.calls if call[0] == "profile")
+    assert command[:8] == [
+        "profile",
+        "--trace=cuda,cudnn,nvtx,osrt",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--kill=none",
+        "--force-overwrite=true",
+    ]
+    assert command[8] == f"--output={Path('x/train').absolute()}"
+    assert command[10:12] == ["-m", "perfexp.worker"]
+    assert "--profile=0" in command
+    log = Path("x/run.log").read_text()
+    assert log.index("--what=timed") < log.index("--profile=0")
+
+
+def test_ranges_hold_what_other_threads_launched(run, nsys):
+    nsys()
+    _, printed, [record] = run(*FAKE, "profiler=nsys")
+    ranges = {each["name"]: each for each in profile_of(record).facts["profile"]["ranges"]}
+    assert {name: each["kernels"] for name, each in ranges.items()} == {"train_step": 5, "forward": 2, "backward": 3}
+    assert ranges["train_step"]["span_seconds"] == pytest.approx(4.8e-6)
+    assert ranges["backward"]["busy_seconds"] == pytest.approx(2.4e-6)
+    assert "the work of a call spans 4.80 µs on the device under the profiler; timed without it:" in printed
+
+
+@pytest.mark.slow
+def test_a_profile_that_is_there_is_not_made_again(run, nsys):
+    tool = nsys()
+    run(*FAKE, "profiler=nsys")
+    points = Path("x/points.jsonl").read_bytes()
+    run(*FAKE, "profiler=nsys")
+    assert sum(call[0] == "profile" for call in tool.calls) == 1
+    assert Path("x/points.jsonl").read_bytes() == points
+
+
+def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_settings(run, nsys):
+    tool = nsys()
+    _, _, [before] = run(*FAKE)
+    _, _, [after] = run(*FAKE, "profiler=nsys")
+    assert after.plan_hash == before.plan_hash
+    assert after.points[0].series == before.points[0].series
+    assert profile_of(after).status is Status.OK
+    run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    assert sum(call[0] == "profile" for call in tool.calls) == 2
+    _, _, [without] = run(*FAKE)
+    assert profile_of(without).status is Status.OK
+    assert "train.nsys-rep" in {artifact.path for artifact in without.artifacts}
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ({"version": "NVIDIA Nsight Systems version 2020.3.2"}, "too old: at least 2021.4"),
+        ({"complaint": "Illegal --trace argument 'cudnn'."}, "nsys left no profile: Illegal --trace argument 'cudnn'."),
+        ({"importer": "QdstrmImporter: libdw.so.1: cannot open shared object file"}, "install libdw1"),
+        ({"told": False}, "nsys left a profile, but the worker ended without a result"),
+    ],
+)
+def test_a_failing_nsys_costs_the_profile_only(run, nsys, script, told):
+    nsys(**script)
+    code, printed, [record] = run(*FAKE, "profiler=nsys")
+    assert (code, record.status) == (0, Status.OK)
+    assert record.points[0].find_series("device").measured
+    point = profile_of(record)
+    assert point.status is Status.FAILED
+    assert told in point.error
+    assert told in printed
+
+
+def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(run, nsys):
+    nsys(importer="Importer error status: The importer binary and its dependencies were not found.")
+    _, _, [record] = run(*FAKE, "profiler=nsys")
+    assert "x/train.qdstrm" in {f"x/{artifact.path}" for artifact in record.artifacts if artifact.kind == "profiles"}
+    assert Path("x/train.qdstrm").is_file()
+    assert f"perfexp stats {Path('x').absolute()}" in profile_of(record).error
+
+
+@pytest.mark.slow
+def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(run, nsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": (), "ncu": ()})
+    code, _, [record] = run(*FAKE, "profiler=nsys")
+    assert code == 0
+    assert "nsys is not installed" in profile_of(record).error
+    assert "https://developer.nvidia.com/nsight-systems" in profile_of(record).error
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    tool = nsys()
+    _, _, [record] = run(*FAKE, "profiler=nsys", f"profiler.tool={tool.path}")
+    assert profile_of(record).status is Status.OK
+
+
+def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, nsys):
+    nsys(runs=True)
+    code, _, [record] = run(*FAKE, "profiler=nsys")
+    point = profile_of(record)
+    assert (code, point.status) == (0, Status.UNSUPPORTED)
+    assert "use profiler=torch" in point.error
+
+
+def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
+    reports = {"cuda_gpu_kern_sum": "crash", "cuda_gpu_mem_time_sum": "skip", "cuda_api_gpu_sum": "A,B,C\n1,2,x\n"}
+    nsys(reports=reports)
+    _, _, [record] = run(*FAKE, "profiler=nsys")
+    point = profile_of(record)
+    assert (point.status, [doubt.code for doubt in point.doubts]) == (Status.OK, ["reports_missing"])
+    assert "KeyError" in point.doubts[0].detail
+    assert "does not contain CUDA kernel data" in point.doubts[0].detail
+    assert "reports_missing" in {doubt.code for doubt in record.points[0].doubts}
+    assert not Path("x/train_cuda_gpu_kern_sum.csv").exists()
+    assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {"fprop", "dgrad"}  # by the database
+
+
+@pytest.mark.slow
+def test_every_point_has_a_profile_of_its_own_where_that_is_wanted(run, nsys):
+    nsys()
+    _, _, [record] = run(*FAKE, "batch_size=[1,2]", "profiler=nsys", "profiler.all_points=true")
+    assert {path.name for path in Path("x").glob("*.nsys-rep")} == {"train_224_b1.nsys-rep", "train_224_b2.nsys-rep"}
+    assert sum(point.key.phase == "train_profile" for point in record.points) == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_profiles_each_of_its_runs(run, nsys):
+    tool = nsys()
+    code, printed, records = run(*FAKE, "profiler=nsys", "-m", "batch_size=1,2")
+    assert (code, len(records)) == (0, 2)
+    assert all(profile_of(record).status is Status.OK for record in records)
+    assert sum(call[0] == "profile" for call in tool.calls) == 2
+    assert "2 of 2 runs ended, 0 failed" in printed
+
+
+def test_a_call_that_could_not_be_timed_is_not_looked_at(run, nsys):
+    tool = nsys()
+    code, _, [record] = run(*FAKE, "model.faults.oom=1", "profiler=nsys")
+    assert code == 1
+    assert "not tried: the call was not timed (oom)" in profile_of(record).error
+    assert tool.calls == []
+
+
+def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
+    tool = ncu()
+    code, printed, [record] = run(*FAKE, "profiler=ncu")
+    assert code == 0
+    point = profile_of(record)
+    assert (point.status, point.error, point.doubts) == (Status.OK, None, [])
+    facts = point.facts["profile"]
+    assert facts["kernels_in"] == {"train_step": 3, "forward": 1, "backward": 2}
+    assert [kernel["name"] for kernel in facts["kernels"]] == ["wgrad", "dgrad", "fprop"]
+    assert facts["kernel_seconds"] == pytest.approx(6e-6)
+    assert {"train.ncu-rep", "train_ncu.csv"} <= {artifact.path for artifact in record.artifacts}
+    assert Path("x/train_ncu.csv").read_text().startswith('"ID"')
+    drawn = {f"train_ncu_roofline.{kind}" for kind in ("png", "svg", "csv")}
+    assert drawn <= {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
+    assert drawn <= set(json.loads(Path("x/manifest.json").read_text())["files"])
+    assert "ncu 2025.3.0.0 looked at 1 call after 20 others" in printed
+    command = next(call for call in tool.calls if any(text.startswith("--export=") for text in call))
+    for option in (
+        "--target-processes=all",
+        "--replay-mode=kernel",
+        "--clock-control=none",
+        "--profile-from-start=off",
+        "--nvtx",
+    ):
+        assert option in command
+    metrics = next(text for text in command if text.startswith("--metrics=")).partition("=")[2].split(",")
+    assert metrics[0] == "gpu__time_duration.sum"
+    assert {"dram__bytes_read.sum", "dram__bytes_write.sum", "sm__ops_path_tensor_src_bf16_dst_fp32.sum"} <= set(
+        metrics
+    )
+    assert not [name for name in metrics if "int8" in name or "sparsity" in name or "pipe_tensor" in name]
+    assert not [name for name in metrics if "_hfma_" in name]  # this chip's list has none
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            {"report": False, "complaint": "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "code": 1},
+            "NVreg_RestrictProfilingToAdminUsers=0",
+        ),
+        ({"report": False, "complaint": "==WARNING== No kernels were profiled."}, "it saw no kernel between"),
+        ({"report": False, "complaint": "==ERROR== Profiling failed: driver resource was unavailable."}, "DCGM"),
+        ({"csv": ""}, "ncu can't read train.ncu-rep"),
+        ({"csv": '"ID","Kernel Name","x"\n"","","ns"'}, "ncu can't read train.ncu-rep"),
+        ({"metrics": []}, "does not tell the counters"),
+        ({"version": "Version 2019.5.0"}, "too old"),
+    ],
+)
+def test_a_failing_ncu_says_what_to_do(run, ncu, script, told):
+    ncu(**script)
+    code, _, [record] = run(*FAKE, "profiler=ncu")
+    assert (code, profile_of(record).status) == (0, Status.FAILED)
+    assert told in profile_of(record).error
+    assert record.points[0].find_series("device").measured
+
+
+@pytest.mark.slow
+def test_half_a_step_is_a_doubt(run, ncu):
+    from scripted import ncu_csv
+
+    ncu(csv=ncu_csv(["forward", "forward", "backward"], ["a", "b", "c"]))
+    _, _, [record] = run(*FAKE, "profiler=ncu")
+    assert [doubt.code for doubt in profile_of(record).doubts] == ["backward_incomplete"]
+
+
+def test_nothing_is_timed_where_a_call_is_marked_for_others(run):
+    code, printed, [record] = run(*FAKE, "profiler=nvtx")
+    assert [point.key.phase for point in record.points] == ["train_profile"]
+    point = profile_of(record)
+    assert (code, point.status) == (1, Status.UNSUPPORTED)  # the scripted device has no NVTX
+    assert "nsys, ncu and NVTX look at CUDA devices" in printed
+
+
+@pytest.mark.slow
+def test_marking_a_call_leaves_the_times_that_are_there(run):
+    run(*FAKE)
+    _, _, [record] = run(*FAKE, "profiler=nvtx")
+    assert [point.key.phase for point in record.points] == ["train", "train_profile"]
+    assert record.points[0].series
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("profiler=nsys", "profiler.steps=0"), "profiler.steps=0"),
+        (("profiler=nsys", "profiler.trace=[nvtx]"), "cuda has to be among them"),
+        (("profiler=nsys", "profiler.reports=[/tmp/x.py]"), "is no report of nsys stats"),
+        (("profiler=ncu", "profiler.metrics=['a;b']"), "no counter of ncu"),
+        (("profiler=ncu", "profiler.cache_control=some"), "all or none"),
+        (("profiler=nvtx", "profiler.step=0"), "profiler.step=0"),
+        (("profiler=nsys", "profiler.wamup=3"), "profiler.wamup"),
+        (("profiler=nsight",), "nsight"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_starts(run, settings, told):
+    code, printed, records = run(*FAKE, *settings)
+    assert (code, records) == (2, [])
+    assert told in printed

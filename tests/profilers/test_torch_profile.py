@@ -1,0 +1,81 @@
+"""torch's own profiler on the processor, from the command to the record."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from perfexp.record import Status
+
+TORCH = (
+    "model=torchvision",
+    "model.name=squeezenet1_1",
+    "gpu=cpu",
+    "execution.threads=1",
+    "input_size=32",
+    "batch_size=2",
+    "stopping=fixed",
+    "stopping.warmup=1",
+    "stopping.measure=3",
+    "ttfp=false",
+    "tracking=none",
+    "probes.work=false",
+    "output_dir=x",
+)
+
+
+def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
+    code, printed, [record] = run(
+        *TORCH,
+        "mode=train",
+        "profiler=torch",
+        "profiler.warmup=1",
+        "profiler.steps=2",
+        "profiler.memory=true",
+        "profiler.modules=true",
+    )
+    assert code == 0
+    timed, point = record.points
+    assert (point.key.phase, point.status, point.error) == ("train_profile", Status.OK, None)
+    assert point.series == []
+    assert timed.series
+    names = {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
+    assert names == {"train.pt.trace.json.gz", "train_operators.csv", "train_memory.csv"}
+    with gzip.open("x/train.pt.trace.json.gz", "rt") as file:
+        events = [event.get("name") for event in json.load(file)["traceEvents"]]
+    for name in ("train_step", "forward", "loss", "backward", "optimizer_step", "classifier"):
+        assert events.count(name) == 2, name
+    operators = {row["operator"]: row for row in csv.DictReader(Path("x/train_operators.csv").read_text().splitlines())}
+    assert not operators.keys() & {"train_step", "forward", "classifier"}
+    assert int(operators["aten::conv2d"]["calls"]) == 2 * 26
+    assert int(operators["aten::convolution_backward"]["calls"]) == 2 * 26
+    assert int(operators["aten::conv2d"]["flops"]) > 0
+    facts = point.facts["profile"]
+    assert facts["operators"][0]["seconds"] >= facts["operators"][1]["seconds"]
+    assert sum(row["share"] for row in facts["operators"]) <= 1 + 1e-9
+    memory = list(csv.DictReader(Path("x/train_memory.csv").read_text().splitlines()))
+    assert {row["device"] for row in memory} == {"cpu"}
+    assert any(int(row["bytes"]) < 0 for row in memory)
+    assert "torch looked at 2 calls after 1 others in" in printed
+    assert "operators by torch" in printed
+    assert "## Profile" in Path("x/report.md").read_text()
+    listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
+    assert {path.name for path in Path("x").iterdir()} <= listed
+
+
+@pytest.mark.slow
+def test_inference_has_its_own_and_nothing_is_followed_that_nobody_asked_for(run):
+    _, _, [record] = run(*TORCH, "profiler=torch", "profiler.warmup=0", "profiler.steps=1")
+    names = {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
+    assert names == {"inference.pt.trace.json.gz", "inference_operators.csv"}
+    assert record.points[-1].facts["profile"]["marked"] == ["inference", "forward"]
+
+
+@pytest.mark.slow
+def test_modules_of_what_has_none_are_refused_and_cost_the_profile_only(run):
+    fake = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "output_dir=y")
+    code, _, [record] = run(*fake, "profiler=torch", "profiler.modules=true")
+    assert (code, record.points[-1].status) == (0, Status.FAILED)
+    assert "needs a torch model" in record.points[-1].error

@@ -1,0 +1,300 @@
+"""Where work stands below the roofs, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfexp.errors import UserError
+from perfexp.gpus import GpuFacts
+from perfexp.layers import Key as LayerKey
+from perfexp.layers import Pass
+from perfexp.layers.table import Line, Spread
+from perfexp.record import Metric, Point, Status, layers_key
+from perfexp.roofline import Peaks, Roofline, of_csv, of_record
+from perfexp.roofline.assemble import of_listing, recorded
+from perfexp.roofline.completeness import missing_backward
+from perfexp.roofline.counters import wanted
+from perfexp.roofline.listing import parse
+from perfexp.roofline.peaks import Sheet, matching, named, of_sheet, sheets
+from perfexp.roofline.peaks import given as by_hand
+from perfexp.roofline.sentences import short
+from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
+
+PEAKS = by_hand(10, 1000)
+SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "sample_metrics.csv"
+
+
+def roofline(*kernels: Kernel, peaks: Peaks = PEAKS) -> Roofline:
+    return of_listing(parse(long_form(kernels), "ncu.csv", wanted), peaks, "test")
+
+
+@pytest.mark.parametrize(
+    ("us", "fmas", "mbytes", "binds", "words"),
+    [
+        (100, 10**6, 90, "DRAM", "Memory holds it back (90% of DRAM's bandwidth)"),
+        (100, 45 * 10**7, 1, "peak", "Compute holds it back (90% of peak)"),
+        (100, 10**6, 10, "DRAM", "Neither roof holds it back"),
+        (2, 10**6, 0.1, "peak", "A launch takes 2.00 µs"),
+        (100, 10**6, 150, "DRAM", "above the roof (150% of DRAM)"),
+    ],
+)
+def test_what_holds_a_kernel_back(us: float, fmas: int, mbytes: float, binds: str, words: str) -> None:
+    found = roofline(counted(us=us, fmas=fmas, mbytes=mbytes))
+    assert found.parts[0].standing.binds == binds
+    assert words in found.meaning(found.parts[0])
+
+
+def test_a_kernel_of_many_launches_is_one_and_each_launch_stays() -> None:
+    found = roofline(counted("a", us=10), counted("b", us=15), counted("a", us=30))
+    assert [(row.name, row.load.launches, row.time_share) for row in found.parts] == [
+        ("a", 2, pytest.approx(40 / 55)),
+        ("b", 1, pytest.approx(15 / 55)),
+    ]
+    assert [row.name for row in found.launches] == ["a", "b", "a"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.floats(1, 1e4), st.integers(0, 10**12), st.floats(1e-3, 1e3)), min_size=1
+    )
+)
+def test_kernels_and_ranges_sum_to_the_whole(launches: list[tuple[str, float, int, float]]) -> None:
+    kernels = [
+        counted(name, us=round(us, 3), fmas=fmas, mbytes=round(mbytes, 4), stack=("step", name))
+        for name, us, fmas, mbytes in launches
+    ]
+    found = roofline(*kernels)
+    inner = [row for row in found.ranges if row.name != "step"]
+    for rows in (found.parts, found.launches, inner):
+        assert sum(row.load.seconds for row in rows) == pytest.approx(found.total.load.seconds)
+        assert sum(row.load.total_flops or 0 for row in rows) == pytest.approx(found.total.load.total_flops)
+        assert sum(row.load.dram_bytes or 0 for row in rows) == pytest.approx(found.total.load.dram_bytes)
+        assert sum(row.time_share for row in rows) == pytest.approx(1)
+
+
+@given(st.floats(1e-3, 1e5), st.floats(1e-3, 1e3))
+def test_the_roof_that_binds_is_the_one_that_intensity_says(intensity: float, share: float) -> None:
+    """Left of the ridge memory binds, right of it compute: the same as the greater share."""
+    moved = 10**7
+    found = roofline(counted(us=share * 1e3, fmas=max(round(intensity * moved / 2), 1), mbytes=10)).total
+    ridge = 10e12 / 1000e9
+    assert found.load.intensity is not None
+    if found.load.intensity != pytest.approx(ridge, rel=1e-9):
+        assert found.standing.binds == ("DRAM" if found.load.intensity < ridge else "peak")
+
+
+def test_each_kind_of_flops_has_its_own_roof_and_the_fullest_counts() -> None:
+    sheet = Peaks(flops_per_second={"fp32": 1e13, "bf16": 1e14}, dram_bytes_per_second=1e12)
+    kernel = counted(us=100, fmas=10**8, mbytes=1)
+    kernel.metrics = {**kernel.metrics, "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("", "7000000000")}
+    standing = roofline(kernel, peaks=sheet).total.standing
+    assert standing.shares["FP32"] == pytest.approx(0.2)
+    assert standing.shares["BF16 tensor"] == pytest.approx(0.7)
+    assert standing.compute_share == pytest.approx(0.7)
+    assert standing.binds == "BF16 tensor"
+
+
+def test_flops_without_a_known_roof_are_counted_and_told() -> None:
+    kernel = counted()
+    kernel.metrics = {**kernel.metrics, "smsp__sass_thread_inst_executed_op_dfma_pred_on.sum": ("inst", "5")}
+    found = roofline(kernel, peaks=Peaks(flops_per_second={"fp32": 1e13}, dram_bytes_per_second=1e12))
+    assert found.total.load.flops is not None
+    assert found.total.load.flops["fp64"] == 10
+    assert any("No peak is known for fp64" in note for note in found.notes)
+
+
+def test_the_l2_roof_is_the_one_that_was_measured() -> None:
+    kernel = counted(us=100, fmas=10**6, mbytes=10)
+    share = ("%", "80")
+    l2 = {L2: ("Mbyte", "400"), "lts__t_bytes.sum.pct_of_peak_sustained_elapsed": share}
+    kernel.metrics = {**kernel.metrics, **l2}
+    listing = parse(long_form([kernel]), "ncu.csv", wanted)
+    found = of_listing(listing, PEAKS.or_else(recorded(listing)[0]), "l2")
+    assert found.peaks.l2_bytes_per_second == pytest.approx(5e12)
+    assert found.parts[0].standing.binds == "L2"
+    assert "The L2 cache holds it back (80%" in found.meaning(found.parts[0])
+
+
+def test_percentages_become_estimates_and_it_says_what_they_are() -> None:
+    found = roofline(Kernel(metrics={TIME: ("us", "10"), SM: ("%", "50"), DRAM: ("%", "20")}))
+    assert found.total.load.total_flops == pytest.approx(0.5 * 1e13 * 1e-5)
+    assert found.total.load.dram_bytes == pytest.approx(0.2 * 1e12 * 1e-5)
+    assert found.estimated
+    assert any("sm__throughput is the busiest part of the SM" in note for note in found.notes)
+    assert any("Bytes are estimates" in note for note in found.notes)
+
+
+def test_a_step_whose_backward_pass_was_not_caught_looks_incomplete() -> None:
+    forward = [counted(stack=("train_step", "forward")) for _ in range(10)]
+    backward = [counted(stack=("train_step", "backward"))]
+    (told, *_) = roofline(*forward, *backward).notes
+    assert "10 kernels in its forward pass and 1 kernel in its backward one" in told
+    assert "range_start" in told
+    assert "cudaProfilerStart" in told
+    whole = [counted(spans=("train_step", "backward"))] * 20
+    assert not roofline(*forward, *[counted(spans=("train_step", "forward"))] * 10, *whole).notes
+
+
+@pytest.mark.parametrize(
+    ("ranges", "incomplete"),
+    [
+        ({"train_step": 110, "train_step/forward": 103, "train_step/backward": 1}, True),
+        ({"train_step": 110, "train_step/forward": 103}, True),
+        ({"train_step": 300, "train_step/forward": 100, "train_step/backward": 190}, False),
+        ({"train_step/forward": 100, "train_step/forward/forward_inner": 100, "train_step/backward": 60}, False),
+        ({"inference": 100, "inference/forward": 100}, False),
+        ({"train_step/forward": 2, "train_step/backward": 0}, False),
+        ({}, False),
+    ],
+)
+def test_only_training_steps_with_too_little_backward_look_incomplete(ranges: dict[str, int], incomplete: bool) -> None:
+    assert (missing_backward(ranges) is not None) == incomplete
+
+
+def test_names_are_short_and_say_what_is_special() -> None:
+    names = {
+        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>>(int, T2, T3)": (
+            "CUDAFunctor_add · vectorized_elementwise_kernel"
+        ),
+        "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(P<T1, T2>)": "winogradForwardData4x4",
+        "volta_sgemm_128x64_nn": "volta_sgemm_128x64_nn",
+        "void (anonymous namespace)::softmax<float>(T2 *)": "softmax",
+        "": "",
+    }
+    assert {name: short(name) for name in names} == names
+
+
+T4 = Sheet(
+    match=r"\bT4\b",
+    facts=GpuFacts(product="T4", peak_flops_per_second={"fp32": 8e12, "fp64": None}, memory_bytes_per_second=3e11),
+)
+
+
+def test_peaks_count_in_the_order_hand_name_file() -> None:
+    sheet = of_sheet(T4.facts)
+    assert by_hand(None, 300).or_else(sheet).dram_bytes_per_second == 3e11
+    assert by_hand(None, 200).or_else(sheet).sources == ("given by hand", "data sheet of T4")
+    assert by_hand(9, 200).or_else(sheet).sources == ("given by hand",)
+    assert matching("Tesla T4", {"t4": T4}) == sheet
+    assert matching("Tesla V100", {"t4": T4}) == Peaks()
+    assert named("T4", {"t4": T4}) == sheet
+
+
+def test_a_gpu_that_the_file_names_gives_the_peaks(tmp_path: Path) -> None:
+    kernel = counted()
+    kernel.metrics = {**kernel.metrics, "device__attribute_display_name": ("", "Tesla T4")}
+    for number, form in enumerate((long_form, wide_form)):
+        path = tmp_path / f"{number}.csv"
+        path.write_text(form([kernel]))
+        assert of_csv(path, sheets={"t4": T4}).peaks.sources == ("data sheet of T4",)
+        with pytest.raises(UserError, match="measured on Tesla T4, whose peak FLOP/s and memory bandwidth"):
+            of_csv(path)
+
+
+@pytest.mark.parametrize(("compute", "memory"), [(0, 300), (-1, 300), (8, 0), (8, -5), (float("nan"), 1)])
+def test_a_peak_is_above_zero(compute: float, memory: float) -> None:
+    with pytest.raises(UserError, match="a peak is above zero"):
+        by_hand(compute, memory)
+
+
+def test_a_folder_of_ones_own_adds_a_gpu_and_a_damaged_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "gpu").mkdir()
+    text = "facts:\n  product: Z9\n  peak_flops_per_second: {fp32: 1.0e+12}\n  memory_bytes_per_second: 1.0e+11\n"
+    (tmp_path / "gpu" / "z9.yaml").write_text(text)
+    assert named("z9", sheets([tmp_path])).flops_per_second == {"fp32": 1e12}
+    (tmp_path / "gpu" / "bad.yaml").write_text("facts: [")
+    with pytest.raises(UserError, match=r"bad\.yaml"):
+        sheets([tmp_path])
+
+
+def layer(path: str, which: Pass, seconds: float, **work: int) -> Line:
+    key = LayerKey(path=path, call=0, operation=None, kind="Conv2d", which=which)
+    spread = Spread(mean=seconds, median=seconds, low=None, high=None)
+    nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
+    return Line(key=key, kind="Conv2d", seconds=spread, gap_seconds=nothing, share=0.5, **work)
+
+
+def run_of(make_record, lines: list[Line], *, phase: str = "inference", **fields):
+    record = make_record(phases=(phase,), **fields)
+    facts = {"layers": {"lines": msgspec.to_builtins(lines)}}
+    record.points.append(Point(key=layers_key(record.points[0].key), status=Status.OK, facts=facts))
+    return record
+
+
+SHEET = {"product": "X", "peak_flops_per_second": {"fp32": 1e12, "tf32": None}, "memory_bytes_per_second": 1e11}
+
+
+def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(make_record) -> None:
+    lines = [
+        layer("conv1", Pass.forward, 1e-3, flops=2 * 10**9, bytes_min=10**6),
+        layer("conv2", Pass.forward, 1e-3, flops=10**8, bytes_min=9 * 10**7),
+        layer("block", Pass.forward, 1e-6),
+    ]
+    found = of_record(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))["inference"]
+    above, near = found.parts[:2]
+    assert above.standing.shares == {"DRAM": pytest.approx(0.01), "FP32": pytest.approx(2.0)}
+    assert "Winograd" in found.meaning(above)
+    assert "no error" in found.meaning(above)
+    assert "Memory holds it back (90%" in found.meaning(near)
+    assert found.total.load.dram_bytes == 9.1e7
+    assert found.analytic
+    assert "analytic" in found.notes[0]
+
+
+def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
+    lines = [
+        layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6),
+        layer("conv1", Pass.backward, 2e-3, flops=2 * 10**8),
+    ]
+    found = of_record(run_of(make_record, lines, phase="train", plan={"gpu": {"facts": SHEET}}))["train"]
+    assert [row.load.dram_bytes for row in found.ranges] == [1e6, None]
+    assert found.total.load.total_flops == 3e8
+    assert found.total.load.intensity is None
+    assert any("67% of the time" in note for note in found.notes)
+    assert "no place" in found.meaning(found.parts[0])
+
+
+def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_record) -> None:
+    record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
+    with pytest.raises(UserError, match=r"measured on NVIDIA H200, whose peak .* gpu/NAME\.yaml"):
+        of_record(record)
+    record.points[0].metrics += [
+        Metric(name="ceiling/flops_per_second", value=2e11, unit="1/s"),
+        Metric(name="ceiling/bytes_per_second", value=1e10, unit="bytes/s"),
+    ]
+    found = of_record(record)["inference"]
+    assert found.parts[0].standing.shares == {"DRAM": pytest.approx(0.1), "FP32": pytest.approx(0.5)}
+    assert "measured in the run" in found.peaks.sources[0]
+
+
+def test_a_run_without_layers_says_how_to_get_them(make_record) -> None:
+    with pytest.raises(UserError, match=r"probes\.layers=true"):
+        of_record(make_record())
+
+
+@pytest.mark.skipif(not SAMPLE.is_file(), reason="the public sample is not here")
+def test_a_public_sample_of_a_t4_is_read_right() -> None:
+    found = of_csv(SAMPLE, by_hand(8.1, 300))
+    assert found.total.load.launches == 112
+    assert len(found.parts) == 24
+    assert found.total.load.seconds == pytest.approx(7.4694e-3, rel=1e-4)
+    ranges = {row.name: row.load.launches for row in found.ranges}
+    assert ranges == {
+        "train_step": 112,
+        "train_step/forward": 103,
+        "train_step/loss": 2,
+        "train_step/backward": 1,
+        "train_step/optimizer_step": 6,
+    }
+    assert "looks incomplete" in found.notes[0]
+    first = found.launches[0]
+    assert first.load.total_flops == pytest.approx(0.5134 * 8.1e12 * 272.26e-6)
+    assert first.load.dram_bytes == pytest.approx(0.2790 * 300e9 * 272.26e-6)
+    optimizer = found.ranges[-1]
+    assert optimizer.standing.binds == "DRAM"
+    assert optimizer.standing.share == pytest.approx(0.84, abs=0.005)

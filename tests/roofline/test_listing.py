@@ -1,0 +1,166 @@
+"""CSVs of ncu in every form; and what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfexp.errors import UserError
+from perfexp.roofline import of_csv
+from perfexp.roofline.listing import is_listing
+from perfexp.roofline.peaks import given
+from tests.roofline.listings import BYTES, FADD, FFMA, FMUL, TIME, Kernel, counted, long_form, wide_form
+
+FORMS = {"long": long_form, "wide": wide_form}
+PEAKS = given(10, 1000)
+
+
+def both(text: str, tmp_path: Path, encoding: str = "utf-8") -> Path:
+    path = tmp_path / "ncu.csv"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_flops_bytes_and_time_are_those_that_were_counted(form: Callable[..., str], tmp_path: Path) -> None:
+    roofline = of_csv(both(form([counted(us=20, adds=3, muls=4, fmas=10**6, mbytes=0.5)]), tmp_path), PEAKS)
+    load = roofline.total.load
+    assert load.total_flops == 3 + 4 + 2 * 10**6
+    assert load.dram_bytes == pytest.approx(5e5)
+    assert load.seconds == pytest.approx(2e-5)
+    assert load.intensity == pytest.approx(2000007 / 5e5)
+    assert roofline.total.standing.compute_share == pytest.approx(2000007 / 2e-5 / 1e13)
+    assert roofline.total.standing.memory_share == pytest.approx(5e5 / 2e-5 / 1e12)
+    assert not roofline.estimated
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    ("units", "values"),
+    [
+        (("usecond", "Mbyte"), ("1,500.5", "1,234.5")),
+        (("us", "MB"), ("1.500,5", "1.234,5")),
+        (("msecond", "Gbyte"), ("1.5005", "1.2345")),
+        (("nsecond", "byte"), ("1500500", "1234500000")),
+        (("second", "Kbyte"), ("0,0015005", "1234500")),
+        (("ns", "byte"), ("1 500 500,0", "1 234 500 000")),
+    ],
+)
+def test_every_unit_and_locale_says_the_same(
+    form: Callable[..., str], units: tuple[str, str], values: tuple[str, str], tmp_path: Path
+) -> None:
+    metrics = {FADD: ("inst", "0"), FMUL: ("inst", "0"), FFMA: ("inst", "7")}
+    kernel = Kernel(metrics={**metrics, TIME: (units[0], values[0]), BYTES: (units[1], values[1])})
+    load = of_csv(both(form([kernel]), tmp_path), PEAKS).total.load
+    assert load.seconds == pytest.approx(1.5005e-3)
+    assert load.dram_bytes == pytest.approx(1.2345e9)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_encodings_delimiters_and_messages_before_the_header_do_no_harm(encoding: str, tmp_path: Path) -> None:
+    before = '==PROF== Connected to process 4713\nepoch 1, loss 0.5\n==WARNING== "quoted, with commas"\n\n'
+    for delimiter in (",", ";", "\t"):
+        text = before + long_form([counted()], delimiter=delimiter).replace("\n", "\r\n") + "==PROF== Disconnected\n"
+        path = both(text, tmp_path, encoding)
+        assert is_listing(path)
+        assert of_csv(path, PEAKS).total.load.total_flops == 2 * 10**9
+
+
+def test_units_may_stand_in_the_header(tmp_path: Path) -> None:
+    header, units, row = wide_form([counted(mbytes=3)]).splitlines()
+    for name, unit in ((TIME, "usecond"), (BYTES, "Mbyte"), (FFMA, "inst"), (FADD, "inst"), (FMUL, "inst")):
+        header = header.replace(name, f"{name} [{unit}]")
+    assert units
+    assert of_csv(both(f"{header}\n{row}\n", tmp_path), PEAKS).total.load.dram_bytes == pytest.approx(3e6)
+
+
+def test_the_page_of_details_is_read_by_its_labels(tmp_path: Path) -> None:
+    metrics = {"Duration": ("us", "10"), "DRAM Throughput": ("%", "50"), "Compute (SM) Throughput": ("%", "25")}
+    roofline = of_csv(both(long_form([Kernel(metrics=metrics)]), tmp_path), PEAKS)
+    assert roofline.total.load.total_flops == pytest.approx(0.25 * 1e13 * 1e-5)
+    assert roofline.total.load.dram_bytes == pytest.approx(0.5 * 1e12 * 1e-5)
+
+
+def test_ranges_of_threads_and_of_the_process_are_read_with_their_nesting(tmp_path: Path) -> None:
+    kernels = [
+        counted(stack=("step", "forward: a b", "conv")),
+        counted(stack=("step", "forward: a b")),
+        counted(stack=("step",), spans=("train_step", "backward")),
+        counted(),
+    ]
+    roofline = of_csv(both(long_form(kernels), tmp_path), PEAKS)
+    seen = {(row.name, row.where): row.load.launches for row in roofline.ranges}
+    assert seen == {
+        ("step", "of a thread"): 3,
+        ("step/forward: a b", "of a thread"): 2,
+        ("step/forward: a b/conv", "of a thread"): 1,
+        ("train_step", "of the process"): 1,
+        ("backward", "of the process"): 1,
+    }
+
+
+NSYS = '"Time (%)","Total Time (ns)","Instances","Avg (ns)","Name"\n"50.0","1000","1","1000","gemm"\n'
+BAD = {
+    "empty": ("", "is empty"),
+    "blank": ("\n \n", "is empty"),
+    "of nsys": (NSYS, "nsys stats"),
+    "messages only": ("==PROF== Connected\n==WARNING== No kernels were profiled.\n", "No kernels were profiled"),
+    "prose": ("hello, world\n", "no table of ncu"),
+    "header only": (long_form([]), "no kernel"),
+    "wide, no kernel": ("\n".join(wide_form([counted()]).splitlines()[:2]), "no kernel"),
+    "cut in a line": (long_form([counted(), counted()])[:-30], "cut off"),
+    "cut in a number": (long_form([counted(), counted()])[:-3], "cut off"),
+    "cut, wide": (wide_form([counted(), counted()])[:-20], "cut off"),
+    "mixed locales": (
+        long_form([Kernel(metrics={TIME: ("us", "1.5"), BYTES: ("byte", "2,5"), FFMA: ("inst", "1")})]),
+        "decimal comma",
+    ),
+    "unit": (long_form([Kernel(metrics={TIME: ("furlong", "1.5")})]), f"{TIME} is in 'furlong'"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), BAD.values(), ids=BAD)
+def test_what_is_wrong_with_a_file_is_told(text: str, told: str, tmp_path: Path) -> None:
+    path = both(text, tmp_path)
+    with pytest.raises(UserError, match=r"ncu\.csv") as error:
+        of_csv(path, PEAKS)
+    assert told in str(error.value)
+
+
+def test_what_is_no_text_and_what_is_not_there_is_told(tmp_path: Path) -> None:
+    for content in (b"\xff\xd8\xff\xe0 picture", b"a,b\0\1", "Prozeß,1".encode("latin-1")):
+        path = tmp_path / "x.csv"
+        path.write_bytes(content)
+        assert not is_listing(path)
+        with pytest.raises(UserError, match="text"):
+            of_csv(path, PEAKS)
+    with pytest.raises(UserError, match="No such file"):
+        of_csv(tmp_path / "gone.csv", PEAKS)
+
+
+@pytest.mark.parametrize("name", [TIME, BYTES])
+def test_a_metric_that_is_missing_is_named_with_the_command_that_collects_it(name: str, tmp_path: Path) -> None:
+    kernel = counted()
+    kernel.metrics = {key: value for key, value in kernel.metrics.items() if key != name}
+    with pytest.raises(UserError, match=name) as error:
+        of_csv(both(long_form([kernel]), tmp_path), PEAKS)
+    assert "ncu --nvtx" in str(error.value)
+
+
+def test_metrics_of_something_else_and_those_that_ncu_could_not_measure_are_told(tmp_path: Path) -> None:
+    other = Kernel(metrics={"launch__registers_per_thread": ("register/thread", "32")})
+    with pytest.raises(UserError, match=r"lacks gpu__time_duration.*It has: launch__registers_per_thread"):
+        of_csv(both(long_form([other]), tmp_path), PEAKS)
+    refused = Kernel(metrics={TIME: ("us", "10"), FFMA: ("inst", "1"), BYTES: ("", "n/a")})
+    with pytest.raises(UserError, match=rf"could not measure {BYTES} \(n/a\)"):
+        of_csv(both(long_form([refused]), tmp_path), PEAKS)
+
+
+def test_a_launch_that_lacks_what_others_have_is_left_out_and_told(tmp_path: Path) -> None:
+    torn = counted()
+    torn.metrics = dict(list(torn.metrics.items())[:2])
+    roofline = of_csv(both(long_form([counted(), counted(), torn]), tmp_path), PEAKS)
+    assert roofline.total.load.launches == 2
+    assert any("1 of 3 launches" in note for note in roofline.notes)
