@@ -85,6 +85,10 @@ class Listing:
     unavailable: frozenset[str] = frozenset()
 
 
+#: The number of a range of the process, before its domain; a range of a thread has none.
+_NUMBERED = re.compile(r"^\d+:(?=[^:]*:)")
+
+
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
     """Read a file.
 
@@ -322,10 +326,13 @@ def _launch(row: Mapping[str, str], metrics: Mapping[str, float]) -> Launch:
 
 
 def _ranges(row: Mapping[str, str], kind: str) -> tuple[str, ...]:
-    """The names of a launch's NVTX ranges: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`."""
+    """The names of a launch's NVTX ranges: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`.
+
+    Those of the process have a number of their own before the domain.
+    """
     cell = next((cell for column, cell in row.items() if kind in column), "").strip()
     entries = re.findall(r'"([^"]*)"', cell) or ([cell] if cell else [])
-    return tuple(filter(None, map(_range_name, entries)))
+    return tuple(filter(None, (_range_name(_NUMBERED.sub("", entry)) for entry in entries)))
 
 
 def _range_name(entry: str) -> str:

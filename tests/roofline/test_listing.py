@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import UserError
-from perfexp.roofline import of_csv
+from perfexp.roofline import listing, of_csv
 from perfexp.roofline.listing import is_listing
 from perfexp.roofline.peaks import given
 from tests.roofline.listings import BYTES, FADD, FFMA, FMUL, TIME, Kernel, counted, long_form, wide_form
@@ -164,3 +164,22 @@ def test_a_launch_that_lacks_what_others_have_is_left_out_and_told(tmp_path: Pat
     roofline = of_csv(both(long_form([counted(), counted(), torn]), tmp_path), PEAKS)
     assert roofline.total.load.launches == 2
     assert any("1 of 3 launches" in note for note in roofline.notes)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "names"),
+    [
+        (
+            "thread Domain:Push/Pop_Range:PL_Type",
+            '4713  "<default domain>:step:a:b:c:d:e:f"  "<default domain>:loss:a:b:c:d:e:f"',
+            ("step", "loss"),
+        ),
+        ("Id:Domain:Start/Stop_Range:PL_Type", "1:<default domain>:step:a:b:c:d:e:f", ("step",)),
+        ("Id:Domain:Start/Stop_Range:PL_Type", '"12:<default domain>:layer1: conv:a:b:c:d:e:f"', ("layer1: conv",)),
+        ("Id:Domain:Start/Stop_Range:PL_Type", "", ()),
+    ],
+)
+def test_ranges_are_told_by_their_names(column: str, cell: str, names: tuple[str, ...]) -> None:
+    """Without the thread or the number before the domain, and without payload, colour and message behind the name."""
+    kind = "Push/Pop_Range" if "Push" in column else "Start/Stop_Range"
+    assert listing._ranges({column: cell}, kind) == names
