@@ -1,4 +1,4 @@
-"""Configuration: the typed schema of every group, where conf/ is, and the plan that becomes of a composition."""
+"""Configuration: where conf/ is, and the plan that becomes of a composition."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
-from perfexp.gpus import GpuFacts
 from perfexp.models import Execution, Precision
 from perfexp.profilers import Profiler
 from perfexp.record import Key, layers_key
+from perfexp.settings import SETTINGS, ModeSettings
 from perfexp.sweep import Sweep, parse_batch_sizes, parse_sizes
 
 #: What torch.compile calls its modes.
@@ -51,258 +50,6 @@ def conf_dir() -> Path:
         if (folder / "config.yaml").is_file():
             return folder
     raise PerfexpError(f"perfexp is installed without its configuration: no conf/ in or beside {package}.")
-
-
-@dataclass(kw_only=True)
-class Gpu:
-    """The device that is meant. `match` is searched in the name that the driver reports."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    match: str | None = None
-    index: int = 0
-    facts: GpuFacts = field(default_factory=GpuFacts)
-
-
-@dataclass(kw_only=True)
-class ModeSettings:
-    """Which phases are measured, each with the code that makes its calls."""
-
-    name: str = MISSING
-    train: Any = None
-    inference: Any = None
-
-
-@dataclass(kw_only=True)
-class NsysProfiler:
-    """Settings of `perfexp.profilers.nsys.Nsys`."""
-
-    _target_: str = MISSING
-    name: str = "nsys"
-    warmup: int = 20
-    steps: int = 3
-    modules: bool = False
-    all_points: bool = False
-    trace: list[str] = field(default_factory=lambda: ["cuda", "cudnn", "nvtx", "osrt"])
-    sample: str = "none"
-    cpuctxsw: str = "none"
-    reports: list[str] = field(
-        default_factory=lambda: ["cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum"]
-    )
-    top: int = 20
-    options: list[str] = field(default_factory=list)
-    tool: str | None = None
-
-
-@dataclass(kw_only=True)
-class NcuProfiler:
-    """Settings of `perfexp.profilers.ncu.Ncu`."""
-
-    _target_: str = MISSING
-    name: str = "ncu"
-    warmup: int = 20
-    modules: bool = False
-    all_points: bool = False
-    metrics: list[str] | None = None
-    sections: list[str] = field(default_factory=list)
-    cache_control: str = "all"
-    top: int = 20
-    options: list[str] = field(default_factory=list)
-    tool: str | None = None
-
-
-@dataclass(kw_only=True)
-class TorchProfiler:
-    """Settings of `perfexp.profilers.kineto.Torch`."""
-
-    _target_: str = MISSING
-    name: str = "torch"
-    warmup: int = 20
-    steps: int = 3
-    modules: bool = False
-    all_points: bool = False
-    memory: bool = False
-    shapes: bool = True
-    stacks: bool = False
-    top: int = 20
-
-
-@dataclass(kw_only=True)
-class NvtxProfiler:
-    """Settings of `perfexp.profilers.nvtx.Nvtx`."""
-
-    _target_: str = MISSING
-    name: str = "nvtx"
-    warmup: int = 20
-    step: int = 1
-    modules: bool = False
-    all_points: bool = False
-
-
-@dataclass(kw_only=True)
-class TorchvisionModel:
-    """Settings of `perfexp.models.torchvision.Torchvision`."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    weights: str | None = None
-    weights_dir: str | None = None
-    num_classes: int | None = None
-    frames: int = 16
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class MmsegModel:
-    """Settings of `perfexp.models.mmseg.Mmseg`."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    config: str = MISSING
-    weights: str | None = None
-    weights_dir: str | None = None
-    num_classes: int | None = None
-    output: str = "raw"
-    optimizer: str = "own"
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class FakeFaults:
-    """What goes wrong with `perfexp.models.fake.FakeModel`, each for batches of more than so many pixels."""
-
-    oom: int | None = None
-    fail: int | None = None
-    lost: int | None = None
-    hang: int | None = None
-    kill: int | None = None
-    crash: int | None = None
-
-
-@dataclass(kw_only=True)
-class FakeModelSettings:
-    """Settings of `perfexp.models.fake.FakeModel`."""
-
-    _target_: str = MISSING
-    name: str = "fake"
-    base_seconds: float = 1e-3
-    seconds_per_megapixel: float = 0.02
-    noise: float = 0.01
-    launches: int = 1
-    smallest: int = 1
-    waits: bool = False
-    cold_seconds: float = 0.0
-    faults: FakeFaults = field(default_factory=FakeFaults)
-
-
-@dataclass(kw_only=True)
-class ForcedAlgorithm:
-    """Settings of `perfexp.algorithms.forced.Forced`. `layers` has no type: a typed mapping takes no new keys."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    backend: Backend = Backend.auto
-    on_unsupported: OnUnsupported = OnUnsupported.fallback
-    workspace_bytes: int | None = None
-    backward_data: str | None = None
-    backward_filter: str | None = None
-    max_error: float | None = None
-    objective: Objective = Objective.time
-    reuse: bool = True
-    cache_dir: str | None = None
-    verify: bool = False
-    layers: Any = None
-
-
-@dataclass(kw_only=True)
-class SyntheticData:
-    """Settings of `perfexp.data.synthetic.Synthetic`."""
-
-    _target_: str = MISSING
-    num_samples: int | None = None
-
-
-@dataclass(kw_only=True)
-class ImagesData:
-    """Settings of `perfexp.data.images.Images`."""
-
-    _target_: str = MISSING
-    root: str = MISSING
-    workers: int = 2
-    pin_memory: bool = False
-    prefetch_factor: int = 2
-
-
-@dataclass(kw_only=True)
-class CityscapesData:
-    """Settings of `perfexp.data.cityscapes.Cityscapes`."""
-
-    _target_: str = MISSING
-    root: str = MISSING
-    workers: int = 2
-    pin_memory: bool = False
-    prefetch_factor: int = 2
-
-
-@dataclass(kw_only=True)
-class PrecisionRule:
-    """Settings of `perfexp.stopping.Precision`."""
-
-    _target_: str = MISSING
-    epsilon: float = 0.01
-    max_seconds: float = 5.0
-    max_calls: int = 1_000_000
-    min_calls: int = 5
-    warmup_calls: int = 3
-    warmup_seconds: float = 0.5
-    min_effective: float = 30.0
-
-
-@dataclass(kw_only=True)
-class FixedRule:
-    """Settings of `perfexp.stopping.Fixed`."""
-
-    _target_: str = MISSING
-    warmup: int = 10
-    measure: int = 20
-
-
-@dataclass(kw_only=True)
-class PointSweep:
-    """Settings of `perfexp.sweep.Point`."""
-
-    _target_: str = MISSING
-    skip_larger: bool = False
-
-
-@dataclass(kw_only=True)
-class SizesSweep:
-    """Settings of `perfexp.sweep.Sizes`."""
-
-    _target_: str = MISSING
-    skip_larger: bool = False
-    num_sizes: int = 10
-    min_size: int = 224
-    max_size: int = 512
-
-
-@dataclass(kw_only=True)
-class BatchSweep:
-    """Settings of `perfexp.sweep.BatchSizes`."""
-
-    _target_: str = MISSING
-    skip_larger: bool = False
-    batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
-
-
-@dataclass(kw_only=True)
-class MlflowTracking:
-    """Settings of `perfexp.sinks.mlflow.MlflowSink`."""
-
-    _target_: str = MISSING
-    uri: str | None = None
-    experiment: str | None = None
-    request_timeout_seconds: int = 10
 
 
 class DeviceLock(StrEnum):
@@ -427,27 +174,8 @@ class Plan:
 def register() -> None:
     """Make the schemas known to Hydra, and the one resolver that config.yaml uses."""
     store = ConfigStore.instance()
-    for group, name, node in (
-        ("schema", "plan", Plan),
-        ("schema", "gpu", Gpu),
-        ("schema/model", "torchvision", TorchvisionModel),
-        ("schema/model", "mmseg", MmsegModel),
-        ("schema/model", "fake", FakeModelSettings),
-        ("schema/algorithm", "forced", ForcedAlgorithm),
-        ("schema/profiler", "nsys", NsysProfiler),
-        ("schema/profiler", "ncu", NcuProfiler),
-        ("schema/profiler", "torch", TorchProfiler),
-        ("schema/profiler", "nvtx", NvtxProfiler),
-        ("schema/data", "synthetic", SyntheticData),
-        ("schema/data", "images", ImagesData),
-        ("schema/data", "cityscapes", CityscapesData),
-        ("schema/stopping", "precision", PrecisionRule),
-        ("schema/stopping", "fixed", FixedRule),
-        ("schema/sweep", "point", PointSweep),
-        ("schema/sweep", "sizes", SizesSweep),
-        ("schema/sweep", "batch", BatchSweep),
-        ("schema/tracking", "mlflow", MlflowTracking),
-    ):
+    store.store(group="schema", name="plan", node=Plan)
+    for group, name, node in SETTINGS:
         store.store(group=group, name=name, node=node)
     OmegaConf.register_new_resolver("perfexp_sweep_dir", _sweep_dir, replace=True)
 

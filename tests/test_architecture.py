@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 #: Modules and rooms by floor; a module may import from its own floor or from below.
 FLOORS = {
     5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
-    4: ("config", "explain", "usage"),
+    4: ("config", "settings", "explain", "usage"),
     3: ("run", "dissect", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
     2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers", "profilers"),
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
@@ -39,7 +39,7 @@ ONLY = {
     "triton": {"kernels"},
     "torchvision": {"models", "data"},
     "hydra": {"main", "config", "worker", "explain"},
-    "omegaconf": {"main", "config", "worker", "explain"},
+    "omegaconf": {"main", "config", "settings", "worker", "explain"},
     "mlflow": {"sinks", "commands"},
     "matplotlib": {"sinks"},
     "pandas": {"sinks", "commands"},
