@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,13 +24,14 @@ from perfexp.work import Work
 _WARMUP_SECONDS = 0.15
 
 
-def dissect(procedure: Procedure, key: Key, timed: Point | None) -> Point:
+def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool = True) -> Point:
     """The layers of a point as a point of their own; whatever goes wrong becomes its status.
 
     Args:
         procedure: everything that stays the same from point to point.
         key: of the layers.
         timed: the point that was timed, with whose time the sum is compared; None where there is none.
+        first: whether no point was looked into in this process before.
 
     Raises:
         UserError: what the user asked for can't be done for any point.
@@ -37,7 +39,7 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None) -> Point:
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     start = time.perf_counter_ns()
     try:
-        _dissect(procedure, point, first_median(timed, "device", "latency") if timed else None)
+        _dissect(procedure, point, first_median(timed, "device", "latency") if timed else None, first)
     except UserError:
         raise
     except Exception as error:
@@ -59,7 +61,7 @@ def not_tried(key: Key, timed: Point | None) -> Point:
     return point
 
 
-def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None) -> None:
+def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None, first: bool) -> None:
     session: Any = procedure.session
     if not hasattr(session, "module"):
         _say_none(point, "the model is scripted: it has no layers")
@@ -71,7 +73,7 @@ def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None) ->
         procedure.first_call(step, batches)
         _warm_up(step.call, procedure)
         procedure.progress("layers")
-        look = profile_layers if procedure.device.asynchronous else stamp_layers
+        look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
         times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
         work, why_not = _work(lambda: procedure.work(step, batches))
     if times.reason is not None:

@@ -108,7 +108,7 @@ class Run:
                 profiler=config.build(plan.profiler),
                 settings=_settings(plan.profiler),
                 graph=plan.execution.cuda_graph or plan.execution.compile in _COMPILED_TO_GRAPHS,
-                command=self.assignment.plain["command"],
+                command=_without_passwords(self.assignment.plain["command"]),
                 timeout_seconds=plan.timeout_seconds,
             )
             _keep_what_is_there(self._job)
@@ -291,13 +291,18 @@ def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:
 
 
 def _forgotten(path: Path, settings: Mapping[str, Any]) -> set[Key]:
-    """Points that are measured again: those that did not end well, and profiles that other settings made."""
+    """Points that are measured again: what did not end well, and profiles of other settings or whose files are gone."""
     return {
         point.key
         for point in read_points(path)
         if point.status not in _FINAL
-        or (is_profile(point.key) and settings and (point.facts.get("profile") or {}).get("settings") != settings)
+        or (is_profile(point.key) and settings and _is_stale(point.facts.get("profile") or {}, path.parent, settings))
     }
+
+
+def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
+    missing_files = (name for name in profile.get("files", []) if not (folder / name).exists())
+    return profile.get("settings") != settings or any(missing_files)
 
 
 def _other_lines(path: Path, forgotten: set[Key]) -> Iterator[bytes]:

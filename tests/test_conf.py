@@ -67,6 +67,7 @@ def targets(node):
     ("schema", "option"),
     [
         ("model/torchvision", "model=torchvision"),
+        ("data/cityscapes", "data=cityscapes"),
         ("model/fake", "model=fake"),
         ("algorithm/forced", "algorithm=gemm"),
         ("data/synthetic", "data=synthetic"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -17,7 +18,7 @@ from perfexp.paths import RunPaths
 from perfexp.sinks.folders import below
 
 _MANIFEST = "manifest.json"
-_KINDS = "csv,pth,pt,nsys-rep,sqlite"
+_KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
 #: What a run is made of; everything else can be made again from it, or measured.
 _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "environment.json", "run.log"),
@@ -33,10 +34,12 @@ class _File(NamedTuple):
     Attributes:
         path: below the folder that is cleaned.
         size_bytes: of it.
+        run: folder of its run.
     """
 
     path: Path
     size_bytes: int
+    run: Path
 
 
 def clean(
@@ -50,7 +53,7 @@ def clean(
 ) -> None:
     """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
 
-    Only files that the manifest of a run or a sweep names go, and only inside DIR.
+    Only files that the manifest of a run or a sweep names go, and only those in its folder.
     """
     endings = _endings(kind)
     age_seconds = _age_seconds(older_than)
@@ -105,10 +108,10 @@ def _age_seconds(text: str | None) -> float:
 
 
 def _found(folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError]) -> Iterator[_File]:
-    """What may go: named by a manifest, a plain file, inside the folder, of such an ending, and old enough."""
-    top, latest = folder.resolve(), datetime.now(UTC).timestamp() - age_seconds
+    """What may go: named by a manifest, a plain file in its folder, of such an ending, and old enough."""
+    latest = datetime.now(UTC).timestamp() - age_seconds
     for manifest in below(folder, _MANIFEST, refused=refused.append):
-        run = RunPaths(manifest.parent)
+        run, home = RunPaths(manifest.parent), manifest.parent.resolve()
         if run.in_use():
             typer.echo(f"left alone: {manifest.parent} is being measured into", err=True)
             continue
@@ -116,11 +119,11 @@ def _found(folder: Path, endings: Collection[str], age_seconds: float, refused: 
             path = manifest.parent / name
             if not name.lower().endswith(tuple(endings)) or path.name in _KEPT:
                 continue
-            if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(top):
+            if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(home):
                 continue
             seen = path.stat()
             if seen.st_mtime <= latest:
-                yield _File(path, seen.st_size)
+                yield _File(path, seen.st_size, manifest.parent)
 
 
 def _agreed(total: str) -> bool:
@@ -139,6 +142,8 @@ def _delete(files: Collection[_File]) -> int:
     failed = 0
     for file in files:
         try:
+            if RunPaths(file.run).in_use():  # since it was listed
+                raise OSError(errno.EBUSY, "is being measured into")
             file.path.unlink(missing_ok=True)
         except OSError as error:
             typer.echo(f"error: {file.path}: {error.strerror}", err=True)

@@ -119,9 +119,10 @@ def _data_root(settings: Sequence[str]) -> Path:
         UserError: they name none, or something else.
     """
     given = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
-    if wrong := [key for key in given if key not in ("data", "data.root")]:
+    if wrong := [key for key in given if key not in _OVERRIDES]:
         raise UserError(
-            f"doctor takes data.root=DIR, not {wrong[0]}; of a device, say --gpu NAME. {did_you_mean(wrong[0], _OVERRIDES)}"
+            f"doctor takes data.root=DIR, not {wrong[0]}; a device is said by --gpu NAME. "
+            f"{did_you_mean(wrong[0], _OVERRIDES)}"
         )
     if given.get("data", _LAYOUT) != _LAYOUT:
         raise UserError(f"data={given['data']}: doctor knows the folders of data={_LAYOUT} only.")

@@ -13,7 +13,8 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from perfexp.data.cityscapes_folder import CLASSES, MADE, Pair, find_pairs, read_mask, train_ids
+from perfexp.data.cityscapes_folder import MADE, Pair, find_pairs
+from perfexp.data.cityscapes_masks import CLASSES, read_mask, train_ids
 from perfexp.data.images import ImageBatches
 from perfexp.data.pictures import Split, read_picture, to_tensor
 from perfexp.errors import Unsupported, UserError
@@ -61,10 +62,10 @@ class Configured(Protocol):
 
 
 class Cityscapes:
-    """A folder with leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and gtFine/{train,val}/CITY/*_gtFine_labelTrainIds.png.
+    """A folder with pictures leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and masks gtFine/{train,val}/CITY/….
 
-    Masks with label ids (*_gtFine_labelIds.png) serve as well. A model of mmsegmentation gets its pictures by the
-    pipelines of its configuration, any other one by random crops, or in evaluation whole.
+    A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
+    gets its pictures by the pipelines of its configuration, any other one by random crops, or in evaluation whole.
 
     Args:
         root: the folder.
@@ -182,7 +183,7 @@ class Crops:
         """See `Preparation`: float32 (3, height, width), normalised, and int64 (height, width)."""
         picture = read_picture(pair.picture)
         whole = (picture.height, picture.width)
-        mask = Image.fromarray(train_ids(read_mask(pair.mask), pair, size=whole, classes=self._classes))
+        mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=self._classes))
         box = self._random_box(whole) if self._training else (0, 0, picture.width, picture.height)
         shape = (self._size[1], self._size[0])
         picture = picture.resize(shape, Image.Resampling.BILINEAR, box=box)

@@ -1,4 +1,4 @@
-"""Cityscapes' folder: its pairs of a picture and a mask by split, what the numbers in a mask mean, what is wrong."""
+"""Cityscapes' folder: its pairs of a picture and a mask by split, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
+from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS_END, TRAIN_IDS_END, read_mask, train_ids
 from perfexp.errors import UserError
-
-#: What a model learns to tell apart, by train id.
-CLASSES = (
-    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
-    *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
-)
-#: Train id of what belongs to no class.
-VOID = 255
-#: The label id of each class. Source: the table `labels` of cityscapesScripts, cityscapesscripts/helpers/labels.py. The
-#: other ids up to the last are void; -1, license plates, is never drawn (preparation/json2labelImg.py).
-LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 
 SPLITS = ("train", "val")
 PICTURES, MASKS = "leftImg8bit", "gtFine"
-_PICTURE_END, _TRAIN_IDS_END, _LABEL_IDS_END = (
-    "_leftImg8bit.png",
-    "_gtFine_labelTrainIds.png",
-    "_gtFine_labelIds.png",
-)
-#: Neither a class nor void.
-_UNKNOWN = 254
+_PICTURE_END = "_leftImg8bit.png"
 WHERE = (
     "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from cityscapes-dataset.com; "
     "perfexp make-data makes a small set to try out."
@@ -56,7 +39,7 @@ class Pair:
     @property
     def has_label_ids(self) -> bool:
         """Whether the mask holds label ids, which become train ids when it is read."""
-        return self.mask.name.endswith(_LABEL_IDS_END)
+        return self.mask.name.endswith(LABEL_IDS_END)
 
 
 @dataclass
@@ -87,7 +70,7 @@ def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Pa
         name: CITY/CITY_SEQUENCE_FRAME.
         label_ids: of the kind of mask.
     """
-    return root / MASKS / split / (name + (_LABEL_IDS_END if label_ids else _TRAIN_IDS_END))
+    return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 
 
 def picture_of(root: Path, split: str, name: str) -> Path:
@@ -121,8 +104,8 @@ def contents(root: Path, split: str) -> Contents:
         raise UserError(f"{what}: {missing.absolute()}. {WHERE}")
     try:
         pictures = _names(root / PICTURES / split, _PICTURE_END)
-        with_train_ids = _names(root / MASKS / split, _TRAIN_IDS_END)
-        with_label_ids = _names(root / MASKS / split, _LABEL_IDS_END)
+        with_train_ids = _names(root / MASKS / split, TRAIN_IDS_END)
+        with_label_ids = _names(root / MASKS / split, LABEL_IDS_END)
     except OSError as error:
         raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
     masks = with_train_ids | with_label_ids
@@ -157,55 +140,10 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
         picture = found.without_mask[0]
         raise UserError(
             f"{len(found.without_mask)} of {found.pictures} pictures in {root / PICTURES / split} have no mask, the "
-            f"first is {picture.name}: it needs *{_TRAIN_IDS_END} or *{_LABEL_IDS_END} in "
+            f"first is {picture.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
             f"{root / MASKS / split / picture.parent.name}."
         )
     return found.pairs
-
-
-def read_mask(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A mask as it is, (height, width).
-
-    Raises:
-        UserError: it can't be decoded, or is no mask.
-    """
-    try:
-        with Image.open(file) as mask:
-            numbers = np.array(mask)
-    except MemoryError:
-        raise
-    except Exception as error:  # each of PIL's decoders has errors of its own
-        raise UserError(f"{file} can't be read as a mask: {error}. Get it again, or take it out.") from error
-    if numbers.ndim != 2 or (numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID):
-        raise UserError(f"{file} is no mask: it takes one number from 0 to 255 for each pixel, not a colour.")
-    return numbers.astype(np.uint8, copy=False)
-
-
-def train_ids(
-    mask: np.ndarray[Any, np.dtype[np.uint8]], pair: Pair, *, size: tuple[int, int], classes: int
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A mask whose numbers are train ids of so many classes, and void: what a loss takes without failing.
-
-    Args:
-        mask: as it was read, (height, width).
-        pair: that it is of.
-        size: height and width of the picture.
-        classes: that the model tells apart; no more than there are.
-
-    Raises:
-        UserError: it has another size, or numbers that mean nothing.
-    """
-    if mask.shape != size:
-        raise UserError(
-            f"{pair.mask} is {' × '.join(map(str, mask.shape))}, its picture {' × '.join(map(str, size))} pixels: get "
-            "both again."
-        )
-    ids = _TRAIN_ID_OF.take(mask) if pair.has_label_ids else mask
-    # void is the last number, and the one after it is 0: twice through the mask without a copy of eight times its size
-    if ids.size and int((ids + np.uint8(1)).max()) > classes:
-        wrong = np.unique(mask[(ids >= classes) & (ids != VOID)]).tolist()
-        raise UserError(_wrong_labels(pair, wrong, classes))
-    return ids
 
 
 def inspect(pair: Pair) -> str | None:
@@ -216,7 +154,7 @@ def inspect(pair: Pair) -> str | None:
     """
     try:
         size = check_picture(pair.picture)
-        train_ids(read_mask(pair.mask), pair, size=size, classes=len(CLASSES))
+        train_ids(read_mask(pair.mask), pair.mask, size=size, classes=len(CLASSES))
     except UserError as error:
         return str(error)
     return None
@@ -282,22 +220,6 @@ def survey(root: Path, count: int) -> dict[str, Any]:
     return facts
 
 
-def _wrong_labels(pair: Pair, wrong: Iterable[int], classes: int) -> str:
-    told = list(map(str, wrong))
-    labels = ", ".join(told[:5]) + (", …" if len(told) > 5 else "")
-    if pair.has_label_ids and classes == len(CLASSES):
-        return f"{pair.mask} has labels that are no label ids of Cityscapes: {labels}. They go from 0 to 33."
-    if classes < len(CLASSES):
-        return (
-            f"{pair.mask} has labels that the model does not tell apart: {labels}. It has {classes} classes, "
-            f"Cityscapes {len(CLASSES)}: leave model.num_classes empty."
-        )
-    return (
-        f"{pair.mask} has labels that are no train ids: {labels}. They go from 0 to {len(CLASSES) - 1}; {VOID} is for "
-        "what belongs to no class."
-    )
-
-
 def _names(folder: Path, end: str) -> set[str]:
     """CITY/NAME of the files with an ending in the folders of a folder, and NAME of those in itself."""
     names = set()
@@ -315,15 +237,3 @@ def _names(folder: Path, end: str) -> set[str]:
 
 def _stems(entries: Iterable[os.DirEntry[str]], end: str) -> Iterable[str]:
     return (entry.name.removesuffix(end) for entry in entries if entry.name.endswith(end) and entry.name[0] != ".")
-
-
-def _train_id_of() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The train id of each of 256 label ids."""
-    table = np.full(256, _UNKNOWN, np.uint8)
-    table[: max(LABEL_IDS) + 1] = VOID
-    table[VOID] = VOID
-    table[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
-    return table
-
-
-_TRAIN_ID_OF = _train_id_of()

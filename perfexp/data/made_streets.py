@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from perfexp.data.cityscapes_folder import CLASSES, MADE, VOID, mask_of, picture_of
+from perfexp.data.cityscapes_folder import MADE, mask_of, picture_of
+from perfexp.data.cityscapes_masks import CLASSES, VOID, Mask
 from perfexp.errors import UserError
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 #: Name of the only city.
@@ -148,7 +147,7 @@ def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Gener
     return ImageOps.mirror(cut) if random.random() < 0.5 else cut
 
 
-def regions(picture: Image.Image, random: np.random.Generator) -> Pixels:
+def regions(picture: Image.Image, random: np.random.Generator) -> Mask:
     """A mask of a picture: regions of like colour and place, numbered by brightness, and void where nothing fits.
 
     K-means (Lloyd, "Least squares quantization in PCM") on a smaller picture, and a filter that gives each pixel the

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch
 
-from perfexp.data.cityscapes_folder import VOID, Pair, check_picture, read_mask, train_ids
+from perfexp.data.cityscapes_folder import Pair, check_picture
+from perfexp.data.cityscapes_masks import VOID, read_mask, train_ids
 from perfexp.errors import UserError
 from perfexp.models.mmseg import Pictures
 
@@ -34,11 +36,12 @@ class Pipeline:
     """
 
     def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int) -> None:
-        import cv2
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
-        cv2.setNumThreads(0)  # as mmengine does: the loader's processes are as many as are wanted
+        importlib.import_module("cv2").setNumThreads(
+            0
+        )  # as mmengine does: the loader's processes are as many as are wanted
         self._size, self._training = size, training
         described = _sized(_described(config, training=training), size, training=training)
         if not any(_name(each) == "LoadAnnotations" for each in described):
@@ -112,7 +115,7 @@ class _Labels:
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         mask, size = results["gt_seg_map"], tuple(results["ori_shape"][:2])
-        results["gt_seg_map"] = train_ids(mask, results["pair"], size=size, classes=self._classes)
+        results["gt_seg_map"] = train_ids(mask, results["pair"].mask, size=size, classes=self._classes)
         return results
 
 
@@ -136,6 +139,9 @@ def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: 
     """The same pipeline for pictures of a height and width."""
     crops = training and any(_name(each) == "RandomCrop" for each in described)
     for each in described:
+        scale = each.get("scale")
+        if isinstance(scale, list) and not any(isinstance(number, list | tuple) for number in scale):
+            each["scale"] = tuple(scale)  # from YAML; a list would be a choice of scales
         if _name(each) == "RandomCrop":
             each["crop_size"] = size
         elif _name(each) == "Resize" and not crops:

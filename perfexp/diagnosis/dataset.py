@@ -15,8 +15,8 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """A line for what was looked at; of a split without folders only what is missing.
 
     Args:
-        facts: `made`, whether the masks are no truth, `where` to get the data, and `splits`, each with `missing` or with `pictures`, `masks`,
-            `pairs`, `label_ids`, `without_mask`, `without_picture`, `read` and `problems`.
+        facts: `made`, whether the masks are no truth, `where` to get the data, and `splits`, each with `missing` or
+            with `pictures`, `masks`, `pairs`, `label_ids`, `without_mask`, `without_picture`, `read` and `problems`.
     """
     told = set()
     for split, of_split in facts["splits"].items():

@@ -34,8 +34,6 @@ _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 _HOLD_GROWS = 2.0
 #: … for so many rounds in which no call was issued in time; then the queue is left to itself.
 _ROUNDS_IN_VAIN = 3
-#: Profilers whose first profile in this process, a late and slow one, is over.
-_USED: set[Profiler] = set()
 #: What the start of a profile says that is no news: each has one cycle.
 _NO_NEWS = ".*Profiler clears events"
 
@@ -90,6 +88,7 @@ def profile_layers(
     *,
     clean_seconds: float | None,
     calls: int = CALLS,
+    first: bool = True,
     profiler: Profiler = kineto,
 ) -> LayerTimes:
     """The time of every row of a step on an asynchronous device.
@@ -102,6 +101,7 @@ def profile_layers(
         device: that works.
         clean_seconds: `device` time of a call without a profiler, or None.
         calls: for which each row has a time.
+        first: whether this is the first profile of the process.
         profiler: that sees what happens.
 
     Returns:
@@ -112,7 +112,7 @@ def profile_layers(
             outline = outline_of(lambda: _parts(step), model)
             device.synchronize()
             with undisturbed(), marking(model, outline, Ranges()) as marker:
-                times = _Rounds(step, device, marker, profiler).take(calls)
+                times = _Rounds(step, device, marker, profiler, first).take(calls)
                 if marker.strayed:
                     raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
     except Opaque as why:
@@ -135,6 +135,7 @@ class _Rounds:
         device: that works.
         marker: of the model's calls.
         profiler: that sees what happens.
+        first: whether it has seen nothing in this process before.
         starved: calls thrown away.
     """
 
@@ -142,6 +143,7 @@ class _Rounds:
     device: Device
     marker: Marker
     profiler: Profiler
+    first: bool
     starved: int = 0
     _kept: list[CallTimes] = field(default_factory=list)
 
@@ -154,9 +156,8 @@ class _Rounds:
         Raises:
             Opaque: the profiler saw no kernels.
         """
-        if self.profiler not in _USED:
-            self._round(1, 0.0)
-            _USED.add(self.profiler)
+        if self.first:
+            self._round(1, 0.0)  # a process's first profile is late and slow
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
         factor, in_vain = _HOLD_FACTOR, 0

@@ -89,10 +89,11 @@ class _Watched:
             return math.inf
         if self.track.no_energy:
             self._follow_power(now, self.start)
-        elif now >= self._next_tight(self.start):
-            self._read(self.start, now)
         else:
-            self._ask_power(now)
+            tight = now >= self._next_tight(self.start)
+            self._ask_power(now, patient=tight)
+            if tight:
+                self._read(self.start, now)
         if self.end is not None:
             return math.inf
         power = self.asked + self.rules.power_seconds
@@ -109,9 +110,9 @@ class _Watched:
         if now - start.seconds >= self.rules.window_seconds or self.track.no_power:
             self.end = Tick(now, 0.0, 0.0)
 
-    def _ask_power(self, now: float) -> None:
-        """Read the power, if it is time to."""
-        if now - self.asked >= self.rules.power_seconds:
+    def _ask_power(self, now: float, *, patient: bool = False) -> None:
+        """Read the power, if it is time to; where a tick is waited for, it may wait as long again."""
+        if now - self.asked >= self.rules.power_seconds * (2 if patient else 1):
             self.track.ask_power()
             self.asked = now
 
@@ -144,7 +145,7 @@ class _Watched:
     def _guard(self) -> float:
         """So long before a tick is expected the counter is read tightly."""
         period = self.track.tick_seconds or 0.0
-        return 0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds)
+        return min(0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds), period / 2 or math.inf)
 
     def _maybe_end(self, start: Tick, tick: Tick) -> None:
         """End the window if it is long enough and its ends are known well enough, or if it has become too long."""

@@ -205,7 +205,7 @@ class MmsegSession(TorchSession):
         def update() -> None:
             if wrapper.clip_grad_kwargs:
                 scaler.unscale_(optimizer)
-                torch.nn.utils.clip_grad_norm_(self.module.parameters(), **wrapper.clip_grad_kwargs)
+                wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
@@ -223,9 +223,13 @@ class MmsegSession(TorchSession):
         """See `Session`."""
         if not (self._own_optimizer and "optim_wrapper" in self._config):
             return super().facts()
-        schedules = [str(each["type"]) for each in self._config.get("param_scheduler", [])]
-        optimizer = str(self._config.optim_wrapper.optimizer.type)
-        return {**super().facts(), "optimizer": optimizer, "schedule": schedules}
+        stepped, left_out = self._schedules()
+        own = {
+            "optimizer": str(self._config.optim_wrapper.optimizer.type),
+            "schedule": [str(each["type"]) for each in stepped],
+            **({"schedule_left_out": [f"{each['type']} by epochs" for each in left_out]} if left_out else {}),
+        }
+        return {**super().facts(), **own}
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
         """See `TorchSession`."""
@@ -259,6 +263,13 @@ class MmsegSession(TorchSession):
             raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack pictures.")
         return data["inputs"]
 
+    def _schedules(self) -> tuple[list[Any], list[Any]]:
+        """Those of the configuration that go on step by step; and those by epochs, which data without an end lacks."""
+        found = self._config.get("param_scheduler") or []
+        every = [found] if isinstance(found, Mapping) else list(found)
+        stepped = [each for each in every if not each.get("by_epoch", True)]
+        return stepped, [each for each in every if each not in stepped]
+
     def _own_training(self) -> tuple[Any, list[Any]]:
         """The optimiser in the wrapper of mmengine, and its schedules; precision and accumulation are perfexp's."""
         from mmengine.optim import build_optim_wrapper
@@ -277,8 +288,7 @@ class MmsegSession(TorchSession):
                 wrapper = build_optim_wrapper(self.module, described)
                 schedules = [
                     PARAM_SCHEDULERS.build(dict(each), default_args={"optimizer": wrapper})
-                    for each in self._config.get("param_scheduler", [])
-                    if not each.get("by_epoch", True)
+                    for each in self._schedules()[0]
                 ]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(

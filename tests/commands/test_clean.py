@@ -27,7 +27,7 @@ def left(folder):
 
 EVERYTHING = (
     *("record.json", "points.jsonl", "plan.yaml", "run.log", "vgg16_gemm_overall.csv", "train.nsys-rep"),
-    *("train.sqlite", "weights.pth", "best.pt", "time.png"),
+    *("train.sqlite", "weights.pth", "best.pt", "time.png", "train.ncu-rep", "train.pt.trace.json.gz"),
 )
 
 
@@ -39,7 +39,7 @@ def test_tables_profiles_and_checkpoints_go_and_measurements_stay(tmp_path, caps
     )
     out = capsys.readouterr().out
     assert "2.00 KiB  " in out
-    assert "Deleted 5 of 5 files, 10.0 KiB." in out
+    assert "Deleted 7 of 7 files, 14.0 KiB." in out
 
 
 def test_what_no_manifest_names_stays(tmp_path):
@@ -100,7 +100,7 @@ def test_only_what_is_old_enough_goes(tmp_path):
 
 
 def test_a_manifest_can_not_name_a_way_out(tmp_path):
-    """Neither by its path, nor by a link to a file, nor by a link to a folder."""
+    """Neither by its path, nor by a link to a file, nor by a link to a folder: not even to what lies beside it."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     leave(outside, "precious.csv")
     leave(
@@ -111,9 +111,21 @@ def test_a_manifest_can_not_name_a_way_out(tmp_path):
     (inside / "link.csv").unlink()
     (inside / "link.csv").symlink_to(outside / "precious.csv")
     (inside / "to").symlink_to(outside)
-    assert commands.run(["clean", str(inside), "--yes"]) == 0
+    (outside / "manifest.json").unlink()
+    for folder in (inside, tmp_path):
+        assert commands.run(["clean", str(folder), "--yes"]) == 0
     assert (outside / "precious.csv").exists()
     assert (inside / "link.csv").is_symlink()
+
+
+def test_a_run_that_began_while_somebody_was_asked_is_left_alone(tmp_path, capsys, monkeypatch):
+    leave(tmp_path, "a.csv", "run.log")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with (tmp_path / "run.log").open("ab") as log:
+        monkeypatch.setattr(typer, "confirm", lambda text: fcntl.flock(log, fcntl.LOCK_EX) is None)
+        assert commands.run(["clean", str(tmp_path)]) == 1
+    assert (tmp_path / "a.csv").exists()
+    assert "is being measured into" in capsys.readouterr().err
 
 
 def test_a_run_that_is_being_measured_is_left_alone(tmp_path, capsys):

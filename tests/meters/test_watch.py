@@ -107,3 +107,22 @@ def test_a_slow_counter_is_given_its_time_if_it_says_that_it_is_slow(tells_tick)
         assert [doubt.code for doubt in track.doubts] == ["meter_stuck"]
         assert window.counter_watts.value is None
         assert window.integral_watts.value == pytest.approx(300.0)
+
+
+@pytest.mark.parametrize("slow_seconds", [0.3, 0.6])
+def test_one_slow_answer_does_not_spoil_the_window(slow_seconds):
+    """Neither is the counter read tightly from then on, nor is the power forgotten."""
+    clock, left = Clock(), iter([slow_seconds])
+
+    class Once(FakeMeter):
+        def energy_joules(self):
+            if clock.seconds > 0.5:
+                clock.go_on(next(left, 0.0))
+            return super().energy_joules()
+
+    track = Track(Once(clock.now, steady(300.0), spend=clock.go_on, query_seconds=1e-3), clock.now, 0.1)
+    [window] = Watch([track], clock.now).run(clock.go_on)
+    assert window.counter_watts.value == pytest.approx(300.0, rel=0.01)
+    assert window.integral_watts.value == pytest.approx(300.0)
+    inside = [seconds for seconds, _ in track.readings if seconds > window.start_seconds]
+    assert len(inside) < 300

@@ -94,6 +94,21 @@ def test_the_schedule_of_the_configuration_goes_on_step_by_step() -> None:
     assert rates[2] - rates[1] == pytest.approx(6e-5 / 1499, rel=0.01)
 
 
+def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs_are_left_out() -> None:
+    session = opened(FASTSCNN)
+    session._config.optim_wrapper.clip_grad = {"type": "value", "clip_value": 0.0}
+    session._config.param_scheduler = [{"type": "PolyLR", "by_epoch": True, "power": 0.9}]
+    assert session.facts()["schedule"] == []
+    assert session.facts()["schedule_left_out"] == ["PolyLR by epochs"]
+    session._config.optim_wrapper.optimizer.weight_decay = 0.0
+    batch = session.random_batch(SIZE, 2, seed=3)
+    before = [parameter.clone() for parameter in session.module.parameters()]
+    with session.training():
+        step(session, session.optimizer({}), batch)
+    same = [torch.equal(old, new) for old, new in zip(before, session.module.parameters(), strict=True)]
+    assert all(same), "gradients that are clipped to nothing change nothing"
+
+
 def test_the_mode_s_optimiser_is_taken_where_it_is_asked_for() -> None:
     session = opened(FASTSCNN, optimizer="mode")
     batch = session.random_batch(SIZE, 2, seed=3)
