@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from perfexp import config, interrupts, naming, usage
+from perfexp import __version__, config, interrupts, naming, usage
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error
@@ -46,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if usage.is_asked_for(arguments):
         print(usage.text([config.conf_dir(), *map(Path, _flag_values(arguments, *CONFIG_DIR))]))
+        return 0
+    if arguments == ["--version"]:
+        print(f"perfexp {__version__}")
         return 0
     application = _Application()
     with interrupts.handled():

@@ -19,6 +19,11 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp show DIR                                               the report of a run again
   perfexp status                                                 what is done, failed, missing, being measured
   perfexp export DIR                                             one table of many runs, CSV and Parquet
+  perfexp roofline DIR                                           which roof holds the kernels or layers back
+  perfexp stats DIR                                              tables of an nsys profile again
+  perfexp speed DIR                                              the speed file of a training, also from a log
+  perfexp make-data DIR                                          a small segmentation data set, to try out
+  perfexp clean                                                  delete tables and profiles, after asking
   perfexp log DIR                                                send records to MLflow again
   perfexp ui                                                     open MLflow
 
@@ -28,8 +33,7 @@ Groups (group=option):
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
 composed configuration, --config-dir DIR adds options of your own, --hydra-help explains Hydra's other flags.
-`perfexp COMMAND --help` explains a command (list, doctor, show, status, export, log, ui, env); README.md has the
-rest."""
+`perfexp COMMAND --help` explains a command (those above, and env); README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:

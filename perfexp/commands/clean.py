@@ -64,7 +64,10 @@ def clean(
     for error in refused:
         typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
     if not found:
-        typer.echo(f"Nothing in or below {folder} is to go: no manifest names a file ending in {', '.join(endings)}.")
+        old = f" and older than {older_than}" if older_than else ""
+        typer.echo(
+            f"Nothing in or below {folder} is to go: no manifest names a file ending in {', '.join(endings)}{old}."
+        )
         raise typer.Exit(1 if refused else 0)
     for file in found:
         typer.echo(f"{units.format_bytes(file.size_bytes):>10}  {file.path}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +44,7 @@ def draw(record: Record) -> bytes | None:
     bars, map_ = figure.subplots(2, 1, height_ratios=(1, 4))
     _bars(bars, taken, colours)
     _map(map_, taken, colours)
-    whole = sum(_seconds(line) + _gap(line) for line in taken)
+    whole = median(chosen.facts["layers"]["call_seconds"])
     where = about.device or "a device that is not known"
     codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts))
     caption_of(

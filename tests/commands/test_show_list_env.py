@@ -2,7 +2,7 @@
 
 import json
 
-from perfexp import commands
+from perfexp import __version__, commands
 from perfexp.main import main
 
 
@@ -59,3 +59,11 @@ def test_list_shows_groups_of_ones_own(tmp_path, capsys):
 def test_env_is_json(capsys):
     assert commands.run(["env"]) == 0
     assert json.loads(capsys.readouterr().out)["packages"]["torch"]
+
+
+def test_the_help_names_every_command_and_the_version_is_perfexps_own(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [name for name in commands.NAMES if f"perfexp {name}" not in text and name != "env"] == []
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"perfexp {__version__}\n"
