@@ -14,10 +14,19 @@ from typing import Any
 import msgspec
 
 from perfexp import interrupts
-from perfexp.errors import PerfexpError
+from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths, append_line, disk_error
 from perfexp.process import Event, SilenceError, WorkerProcess
-from perfexp.profilers import About, NoProfiler, Place, Profiler, ProfilerFailed, place_of, profiled_key
+from perfexp.profilers import (
+    About,
+    NoProfiler,
+    Place,
+    Profiler,
+    ProfilerFailed,
+    place_of,
+    profiled_key,
+    refuse_to_overwrite,
+)
 from perfexp.record import Key, Point, Status, missing, point_to_line, read_points
 
 #: Workers that a signal may end one after the other before any point, until the points are given up.
@@ -123,7 +132,7 @@ def profile(job: Job) -> None:
         for number, key in enumerate(job.profiles):
             if missing([key], job.paths.points):
                 point = _profiled(job, number, key)
-                interrupts.check()  # what asks the profiler's tools is interrupted too, and then says so as a failure
+                interrupts.check()  # one that came meanwhile: the profile is tried again then
                 _append(job.paths, [point])
 
 
@@ -169,8 +178,11 @@ def _profiled(job: Job, number: int, key: Key) -> Point:
     except ProfilerFailed as error:
         point.status, point.error = Status.FAILED, str(error)
         facts["files"] = error.files
-    except _Refused as error:
+    except (_Refused, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
+    except OSError as error:
+        where = f": {error.filename2 or error.filename}" if error.filename else ""
+        point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
     point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
     return point
 
@@ -196,8 +208,9 @@ def _look(job: Job, number: int, key: Key, point: Point) -> None:
         point.status, point.error = Status(told["status"]), str(told["error"])
         return
     said = job.paths.log.read_bytes()[began:].decode(errors="replace")
-    if ending.status in (Status.TIMEOUT, Status.KILLED) and not told:
-        point.status, point.error = ending.status, ending.text
+    if ending.status is Status.TIMEOUT or (ending.status is Status.KILLED and not told):
+        when = f"while {profiler.name} was writing, " if told else ""
+        point.status, point.error = ending.status, f"{when}{ending.text}"
         return
     if not told and not prefix:
         raise ProfilerFailed(ending.text)
@@ -209,13 +222,16 @@ def _look(job: Job, number: int, key: Key, point: Point) -> None:
 
 
 def _clear(job: Job, profiler: Profiler, place: Place) -> None:
-    """What an earlier attempt left is not taken for this one's; what this one may write is claimed."""
-    try:
-        for path in profiler.outputs(place):
-            path.unlink(missing_ok=True)
-        job.paths.claim(*profiler.outputs(place))
-    except OSError as error:
-        raise disk_error(error) from error
+    """What an earlier attempt left is not taken for this one's; what this one may write is claimed.
+
+    Raises:
+        ProfilerFailed: something else lies there.
+    """
+    files = profiler.outputs(place)
+    refuse_to_overwrite(files, place.folder, "move it away and repeat the command")
+    for path in files:
+        path.unlink(missing_ok=True)
+    job.paths.claim(*files)
 
 
 def _device(job: Job) -> Mapping[str, Any]:

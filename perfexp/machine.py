@@ -49,7 +49,7 @@ def facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
             "source": _first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
         },
         "amd": {"driver": Path("/dev/kfd").exists(), "amdsmi": importlib.util.find_spec("amdsmi") is not None},
-        "tools": {name: tool(name, places) for name, places in _TOOLS.items()},
+        "tools": {name: tool(name) for name in _TOOLS},
         "folders": {name: folder(path) for name, path in folders.items()},
         "store": None if store is None else {"path": str(store), "problem": _database_problem(store)},
     }
@@ -82,17 +82,17 @@ def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def tool(name: str, places: tuple[str, ...], root: Path = Path("/")) -> dict[str, Any] | None:
+def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")) -> dict[str, Any] | None:
     """Where a program is, on the PATH or, the newest first, where its installer puts it; None if it is in neither.
 
     Args:
         name: of the program.
-        places: patterns of absolute paths.
+        places: patterns of absolute paths; by default those of a profiler of that name.
         root: below which they are looked for.
     """
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
-    for place in places:
+    for place in _TOOLS[name] if places is None else places:
         found = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
         if found:
             return {"path": str(max(found)), "on_path": False}

@@ -157,10 +157,15 @@ def layers(plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) -> 
     def work(procedure: Procedure) -> None:
         from perfexp.dissect import dissect, not_tried
 
+        first = True
         for key in keys:
             tell("point", key=_plain(key))
             before = timed.get(timed_key(key))
-            point = dissect(procedure, key, before) if before and before.status is Status.OK else not_tried(key, before)
+            if before and before.status is Status.OK:
+                point = dissect(procedure, key, before, first=first)
+                first = first and "layers" not in point.facts
+            else:
+                point = not_tried(key, before)
             append_line(paths.points, point_to_line(point))
             tell("done", key=_plain(key), status=point.status.value)
             if procedure.device.is_lost():
@@ -197,7 +202,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, tell: Events) -> No
             status, text = verdict(error, procedure.device)
             tell("block", text="failed", profile={"status": status.value, "error": text})
         else:
-            tell("block", text=f"{profiler.name} writes", profile=told, patient=True)
+            tell("block", text=f"{profiler.name} writes", profile=told)
 
     _with_procedure(plan, paths, tell, work, profiled=True)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfexp import interrupts
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths
 
@@ -80,15 +81,37 @@ def _found(place: Path, known: Peaks, sheets: Mapping[str, Sheet], label: str | 
     Raises:
         UserError: there is none.
     """
-    from perfexp.roofline import of_csv
+    from perfexp.roofline import of_csv, of_text
 
     if not place.exists():
         raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {_RECORD}.")
     if place.is_dir() or place.suffix == ".json":
         yield from _of_run(place, known, sheets, label)
     else:
-        stem = place.with_name(f"{place.stem}_roofline")
-        yield _Found(roofline=of_csv(place, known, sheets=sheets, title=label), stem=stem)
+        if place.suffix == ".ncu-rep":
+            drawn = of_text(_exported(place), place, known, sheets=sheets, title=label)
+        else:
+            drawn = of_csv(place, known, sheets=sheets, title=label)
+        yield _Found(roofline=drawn, stem=place.with_name(f"{place.stem}_roofline"))
+
+
+def _exported(report: Path) -> str:
+    """What ncu says of a report, which it alone can read.
+
+    Raises:
+        UserError: ncu is not there, or can't read it.
+    """
+    from perfexp.profilers import ProfilerFailed, ncu, tools
+    from perfexp.roofline.listing import EXPORT
+
+    try:
+        with interrupts.handled():
+            return ncu.exported(tools.find("ncu"), report).decode()
+    except ProfilerFailed as error:
+        raise UserError(
+            f"{report}: {error}. A report can only be read by an ncu as new as the one that wrote it. Where that is "
+            f"installed, export it and bring the CSV here: {EXPORT.replace('FILE', report.stem)}"
+        ) from error
 
 
 def _of_run(place: Path, known: Peaks, sheets: Mapping[str, Sheet], label: str | None) -> Iterator[_Found]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfexp import interrupts
 from perfexp.errors import PerfexpError, UserError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def stats(
         typer.Option("--report", "-r", help="Of nsys stats (cuda_api_gpu_sum, …), several times or with commas."),
     ] = None,
     tool: Annotated[str | None, typer.Option(help="Path of nsys; by default it is looked for.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that no run left.")] = False,
 ) -> None:
     """Make reports of profiles of nsys again: CSVs beside each profile, and its top kernels.
 
@@ -33,14 +35,15 @@ def stats(
 
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
-    nsys = tools.find("nsys", tool)
     good = True
-    for profile in profiles:
-        try:
-            good &= _show(nsys, profile, wanted)
-        except PerfexpError as error:
-            typer.echo(f"failed  {profile}: {error}", err=True)
-            good = False
+    with interrupts.handled():
+        nsys = tools.find("nsys", tool)
+        for profile in profiles:
+            try:
+                good &= _show(nsys, profile, wanted, force=force)
+            except PerfexpError as error:
+                typer.echo(f"failed  {profile}: {error}", err=True)
+                good = False
     raise typer.Exit(0 if good else 1)
 
 
@@ -65,11 +68,11 @@ def _profiles(place: Path) -> Iterator[Path]:
     yield from found
 
 
-def _show(nsys: Tool, profile: Path, wanted: list[str]) -> bool:
+def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     """Make the reports of one profile and print what came out; returns whether each has rows."""
     from perfexp.paths import RunPaths
-    from perfexp.profilers import Place
-    from perfexp.profilers.nsys import evaluate, imported
+    from perfexp.profilers import Place, refuse_to_overwrite
+    from perfexp.profilers.nsys import ENDINGS, evaluate, evaluated, imported
     from perfexp.sinks.console import Console
     from perfexp.sinks.grid import Column, Grid
     from perfexp.sinks.profiles import kernel_grid
@@ -81,10 +84,13 @@ def _show(nsys: Tool, profile: Path, wanted: list[str]) -> bool:
         if paths.manifest.is_file():
             paths.claim(path.absolute())
 
-    if profile.suffix == ".qdstrm":
-        claim(profile.with_suffix(".nsys-rep"))
-        profile = imported(nsys, profile)
     place = Place(folder=profile.parent, stem=profile.stem)
+    fresh = [profile.with_suffix(ENDINGS[0])] if profile.suffix == ".qdstrm" else []
+    if not force:
+        refuse_to_overwrite([*fresh, *evaluated(place, wanted)], place.folder, "move it away, or add --force")
+    if fresh:
+        claim(*fresh)
+        profile = imported(nsys, profile)
     found: Found = evaluate(nsys, profile, wanted, place, claim)
     console, made, problems = Console(), found.facts["reports"], found.facts["problems"]
     names = list(dict.fromkeys([*made, *problems]))

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from perfexp.errors import PerfexpError, UserError
+from perfexp.paths import RunPaths
 from perfexp.record import Doubt, Key
 
 _PROFILE = "_profile"
@@ -113,6 +114,25 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
     return Place(folder=folder, stem=phase if alone else f"{phase}_{key.size_label}_b{key.batch_size}")
 
 
+def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
+    """See that nothing is lost that perfexp did not write, as the manifest of a folder says.
+
+    Args:
+        files: that are going to be written there.
+        folder: of a run, or any.
+        way_out: what the user can do.
+
+    Raises:
+        ProfilerFailed: something is there that the manifest does not name.
+    """
+    known = RunPaths(folder).claimed()
+    there = [path.name for path in files if path.name not in known and (path.is_symlink() or path.exists())]
+    if there:
+        raise ProfilerFailed(
+            f"{', '.join(there)} would be overwritten, and no manifest says that a run left it: {way_out}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What a profiler's command line depends on.
@@ -193,7 +213,7 @@ class Profiler(Protocol):
         """
 
     def outputs(self, place: Place) -> list[Path]:
-        """The files that the tool itself, or the worker, may write.
+        """The files that may be written: by the tool, by the worker, or when its profile is collected.
 
         Args:
             place: of the profile.

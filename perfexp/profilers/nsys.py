@@ -31,6 +31,7 @@ ENDINGS = (".nsys-rep", ".qdrep")
 #: Lines of nsys that say what went wrong.
 _COMPLAINTS = ("illegal", "unrecognised", "unrecognized", "error", "not supported", "failed", "unable")
 _IMPORT_SECONDS = 3600.0
+_DATABASE, _RANGES = ".sqlite", "_ranges.csv"
 
 
 class Nsys(Settings):
@@ -76,7 +77,7 @@ class Nsys(Settings):
 
     def outputs(self, place: Place) -> list[Path]:
         """See `Profiler`."""
-        return [place.file(ending) for ending in (*ENDINGS, ".qdstrm", ".sqlite")]
+        return [*(place.file(ending) for ending in (*ENDINGS, ".qdstrm")), *evaluated(place, self._reports)]
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range the import of torch alone makes a profile of gigabytes."""
@@ -114,6 +115,16 @@ class Nsys(Settings):
         return found
 
 
+def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
+    """The files that `evaluate` may write.
+
+    Args:
+        place: where they go.
+        wanted: names of reports.
+    """
+    return [place.file(_DATABASE), place.file(_RANGES), *(stats.file_of(place, report) for report in wanted)]
+
+
 def evaluate(
     tool: Tool,
     profile: Path,
@@ -136,14 +147,14 @@ def evaluate(
         top: rows of the table of kernels.
     """
     found = Found(files=[profile.name])
-    database = place.file(".sqlite")
+    database = place.file(_DATABASE)
     claim(database)
     problem = stats.export(tool, profile, database)
     sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
     found.files += [stats.file_of(place, report).name for report in sheets]
     ranges, work = ([], []) if problem else _projected(database)
     if ranges:
-        path = place.file("_ranges.csv")
+        path = place.file(_RANGES)
         claim(path)
         write_atomically(path, _csv(ranges))
         found.files.append(path.name)

@@ -138,11 +138,13 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
         source: the profile.
         target: the database.
     """
-    target.unlink(missing_ok=True)  # that of another profile would be taken for this one's
-    command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(source)]
-    answer = ask(command, _SECONDS)
-    if target.is_file() and target.stat().st_size:
-        return None
+    with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
+        made = Path(folder) / target.name  # beside the target, which stays where nothing comes of this
+        command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(source)]
+        answer = ask(command, _SECONDS)
+        if made.is_file() and made.stat().st_size:
+            made.replace(target)
+            return None
     return missing_library(f"{answer.out}\n{answer.err}") or answer.last_words or "nsys export wrote nothing"
 
 
@@ -169,7 +171,7 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
             command = [tool.path, "stats", f"--report={name}", "--format=csv", f"--output={Path(folder) / 'report'}"]
-            answer = ask([*command, "--force-overwrite=true", str(source)], _SECONDS, Path(folder))
+            answer = ask([*command, "--force-overwrite=true", str(source.absolute())], _SECONDS, Path(folder))
             texts = [file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))]
         for text in (*texts, answer.out):
             if (sheet := read(text, name)) is not None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfexp import machine
+from perfexp import interrupts, machine
 from perfexp.profilers import ProfilerFailed
 
 #: So long a question to a tool may take.
 _ANSWER_SECONDS = 60.0
+#: So often a tool that is waited for is left for a look at interrupts that are held.
+_LOOK_SECONDS = 0.2
+#: So long a tool may take to end after it was asked to, before it is killed.
+_GRACE_SECONDS = 5.0
 #: Where they can be got, and the first version that takes the command lines of this package.
 _SOURCES = {
     "nsys": ("Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems", (2021, 4)),
@@ -76,12 +83,13 @@ def find(name: str, given: str | None = None) -> Tool:
             raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
         path = given
     else:
-        found = machine.tool(name, machine._TOOLS[name])
+        found = machine.tool(name)
         if found is None:
             raise ProfilerFailed(
                 f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
             )
         path = str(found["path"])
+    path = str(Path(path).absolute())  # where it runs, a relative one leads elsewhere
     answer = ask([path, "--version"])
     match = _VERSION.search(f"{answer.out}\n{answer.err}")
     if match is None:
@@ -97,7 +105,7 @@ def find(name: str, given: str | None = None) -> Tool:
 
 
 def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None) -> Answer:
-    """Run a tool that answers.
+    """Run a tool that answers. It is ended with all that it started when an interrupt comes, held or not.
 
     Args:
         command: its command line.
@@ -106,23 +114,59 @@ def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path |
 
     Raises:
         ProfilerFailed: it can't be started.
+        KeyboardInterrupt: it was interrupted.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             cwd=folder,
             text=True,
             errors="replace",
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return Answer(code=None, out="", err=f"{Path(command[0]).name} took longer than {seconds:g} s and was ended")
     except OSError as error:
         raise ProfilerFailed(f"{command[0]} can't be started: {error.strerror or error}.") from error
-    return Answer(code=done.returncode, out=done.stdout, err=done.stderr)
+    with process:
+        try:
+            out, err = _heard(process, seconds)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            out, err = "", f"{Path(command[0]).name} took longer than {seconds:g} s and was ended"
+            return Answer(code=None, out=out, err=err)
+        except BaseException:
+            _end(process)
+            raise
+    return Answer(code=process.returncode, out=out, err=err)
+
+
+def _heard(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
+    """What it says on stdout and stderr until it has ended.
+
+    Raises:
+        subprocess.TimeoutExpired: it takes longer.
+        KeyboardInterrupt: an interrupt that is held came.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        interrupts.check()
+        left = deadline - time.monotonic()
+        try:
+            return process.communicate(timeout=max(min(left, _LOOK_SECONDS), 0.0))
+        except subprocess.TimeoutExpired:
+            if left <= 0:
+                raise
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it and what it started, which are a session of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
 
 
 def missing_library(text: str) -> str | None:

@@ -1,7 +1,7 @@
 """Roofline: how near kernels and layers come to what the device can do at most, by counters or by definition.
 
-What others call: `of_csv` after a run of ncu, `of_record` for a run's layers; `perfexp.sinks.roofline` draws and
-writes.
+What others call: `of_csv` after a run of ncu, `of_text` for what it exports of a report, `of_record` for a run's
+layers; `perfexp.sinks.roofline` draws and writes.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from pathlib import Path
 
 from perfexp.errors import UserError
 from perfexp.record import Point, Record, is_layers
-from perfexp.roofline import listing, reports
+from perfexp.roofline import listing
 from perfexp.roofline.assemble import of_listing, of_point, recorded
 from perfexp.roofline.below import Roofline
 from perfexp.roofline.counters import COLLECT, wanted
-from perfexp.roofline.listing import is_listing
+from perfexp.roofline.listing import Listing, is_listing
 from perfexp.roofline.peaks import Peaks, Sheet, by_ceilings, matching, of_record_point, of_sheet
 
-__all__ = ["COLLECT", "Peaks", "Roofline", "is_listing", "of_csv", "of_record", "of_sheet"]
+__all__ = ["COLLECT", "Peaks", "Roofline", "is_listing", "of_csv", "of_record", "of_sheet", "of_text"]
 
 
 def of_csv(
     path: Path, peaks: Peaks | None = None, *, sheets: Mapping[str, Sheet] | None = None, title: str | None = None
 ) -> Roofline:
-    """The roofline of a CSV of ncu, or of its report.
+    """The roofline of a CSV of ncu.
 
     Args:
-        path: of the CSV, or of an .ncu-rep, which needs ncu.
+        path: of the CSV.
         peaks: that count more than those that the file says; None for none.
         sheets: data sheets in which the GPU that the file names is looked up.
         title: what was measured; by default the file's name.
@@ -35,13 +35,36 @@ def of_csv(
     Raises:
         UserError: the file can't be read, or metrics or peaks are missing.
     """
-    if path.suffix == ".ncu-rep":
-        found = listing.parse(listing.decode(reports.export(path), str(path)), str(path), wanted)
-    else:
-        found = listing.read(path, wanted)
+    return _of(listing.read(path, wanted), peaks, sheets, title or path.stem)
+
+
+def of_text(
+    text: str,
+    path: Path,
+    peaks: Peaks | None = None,
+    *,
+    sheets: Mapping[str, Sheet] | None = None,
+    title: str | None = None,
+) -> Roofline:
+    """The roofline of what ncu exports of a report.
+
+    Args:
+        text: CSV.
+        path: of the report.
+        peaks: that count more than those that the text says; None for none.
+        sheets: data sheets in which the GPU that the text names is looked up.
+        title: what was measured; by default the report's name.
+
+    Raises:
+        UserError: metrics or peaks are missing.
+    """
+    return _of(listing.parse(text, str(path), wanted), peaks, sheets, title or path.stem)
+
+
+def _of(found: Listing, peaks: Peaks | None, sheets: Mapping[str, Sheet] | None, title: str) -> Roofline:
     own, product = recorded(found)
     known = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(own)
-    return of_listing(found, known, title or path.stem)
+    return of_listing(found, known, title)
 
 
 def of_record(

@@ -117,7 +117,7 @@ def of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline
         notes=(),
         analytic=True,
     )
-    return replace(roofline, notes=tuple(of_definitions(roofline)))
+    return replace(roofline, notes=tuple(of_definitions(roofline, point.doubts)))
 
 
 def _one(line: Mapping[str, Any], kind: str) -> Load:

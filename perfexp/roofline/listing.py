@@ -234,21 +234,26 @@ def _cut_off(source: str, line: int, seen: str) -> UserError:
 def _long(
     header: Sequence[str], rows: Sequence[dict[str, str]], source: str, wanted: Callable[[str], bool], otherwise: str
 ) -> Listing:
-    mark = _agreed((row[_VALUE] for row in rows), source, otherwise)
+    mark = _agreed((row[_VALUE] for row in rows if wanted(_metric(row))), source, otherwise)
     metrics: dict[tuple[str, str], dict[str, float]] = {}
     about: dict[tuple[str, str], dict[str, str]] = {}
     names, unavailable = set[str](), set[str]()
     for row in rows:
         key = (row.get("Process ID", ""), row.get("ID", ""))
         known = about.setdefault(key, dict(row))
-        label = row[_NAME].strip() if _NAME in header else ""
-        name = _LABELS.get(label, label)
+        name = _metric(row)
         names |= {name} if name else set()
         if name == _PRODUCT:
             known[_PRODUCT] = row[_VALUE]
         _keep(metrics.setdefault(key, {}), unavailable, name, row[_VALUE], row.get(_UNIT, ""), mark, source, wanted)
     launches = tuple(_launch(about[key], found) for key, found in metrics.items())
     return Listing(source=source, launches=launches, names=frozenset(names), unavailable=frozenset(unavailable))
+
+
+def _metric(row: Mapping[str, str]) -> str:
+    """The metric that a row of the long form is of."""
+    label = (row.get(_NAME) or "").strip()
+    return _LABELS.get(label, label)
 
 
 def _wide(

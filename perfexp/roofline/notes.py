@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from perfexp.record import Doubt
 from perfexp.roofline.below import Roofline
 from perfexp.roofline.completeness import missing_backward
 from perfexp.roofline.counters import Counted
@@ -55,12 +56,14 @@ def _unroofed(roofline: Roofline) -> Iterable[str]:
         yield f"{without:.0%} of the time is in {roofline.noun} without a FLOP, which have no place in the picture."
 
 
-def of_definitions(roofline: Roofline) -> Iterable[str]:
+def of_definitions(roofline: Roofline, doubts: Sequence[Doubt]) -> Iterable[str]:
     """Of the layers of a record.
 
     Args:
         roofline: without notes.
+        doubts: of the layers' times.
     """
+    yield from (f"Doubtful ({doubt.code}): {doubt.detail}." for doubt in doubts)
     yield (
         "FLOPs and bytes are analytic: what layers take by definition (direct convolution, each operand moved once), "
         "not counted ones. Winograd and FFT do fewer FLOPs and may lie above a roof: that is no error."

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths
 from perfexp.profilers import profiled_key
-from perfexp.record import Doubt, Point, Record, Status
+from perfexp.record import Doubt, Point, Record, Status, is_layers
 from perfexp.sinks import profiles
 
 if TYPE_CHECKING:
-    from perfexp.roofline import Roofline
+    from perfexp.roofline import Peaks, Roofline
     from perfexp.roofline.peaks import Sheet
 
 _COUNTED = "_ncu.csv"
@@ -42,11 +42,20 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, Sheet]) -> None:
                 paths.claim(*targets.values())
                 facts["files"] = [*facts.get("files", ()), *(path.name for path in sink.write(roofline, targets))]
         except UserError as error:
-            remedy = "perfexp roofline DIR --gpu NAME, or --peak-compute and --peak-bw, draws it later"
-            doubt = Doubt(code="roofline_missing", detail=str(error), remedy=remedy)
+            doubt = Doubt(code="roofline_missing", detail=str(error), remedy=_remedy(record, point, sheets))
             for each in record.points:
                 if each.key in (point.key, profiled_key(point.key)):
                     each.doubts.append(doubt)
+
+
+def _remedy(record: Record, point: Point, sheets: Mapping[str, Sheet]) -> str:
+    """How there would be a roofline: by layers, by counters, or by peaks, whichever is missing."""
+    if point.status is not Status.OK and not any(is_layers(each.key) for each in record.points):
+        return "repeat the command with probes.layers=true in another output_dir: it is drawn of layers then"
+    peaks = _peaks(record, sheets)
+    if peaks.flops_per_second and peaks.dram_bytes_per_second:
+        return "repeat the command with profiler.metrics=null, which counts what a roofline needs"
+    return "perfexp roofline DIR --gpu NAME, or --peak-compute and --peak-bw, draws it later"
 
 
 def _rooflines(
@@ -54,11 +63,8 @@ def _rooflines(
 ) -> Iterator[tuple[str, Roofline]]:
     """Of the counters; where there are none, of what the layers compute by definition, which says so itself."""
     from perfexp.roofline import of_csv, of_record
-    from perfexp.roofline.peaks import matching, of_plan
 
-    device = record.environment.get("device")
-    product = str(device.get("name") or "") if isinstance(device, Mapping) else ""
-    peaks = of_plan(record.plan).or_else(matching(product, sheets))
+    peaks = _peaks(record, sheets)
     tables = [Path(str(name)) for name in point.facts["profile"].get("files") or () if str(name).endswith(_COUNTED)]
     if point.status is Status.OK:
         for table in tables:
@@ -68,3 +74,12 @@ def _rooflines(
     layers = of_record(record, sheets=sheets)
     for phase, roofline in layers.items():
         yield f"roofline_{phase}" if len(layers) > 1 else "roofline", roofline
+
+
+def _peaks(record: Record, sheets: Mapping[str, Sheet]) -> Peaks:
+    """Those of the plan's GPU, or of the data sheet that fits the device's name."""
+    from perfexp.roofline.peaks import matching, of_plan
+
+    device = record.environment.get("device")
+    product = str(device.get("name") or "") if isinstance(device, Mapping) else ""
+    return of_plan(record.plan).or_else(matching(product, sheets))

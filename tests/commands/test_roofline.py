@@ -112,7 +112,7 @@ def test_a_report_is_exported_by_ncu(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     assert commands.run(["roofline", str(report), *HAND]) == 0
     assert (tmp_path / "said").read_text().split() == [
-        "--import", str(report), "--page", "raw", "--csv", "--print-units", "base",
+        "--import", str(report), "--csv", "--page", "raw", "--print-units", "base",
     ]  # fmt: skip
     assert pd.read_csv(tmp_path / "train_roofline.csv").iloc[0]["flops"] == 14
 
@@ -121,9 +121,10 @@ def test_a_report_without_ncu_or_with_one_that_fails_says_what_to_do(tmp_path, m
     report = tmp_path / "train.ncu-rep"
     report.write_bytes(b"\0report")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    monkeypatch.setattr("perfexp.machine._TOOLS", {"ncu": ()})
     assert commands.run(["roofline", str(report), *HAND]) == 2
     said = capsys.readouterr().err
-    assert "not on the PATH" in said
+    assert "ncu is not installed, neither on the PATH" in said
     assert "ncu --import train.ncu-rep --page raw --csv" in said
     tool(tmp_path / "bin", "echo '==ERROR== Failed to load report file.'; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")

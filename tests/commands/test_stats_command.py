@@ -91,6 +91,36 @@ def test_what_was_not_imported_is_imported_by_the_importer_beside_nsys(nsys, pro
     assert profile.read_text() == "imported\n"
 
 
+def test_a_profile_and_a_tool_may_be_named_from_the_current_folder(nsys, profile, monkeypatch):
+    nsys()
+    monkeypatch.chdir(profile.parent)
+    assert commands.run(["stats", profile.name, "--tool", "../../tools/nsys", "-r", "cuda_gpu_kern_sum"]) == 0
+    assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["train.sqlite", "train_cuda_api_sum.csv", "train_ranges.csv"])
+def test_what_no_run_left_is_replaced_only_by_force(nsys, profile, capsys, name):
+    tool = nsys()
+    mine = profile.parent / name
+    mine.write_text("mine")
+    assert commands.run(["stats", str(profile), "-r", "cuda_api_sum"]) == 1
+    said = capsys.readouterr().err
+    assert f"{name} would be overwritten" in said
+    assert "--force" in said
+    assert [path for path in profile.parent.iterdir() if path.suffix == ".csv" and path != mine] == []
+    assert mine.read_text() == "mine"
+    assert commands.run(["stats", str(profile), "-r", "cuda_api_sum", "--force"]) == 0
+    assert (profile.parent / "train_cuda_api_sum.csv").read_text() != "mine"
+    assert [call for call in tool.calls if call[0] == "export"]
+
+
+def test_what_the_run_left_is_made_again(nsys, profile):
+    nsys()
+    (profile.parent / "manifest.json").write_text('{"files": ["train.nsys-rep"]}')
+    for _ in range(2):
+        assert commands.run(["stats", str(profile), "-r", "cuda_api_sum"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 NSYS = """#!{python}
-import json, os, sqlite3, sys
+import json, os, sqlite3, sys, time
 from pathlib import Path
 
 SCRIPT = json.loads(Path({script!r}).read_text())
@@ -20,9 +20,13 @@ def value(name):
 
 def tell(arguments, told):
     fd = next(int(text.partition("=")[2]) for text in arguments if text.startswith("--events-fd="))
-    event = {{"event": "block", "text": "writes", "profile": told, "patient": True}}
+    event = {{"event": "block", "text": "writes", "profile": told}}
     os.write(fd, json.dumps(event).encode() + b"\\n")
 
+if arguments[0] == "export" or (arguments[0] == "stats" and "--help-reports" not in arguments):
+    if not Path(arguments[-1]).is_file():
+        print("ERROR: File " + arguments[-1] + " does not exist.", file=sys.stderr)
+        sys.exit(0)
 if arguments[0] == "--version":
     print(SCRIPT["version"])
 elif arguments[0] == "profile":
@@ -35,6 +39,8 @@ elif arguments[0] == "profile":
     base = Path(value("--output").replace("%%", "%"))
     if SCRIPT.get("told", True):
         tell(arguments, {{"warmup": 20, "steps": 3, "marked": ["train_step", "forward", "backward"]}})
+    if SCRIPT.get("hangs"):
+        time.sleep(600)
     print("Generating '" + str(base) + ".qdstrm'")
     base.with_name(base.name + ".qdstrm").write_bytes(b"stream")
     if SCRIPT.get("importer"):
@@ -92,7 +98,7 @@ else:
     if SCRIPT.get("told", True):
         fd = next(int(text.partition("=")[2]) for text in arguments if text.startswith("--events-fd="))
         told = {{"warmup": 20, "steps": 1, "marked": ["train_step", "forward", "backward"]}}
-        event = {{"event": "block", "text": "writes", "profile": told, "patient": True}}
+        event = {{"event": "block", "text": "writes", "profile": told}}
         os.write(fd, json.dumps(event).encode() + b"\\n")
     if SCRIPT.get("complaint"):
         print(SCRIPT["complaint"], file=sys.stderr)

@@ -1,13 +1,18 @@
 """A run with a profiler, from the command to the record: real processes, scripted tools, the scripted device."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
+from scripted import ncu_csv
 
+from perfexp.profilers.nsys import Nsys
 from perfexp.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "mode=train", "output_dir=x")
+WHOLE_STEP = ncu_csv(["forward", "backward", "backward"], ["fprop", "dgrad", "wgrad"])
 
 
 def profile_of(record):
@@ -237,8 +242,6 @@ def test_a_failing_ncu_says_what_to_do(run, ncu, script, told):
 
 @pytest.mark.slow
 def test_half_a_step_is_a_doubt(run, ncu):
-    from scripted import ncu_csv
-
     ncu(csv=ncu_csv(["forward", "forward", "backward"], ["a", "b", "c"]))
     _, _, [record] = run(*FAKE, "profiler=ncu")
     assert [doubt.code for doubt in profile_of(record).doubts] == ["backward_incomplete"]
@@ -277,3 +280,83 @@ def test_wrong_settings_are_refused_before_anything_starts(run, settings, told):
     code, printed, records = run(*FAKE, *settings)
     assert (code, records) == (2, [])
     assert told in printed
+
+
+def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
+    nsys(hangs=True)
+    code, printed, [record] = run(*FAKE, "profiler=nsys", "timeout_seconds=5")
+    assert (code, record.status) == (0, Status.OK)
+    assert record.points[0].find_series("device").measured
+    point = profile_of(record)
+    assert point.status is Status.TIMEOUT
+    assert point.error == ("while nsys was writing, the worker told nothing for 5 s (timeout_seconds) and was ended")
+    assert "told nothing for 5 s" in printed
+
+
+def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):
+    tool = nsys()
+    run(*FAKE)
+    mine = Path("x/train_cuda_gpu_kern_sum.csv")
+    mine.write_text("mine")
+    code, _, [record] = run(*FAKE, "profiler=nsys")
+    assert (code, profile_of(record).status) == (0, Status.FAILED)
+    assert "train_cuda_gpu_kern_sum.csv would be overwritten" in profile_of(record).error
+    assert mine.read_text() == "mine"
+    assert mine.name not in json.loads(Path("x/manifest.json").read_text())["files"]
+    assert not [call for call in tool.calls if call[0] == "profile"]
+    mine.unlink()
+    _, _, [record] = run(*FAKE, "profiler=nsys")
+    assert profile_of(record).status is Status.OK
+
+
+def test_a_folder_in_place_of_a_file_costs_the_profile_only(run, nsys):
+    nsys()
+    run(*FAKE, "profiler=nsys")
+    Path("x/train_ranges.csv").unlink()
+    Path("x/train_ranges.csv").mkdir()
+    code, printed, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    point = profile_of(record)
+    assert (code, record.status, point.status) == (0, Status.OK, Status.FAILED)
+    assert point.error.startswith("Is a directory")
+    assert "train_ranges.csv" in point.error
+    assert "fake_default_overall.csv" in printed
+    assert "device p50 ± CI95" in printed
+    assert "train_ranges.csv" in printed
+
+
+def test_a_tool_that_can_not_start_the_worker_costs_the_profile_only(run, nsys, monkeypatch):
+    nsys()
+    monkeypatch.setattr(Nsys, "command", lambda self, place, about: ["/nowhere/nsys"])
+    code, printed, [record] = run(*FAKE, "profiler=nsys")
+    point = profile_of(record)
+    assert (code, record.status, point.status) == (0, Status.OK, Status.FAILED)
+    assert "can't be started (/nowhere/nsys)" in point.error
+    assert "fake_default_overall.csv" in printed
+    assert "device p50 ± CI95" in printed
+
+
+PEAKS = ("+gpu.facts.peak_flops_per_second.fp32=1e12", "+gpu.facts.memory_bytes_per_second=1e11")
+
+
+def without(text, part):
+    """A table of ncu without the columns that have this in their names."""
+    rows = list(csv.reader(text.splitlines()))
+    kept = [number for number, name in enumerate(rows[0]) if part not in name]
+    content = io.StringIO()
+    csv.writer(content, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([row[i] for i in kept] for row in rows)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("settings", "script", "remedy"),
+    [
+        ((), {"metrics": []}, "probes.layers=true"),
+        ((), {"csv": without(WHOLE_STEP, "peak_sustained")}, "--gpu NAME"),
+        (PEAKS, {"csv": without(WHOLE_STEP, "dram__bytes.sum")}, "profiler.metrics=null"),
+    ],
+)
+def test_a_roofline_that_is_missing_says_how_there_would_be_one(run, ncu, settings, script, remedy):
+    ncu(**script)
+    _, _, [record] = run(*FAKE, "profiler=ncu", *settings)
+    doubts = [doubt for doubt in profile_of(record).doubts if doubt.code == "roofline_missing"]
+    assert [remedy in doubt.remedy for doubt in doubts] == [True]

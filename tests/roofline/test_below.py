@@ -14,7 +14,7 @@ from perfexp.gpus import GpuFacts
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.record import Metric, Point, Status, layers_key
+from perfexp.record import Doubt, Metric, Point, Status, layers_key
 from perfexp.roofline import Peaks, Roofline, of_csv, of_record
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.completeness import missing_backward
@@ -244,6 +244,14 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
     assert found.total.load.dram_bytes == 9.1e7
     assert found.analytic
     assert "analytic" in found.notes[0]
+
+
+def test_layers_that_do_not_close_are_told_first(make_record) -> None:
+    line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
+    record = run_of(make_record, [line], plan={"gpu": {"facts": SHEET}})
+    record.points[-1].doubts.append(Doubt(code="layers_disagree", detail="4 ms against 2 ms", remedy="read shares"))
+    first = of_record(record)["inference"].notes[0]
+    assert first == "Doubtful (layers_disagree): 4 ms against 2 ms."
 
 
 def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
