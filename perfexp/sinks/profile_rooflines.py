@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths
-from perfexp.profilers import profiled_key
 from perfexp.record import Doubt, Point, Record, Status, is_layers
 from perfexp.sinks import profiles
 
@@ -43,9 +42,7 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, Sheet]) -> None:
                 facts["files"] = [*facts.get("files", ()), *(path.name for path in sink.write(roofline, targets))]
         except UserError as error:
             doubt = Doubt(code="roofline_missing", detail=str(error), remedy=_remedy(record, point, sheets))
-            for each in record.points:
-                if each.key in (point.key, profiled_key(point.key)):
-                    each.doubts.append(doubt)
+            point.doubts.append(doubt)
 
 
 def _remedy(record: Record, point: Point, sheets: Mapping[str, Sheet]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfexp.profilers import is_profile
 from perfexp.record import Doubt, Point, Record, Status
 from perfexp.sinks.subject import label, one_line, varying
 from perfexp.sinks.wording import scaling_text
@@ -47,7 +48,8 @@ def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
     fields = varying(row.key for row in rows) or ("input_size", "batch_size")
     found: dict[str, tuple[Doubt, list[str]]] = {doubt.code: (doubt, []) for doubt in record.doubts}
     raised = [(label(row.key, fields), row.doubts) for row in rows]
-    raised += [(label(point.key), tuple(point.doubts)) for point in record.points if point.key.phase == "ttfp"]
+    untimed = (point for point in record.points if point.key.phase == "ttfp" or is_profile(point.key))
+    raised += [(label(point.key), tuple(point.doubts)) for point in untimed]
     for name, doubts in raised:
         for doubt in doubts:
             where = found.setdefault(doubt.code, (doubt, []))[1]
