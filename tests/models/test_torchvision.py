@@ -34,7 +34,6 @@ FAMILIES = {
     "mnasnet0_5": 32,
     "mobilenet_v2": 32,
     "mobilenet_v3_small": 32,
-    "mvit_v2_s": 224,
     "quantized_googlenet": 32,
     "quantized_inception_v3": 299,
     "quantized_mobilenet_v2": 32,
