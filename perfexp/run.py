@@ -34,8 +34,6 @@ from perfexp.work import Work
 _PHASES_TOLERANCE = 0.05
 #: A device that has been idle for so long is no longer warm.
 _COOLING_SECONDS = 1.0
-#: The series of whole calls.
-_TIMES = ("device", "throughput", "latency")
 #: Calls under the eyes of the probes.
 _PROBED_CALLS = 3
 
@@ -250,15 +248,7 @@ class Procedure:
             trains=step.trains,
             calls_per_epoch=calls,
             clean_seconds=clean,
-            worked_seconds=self._worked_seconds(point),
         ).add_to(point)
-
-    def _worked_seconds(self, point: Point) -> float:
-        """For how long the device has just worked on the call; 0 where something else came in between."""
-        if self.epochs or self.data.labelled:
-            return 0.0
-        timed = [found for name in _TIMES if (found := point.find_series(name))]
-        return sum(sum(each.samples) * each.calls_per_sample for each in timed)
 
     def _work(self, point: Point, step: Step, batches: Batches) -> None:
         """What the call takes by definition, whatever computes it."""

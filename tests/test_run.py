@@ -271,20 +271,11 @@ def test_the_energy_of_a_call_is_the_power_times_its_time():
     assert point.metric("energy/per_image_joules").value == pytest.approx(75 * seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize(("labelled", "shortened"), [(False, True), (True, False)])
-def test_only_calls_that_were_timed_just_before_count_for_the_plateau(labelled, shortened, monkeypatch):
-    """Where accuracy is looked at in between, the device has done something else."""
+def test_the_energy_is_told_how_long_a_call_took_when_it_was_timed():
     device = FakeDevice(enqueue_seconds=1e-6)
     energy, told = energy_of(device, None), {}
     energy.measure = lambda call, **settings: told.update(settings)
-    measuring = procedure(device, energy=energy)
-    monkeypatch.setattr(type(measuring.data), "labelled", labelled, raising=False)
-    monkeypatch.setattr(type(measuring), "_accuracy", lambda self, point: None)
-    point = measuring.measure(KEY)
-    assert point.status is Status.OK
-    timed = [point.find_series(name) for name in ("device", "throughput", "latency")]
-    seconds = sum(sum(each.samples) * each.calls_per_sample for each in timed)
-    assert told["worked_seconds"] == (pytest.approx(seconds) if shortened else 0.0)
+    point = measure(device, energy=energy)
     assert told["clean_seconds"] == pytest.approx(median(point, "throughput"))
 
 

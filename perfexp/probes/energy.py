@@ -16,10 +16,6 @@ from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
 from perfexp.record import Doubt, Metric, Point
 
-#: Of the plateau, where the device has just worked on the same call: it begins anew after a moment's rest. On an H200
-#: the energy from tick to tick was within 1 % of the window's from the second tick on.
-_LEAST_PLATEAU = 1 / 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
@@ -87,7 +83,6 @@ class EnergyProcedure:
         trains: bool = False,
         calls_per_epoch: int | None = None,
         clean_seconds: float | None = None,
-        worked_seconds: float = 0.0,
     ) -> Energy:
         """The energy of a call.
 
@@ -97,8 +92,6 @@ class EnergyProcedure:
             trains: whether it is a training step, of which an epoch's energy is asked for.
             calls_per_epoch: None where the data has no end.
             clean_seconds: of a call of the same stream while no meter is asked; None where that is not known.
-            worked_seconds: for which the device has worked on the same call just before; the plateau is so much
-                shorter, down to a third.
         """
         per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
         idle = self.idle()
@@ -108,9 +101,7 @@ class EnergyProcedure:
             return Energy(metrics=metrics, facts={"reason": self.found.reason}, doubts=list(self.found.doubts))
         tracks = self._tracks()
         with undisturbed():
-            plateau_seconds = self.rules.plateau_seconds
-            left_seconds = max(plateau_seconds - worked_seconds, _LEAST_PLATEAU * plateau_seconds)
-            watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=left_seconds))
+            watch = Watch(tracks, self._now, self.rules)
             calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
         self._remember(tracks)
         power = Power(watch.windows, tracks)

@@ -166,18 +166,6 @@ def test_the_warm_plateau_before_the_window_is_not_in_it():
     assert values(energy)["net_per_call_joules"] == pytest.approx(0.5, rel=0.005)
 
 
-@pytest.mark.parametrize(("worked_seconds", "plateau"), [(0.0, 1.2), (0.5, 0.7), (5.0, 0.4)])
-def test_what_was_timed_just_before_counts_for_the_plateau(worked_seconds, plateau):
-    device = Logged(enqueue_seconds=10e-6)
-    measuring = procedure(device, meter_of(device, Load(device, 700.0, 120.0)))
-    measuring.idle()
-    began = now_of(device)()
-    energy = measuring.measure(launching(device, 1e-3), images_per_call=1, worked_seconds=worked_seconds)
-    taken = now_of(device)() - began
-    assert taken == pytest.approx(plateau + values(energy)["window_seconds"], abs=0.15)  # a tick, and the queue's end
-    assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.005)
-
-
 # --- the device meanwhile ------------------------------------------------------------------------------------------
 
 
