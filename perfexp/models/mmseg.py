@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from perfexp.devices import Device
-from perfexp.errors import UserError, did_you_mean
+from perfexp.errors import UserError
 from perfexp.models import Batch, Execution, Precision
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
+from perfexp.models.mmseg_config import build, classes_of, read_config, tell_apart, version, without_other_cards
 from perfexp.models.session import TorchSession, begin_momentum
-from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.weights import find_weights, load_weights, read_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
-
-_INSTALL = "pip install 'perfexp[seg]'"
-#: Distributions that have the package mmseg: the maintained one, and the one that it was forked from.
-_DISTRIBUTIONS = ("onedl-mmsegmentation", "mmsegmentation")
-#: Where mmsegmentation's wheels keep its configurations.
-_CONFIGS = Path(".mim") / "configs"
-#: What a configuration names to be downloaded or read when its model is built.
-_DOWNLOADS = ("init_cfg", "pretrained")
 
 
 class Mmseg:
@@ -75,17 +64,16 @@ class Mmseg:
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> MmsegSession:
         """See `Model`."""
-        package = import_mmseg()
-        config, source = read_config(self._config, Path(package.__file__).parent / _CONFIGS, self._options)
+        config, source = read_config(self._config, self._options)
         classes = self._num_classes or num_classes
         if classes is not None:
-            _tell_apart(config.model, classes)
-        classes = _classes(config.model)
+            tell_apart(config.model, classes)
+        classes = classes_of(config.model)
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
-        alone = _without_other_cards(config.model)
+        alone = without_other_cards(config.model)
         torch.manual_seed(seed)
-        module = _build(config.model, self._config)
+        module = build(config.model, self._config)
         file = None
         if self._weights is not None or self._weights_dir is not None:
             file = find_weights(self.name, self._weights, self._weights_dir)
@@ -103,7 +91,7 @@ class Mmseg:
             facts={
                 "weights": str(file or f"random, seed {seed}"),
                 "config": source,
-                "mmsegmentation": _version(),
+                "mmsegmentation": version(),
                 "output": self._output,
                 **({"sync_batch_norm": "as batch norm, on one card"} if alone else {}),
             },
@@ -297,124 +285,6 @@ class MmsegSession(TorchSession):
         if described["optimizer"].get("fused") and described["optimizer"].get("momentum"):
             begin_momentum(wrapper.optimizer, [each for each in self.module.parameters() if each.requires_grad])
         return wrapper, schedules
-
-
-@functools.cache
-def import_mmseg() -> Any:
-    """The package mmseg with its models registered.
-
-    Raises:
-        UserError: it is not installed, or does not fit what is.
-    """
-    import_torchvision()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # on operators that no model here needs
-            import mmseg
-            import mmseg.models
-    except ImportError as error:
-        raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {_INSTALL}") from error
-    except AssertionError as error:  # so it refuses versions of mmcv and mmengine
-        raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {_INSTALL}") from error
-    return mmseg
-
-
-def read_config(name: str, folder: Path, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """A configuration whose model can be built without downloads, and where it comes from.
-
-    Args:
-        name: of a file in or below the folder, with or without `.py`; or the path of one elsewhere.
-        folder: mmsegmentation's own.
-        options: values by dotted keys.
-
-    Raises:
-        UserError: there is none, or it can't be read.
-    """
-    from mmengine.config import Config
-
-    path = Path(name).expanduser()
-    if not path.is_file():
-        known = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
-        if path.stem not in known or (len(path.parts) > 1 and not (folder / path.with_suffix(".py")).is_file()):
-            raise UserError(
-                f"model.config={name} is neither a file nor one of mmsegmentation's {len(known)} configurations. "
-                f"{did_you_mean(path.stem, known)}"
-            )
-        path = known[path.stem]
-    try:
-        config = Config.fromfile(path)
-        config.merge_from_dict(dict(options))
-    except Exception as error:  # a configuration is code
-        raise UserError(f"{path} can't be read as a configuration: {type(error).__name__}: {error}") from error
-    if "model" not in config:
-        raise UserError(f"{path} describes no model.")
-    for node in _nodes(config.model):
-        for key in _DOWNLOADS:
-            node.pop(key, None)
-    with suppress(ValueError):
-        return config, path.relative_to(folder).as_posix()
-    return config, str(path)
-
-
-def _build(described: Any, name: str) -> torch.nn.Module:
-    from mmengine.registry import DefaultScope
-    from mmseg.registry import MODELS
-
-    with DefaultScope.overwrite_default_scope("mmseg"):
-        try:
-            module = MODELS.build(described)
-        except (KeyError, TypeError, ValueError, AssertionError, ImportError, AttributeError) as error:
-            raise UserError(f"The model of {name} can't be built: {error}") from error
-    if not hasattr(module, "decode_head"):
-        raise UserError(f"{name} describes a {type(module).__name__}, which is no segmentor with a decode head.")
-    assert isinstance(module, torch.nn.Module)
-    return module
-
-
-def _nodes(node: Any) -> Iterator[Any]:
-    """All mappings of a configuration."""
-    if isinstance(node, Mapping):
-        yield node
-        for value in list(node.values()):
-            yield from _nodes(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _nodes(value)
-
-
-def _heads(model: Any) -> Iterator[Any]:
-    for key in ("decode_head", "auxiliary_head"):
-        head = model.get(key)
-        yield from head if isinstance(head, list | tuple) else [head] if head else []
-
-
-def _classes(model: Any) -> int:
-    heads = [head for head in _heads(model) if "num_classes" in head]
-    if not heads:
-        raise UserError("The configuration's heads do not tell how many classes they tell apart.")
-    return int(heads[0]["num_classes"])
-
-
-def _tell_apart(model: Any, classes: int) -> None:
-    for head in _heads(model):
-        head["num_classes"] = classes
-
-
-def _without_other_cards(model: Any) -> bool:
-    """Replace the batch norm that asks other cards, as one alone can't; whether there was any."""
-    found = False
-    for node in _nodes(model):
-        if node.get("type") == "SyncBN":
-            node["type"], found = "BN", True
-    return found
-
-
-def _version() -> str:
-    """Name and version of the distribution that has the package."""
-    for name in _DISTRIBUTIONS:
-        with suppress(metadata.PackageNotFoundError):
-            return f"{name} {metadata.version(name)}"
-    return "unknown"
 
 
 @contextmanager

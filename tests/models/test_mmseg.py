@@ -13,7 +13,7 @@ import torch
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Batch, Execution, Precision
-from perfexp.models import mmseg as room
+from perfexp.models import mmseg_config as room
 from perfexp.models.mmseg import Mmseg, MmsegSession
 from perfexp.models.torchvision_import import import_torchvision
 

@@ -1,0 +1,169 @@
+"""Mmseg config: configurations of mmsegmentation, read and changed so that their models are built without downloads."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfexp.errors import UserError, did_you_mean
+from perfexp.models.torchvision_import import import_torchvision
+
+_INSTALL = "pip install 'perfexp[seg]'"
+#: Distributions that have the package mmseg: the maintained one, and the one that it was forked from.
+_DISTRIBUTIONS = ("onedl-mmsegmentation", "mmsegmentation")
+#: Where mmsegmentation's wheels keep its configurations.
+_CONFIGS = Path(".mim") / "configs"
+#: What a configuration names to be downloaded or read when its model is built.
+_DOWNLOADS = ("init_cfg", "pretrained")
+
+
+@functools.cache
+def import_mmseg() -> Any:
+    """The package mmseg with its models registered.
+
+    Raises:
+        UserError: it is not installed, or does not fit what is.
+    """
+    import_torchvision()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # on operators that no model here needs
+            import mmseg
+            import mmseg.models
+    except ImportError as error:
+        raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {_INSTALL}") from error
+    except AssertionError as error:  # so it refuses versions of mmcv and mmengine
+        raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {_INSTALL}") from error
+    return mmseg
+
+
+def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """A configuration whose model can be built without downloads, and where it comes from.
+
+    Args:
+        name: of one of mmsegmentation's own, with or without `.py`; or the path of a file.
+        options: values by dotted keys.
+
+    Raises:
+        UserError: there is none, or it can't be read; or mmsegmentation is not there.
+    """
+    folder = Path(import_mmseg().__file__).parent / _CONFIGS
+    from mmengine.config import Config
+
+    path = Path(name).expanduser()
+    if not path.is_file():
+        known = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
+        if path.stem not in known or (len(path.parts) > 1 and not (folder / path.with_suffix(".py")).is_file()):
+            raise UserError(
+                f"model.config={name} is neither a file nor one of mmsegmentation's {len(known)} configurations. "
+                f"{did_you_mean(path.stem, known)}"
+            )
+        path = known[path.stem]
+    try:
+        config = Config.fromfile(path)
+        config.merge_from_dict(dict(options))
+    except Exception as error:  # a configuration is code
+        raise UserError(f"{path} can't be read as a configuration: {type(error).__name__}: {error}") from error
+    if "model" not in config:
+        raise UserError(f"{path} describes no model.")
+    for node in _nodes(config.model):
+        for key in _DOWNLOADS:
+            node.pop(key, None)
+    with suppress(ValueError):
+        return config, path.relative_to(folder).as_posix()
+    return config, str(path)
+
+
+def build(described: Any, name: str) -> torch.nn.Module:
+    """The segmentor that a configuration describes.
+
+    Args:
+        described: its `model`.
+        name: of the configuration.
+
+    Raises:
+        UserError: it can't be built, or is no segmentor.
+    """
+    from mmengine.registry import DefaultScope
+    from mmseg.registry import MODELS
+
+    with DefaultScope.overwrite_default_scope("mmseg"):
+        try:
+            module = MODELS.build(described)
+        except (KeyError, TypeError, ValueError, AssertionError, ImportError, AttributeError) as error:
+            raise UserError(f"The model of {name} can't be built: {error}") from error
+    if not hasattr(module, "decode_head"):
+        raise UserError(f"{name} describes a {type(module).__name__}, which is no segmentor with a decode head.")
+    assert isinstance(module, torch.nn.Module)
+    return module
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """All mappings of a configuration."""
+    if isinstance(node, Mapping):
+        yield node
+        for value in list(node.values()):
+            yield from _nodes(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _nodes(value)
+
+
+def _heads(model: Any) -> Iterator[Any]:
+    for key in ("decode_head", "auxiliary_head"):
+        head = model.get(key)
+        yield from head if isinstance(head, list | tuple) else [head] if head else []
+
+
+def classes_of(model: Any) -> int:
+    """How many classes a model tells apart.
+
+    Args:
+        model: as described.
+
+    Raises:
+        UserError: its heads do not say so.
+    """
+    heads = [head for head in _heads(model) if "num_classes" in head]
+    if not heads:
+        raise UserError("The configuration's heads do not tell how many classes they tell apart.")
+    return int(heads[0]["num_classes"])
+
+
+def tell_apart(model: Any, classes: int) -> None:
+    """Have all heads tell so many classes apart.
+
+    Args:
+        model: as described; changed.
+        classes: how many.
+    """
+    for head in _heads(model):
+        head["num_classes"] = classes
+
+
+def without_other_cards(model: Any) -> bool:
+    """Replace the batch norm that asks other cards, as one alone can't; whether there was any.
+
+    Args:
+        model: as described; changed.
+    """
+    found = False
+    for node in _nodes(model):
+        if node.get("type") == "SyncBN":
+            node["type"], found = "BN", True
+    return found
+
+
+def version() -> str:
+    """Name and version of the distribution that has the package."""
+    for name in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}"
+    return "unknown"
