@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
-from perfexp.job import longest_seconds
+from perfexp.estimate import longest_seconds
 from perfexp.paths import SweepPaths, write_atomically
 from perfexp.record import Record, Status, Sweep, SweepChild, SweepMembership
 from perfexp.resume import measures_the_same

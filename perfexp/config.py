@@ -19,7 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, did_you_mean
-from perfexp.models import Execution, Precision
+from perfexp.models import Execution, Precision, mmseg_names
 from perfexp.profilers import Profiler
 from perfexp.record import Key, layers_key
 from perfexp.settings import SETTINGS, ModeSettings
@@ -33,6 +33,7 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NOT_MEASURED = (
     "profiler",
     "output_dir",
+    "speed_dir",
     "stage",
     "tracking",
     "quiet",
@@ -66,7 +67,7 @@ class Probes:
     `work` are MACs, FLOPs and bytes of a call, counted without the device. `energy` is measured in a window of its own,
     of at least `energy_seconds` (by default 1 s, or 5 s where the times are to be good to 0.5 %). `ceilings` are the
     rates that the device itself reaches by matrix products and copies, measured once and kept in the user's cache.
-    `layers` are where the time of a call goes, from a process of its own.
+    `layers` are where the time of a call goes, from a process of its own. `scaling` compares several ranks with one.
     """
 
     work: bool = True
@@ -74,6 +75,7 @@ class Probes:
     energy_seconds: float | None = None
     ceilings: bool = False
     layers: bool = False
+    scaling: bool = False
 
 
 @dataclass(kw_only=True)
@@ -107,6 +109,7 @@ class Plan:
     timeout_seconds: float | None = 3600.0
     device_lock: DeviceLock = DeviceLock.wait
     output_dir: str | None = None
+    speed_dir: str | None = None
     stage: str | None = None
     quiet: bool = False
     choices: dict[str, str] = field(default_factory=dict)
@@ -127,6 +130,11 @@ class Plan:
     def gpu_name(self) -> str:
         """What the device is called in the configuration."""
         return _name(self.gpu, self.choices.get("gpu", "gpu"))
+
+    @property
+    def ranks(self) -> int:
+        """Processes with a device each that measure together."""
+        return int(self.gpu.get("count", 1))
 
     @property
     def phases(self) -> list[str]:
@@ -366,8 +374,43 @@ def check(plan: Plan) -> None:
     for key in ("threads", "interop_threads"):
         if (threads := getattr(plan.execution, key)) is not None and threads < 1:
             raise UserError(f"execution.{key}={threads}: at least one, or leave it out.")
+    if plan.speed_dir:
+        from perfexp.speed import placing  # late: the help of the commands needs no numpy
+
+        placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "Make it, or choose another speed_dir=DIR.")
+    mmseg_names.check(plan.model)
+    _check_ranks(plan)
     plan.profile_keys()
     build(plan.stopping)
+
+
+def _check_ranks(plan: Plan) -> None:
+    """What can't be done with several ranks, or with one.
+
+    Raises:
+        UserError: the plan asks for it.
+    """
+    count = plan.ranks
+    if count < 1:
+        raise UserError(f"gpu.count={count}: at least one device has to work.")
+    if count == 1:
+        if plan.gpu.get("port") is not None:
+            raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: say gpu.count=N, or leave it out.")
+        if plan.probes.scaling:
+            raise UserError("probes.scaling=true compares several devices with one: say gpu.count=N.")
+        return
+    port = plan.gpu.get("port")
+    if port is not None and not 0 < port < 65536:
+        raise UserError(f"gpu.port={port}: a port is a number from 1 to 65535. Leave it out for one that is free.")
+    for asked, setting, remedy in (
+        (plan.execution.cuda_graph, "execution.cuda_graph=true", "leave it out"),
+        (plan.epochs is not None, f"epochs={plan.epochs}", "leave it out: an epoch is extrapolated from the step"),
+        (plan.probes.layers, "probes.layers=true", "say probes.layers=false"),
+        (bool(plan.probe), "a probe of your own", "leave it out"),
+        (plan.profile_keys(), f"profiler={_name(plan.profiler, 'profiler')}", "say profiler=none"),
+    ):
+        if asked:
+            raise UserError(f"{setting} is for one device, and gpu.count={count}: {remedy}.")
 
 
 def _name(node: Any, choice: str) -> str:

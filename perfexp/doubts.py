@@ -58,6 +58,33 @@ def work_uncounted(names: Sequence[str]) -> Doubt:
     )
 
 
+def ranks_disagree(ratio: float) -> Doubt:
+    """Several ranks that take another time together than the calls of the first one took.
+
+    Args:
+        ratio: of the time of a call in stretches of all ranks to that of the first one's calls.
+    """
+    return Doubt(
+        code="ranks_disagree",
+        detail=f"a call takes {ratio:.3f} of the timed one where no rank hears of another but through the gradients",
+        remedy="end other work on this machine; for calls that are short for their host, ranks/samples_per_second "
+        "is the rate without perfexp's word to the other ranks",
+    )
+
+
+def mixed_devices(names: Sequence[str]) -> Doubt:
+    """Ranks on different devices.
+
+    Args:
+        names: of the devices.
+    """
+    return Doubt(
+        code="mixed_devices",
+        detail=f"the ranks work on different devices ({', '.join(names)}), and all go at the pace of the slowest",
+        remedy="choose devices that are alike by CUDA_VISIBLE_DEVICES or gpu.index",
+    )
+
+
 def queue_exceeded(no_graph: str) -> Doubt:
     """A call does not fit into the device's queue, and is no graph either.
 
@@ -233,7 +260,18 @@ def drift(relative: float) -> Doubt:
     )
 
 
-def too_few_samples(n: int, effective: float, achieved: float | None, target: float | None) -> Doubt:
+#: What gives more samples, by the reason for which a block ended.
+_MORE_SAMPLES = {
+    "fixed": "more calls (stopping.measure=N; ITERATIONS of perfexp benchmark), or until it is known: stopping=normal",
+    "max_seconds": "more time (stopping.max_seconds=N)",
+    "max_calls": "more calls (stopping.max_calls=N)",
+    "epochs": "more epochs, or more data",
+}
+
+
+def too_few_samples(
+    n: int, effective: float, achieved: float | None, target: float | None, reason: str | None = None
+) -> Doubt:
     """The interval is wider than was asked for, or there is none.
 
     Args:
@@ -241,13 +279,14 @@ def too_few_samples(n: int, effective: float, achieved: float | None, target: fl
         effective: as how many independent ones they count.
         achieved: relative half-width of the median's interval, or None where there is none.
         target: the one that was asked for, if any was.
+        reason: for which the block ended, if that is known.
     """
     asked = "" if target is None else f" instead of ±{target:.1%}"
     reached = "no interval exists" if achieved is None else f"±{achieved:.1%}{asked}"
     return Doubt(
         code="too_few_samples",
         detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
-        remedy="more time or calls (stopping.max_seconds, stopping.measure), or a wider target (stopping=coarse)",
+        remedy=_MORE_SAMPLES.get(reason or "", "more time or calls (stopping.max_seconds, stopping.measure)"),
     )
 
 

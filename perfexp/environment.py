@@ -82,17 +82,22 @@ def cores() -> int:
     return psutil.cpu_count() or 1
 
 
-def other_cpu_seconds() -> float:
+def other_cpu_seconds(*, of_ranks: bool = False) -> float:
     """Processor time that other processes, and other guests of the same hardware, have used since the machine started.
 
     This process, its parent (which waits) and its children, those that have ended too, are not counted. The difference
     of two readings means something.
+
+    Args:
+        of_ranks: whether the other children of the parent work with this one.
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
     own = psutil.Process()
-    ours = sum(_cpu_seconds(process) for process in (own, own.parent(), *own.children(recursive=True)) if process)
+    parent = own.parent()
+    family = parent.children(recursive=True) if of_ranks and parent else [own, *own.children(recursive=True)]
+    ours = sum(_cpu_seconds(process) for process in (parent, *family) if process)
     return float(sum(times) - idle - guests - ours)
 
 

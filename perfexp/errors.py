@@ -35,6 +35,10 @@ class OutOfMemory(PerfexpError):
     """The device, or the host, has not enough memory for this point; the other points go on."""
 
 
+class RankLost(PerfexpError):
+    """Another rank of the same run has ended: this one can't go on, and the launcher knows why."""
+
+
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     """The valid names most like a wrong one, best first; a dotted name is also compared by its last part.
 

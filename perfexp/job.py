@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +17,12 @@ import msgspec
 
 from perfexp import __version__, config, interrupts, launch
 from perfexp.errors import PerfexpError, UserError
+from perfexp.estimate import longest_seconds
 from perfexp.naming import earlier_stages
 from perfexp.paths import RunPaths, disk_error, write_atomically
+from perfexp.preparation import prepare, profiler_settings, profiles_again, without_passwords
 from perfexp.profilers import is_profile, profiled_key
+from perfexp.profilers.earlier import recover
 from perfexp.record import (
     Doubt,
     Key,
@@ -35,21 +37,14 @@ from perfexp.record import (
     read_points,
     timed_key,
 )
-from perfexp.sinks.store import without_password
 from perfexp.sinks.subject import one_line
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker
     from perfexp.sinks.console import Console
 
-#: What a window of energy takes before it begins, what looking into the layers of a point takes, and a profile.
-_PLATEAU_SECONDS, _LAYERS_SECONDS, _PROFILE_SECONDS = 1.5, 4.0, 60.0
 #: Modes of torch.compile that launch calls as CUDA graphs.
 _COMPILED_TO_GRAPHS = ("reduce-overhead", "max-autotune")
-#: How many blocks of the stopping rule a point has: one time or three, and the phases.
-_SYNCHRONOUS_BLOCKS, _ASYNCHRONOUS_BLOCKS = 2, 4
-#: Results that stay when a command is repeated; what else there is, is measured again.
-_FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 
 
 @dataclass(kw_only=True)
@@ -98,17 +93,20 @@ class Run:
             stack.enter_context(paths.locked())
             stack.enter_context(_logged(paths))
             paths.remove_leftovers()
+            recover(paths)
+            again = profiles_again(paths, profiler_settings(plan.profiler), plan.profile_keys())
             self._job = launch.Job(
                 paths=paths,
-                plan_sha256=_prepare(paths, self.assignment.plain),
+                plan_sha256=prepare(paths, self.assignment.plain, again),
                 timed=plan.timed_keys(),
                 first_predictions=plan.first_prediction_keys(),
                 layers=plan.layer_keys(),
                 profiles=plan.profile_keys(),
+                again=again,
                 profiler=config.build(plan.profiler),
-                settings=_settings(plan.profiler),
+                settings=profiler_settings(plan.profiler),
                 graph=plan.execution.cuda_graph or plan.execution.compile in _COMPILED_TO_GRAPHS,
-                command=_without_passwords(self.assignment.plain["command"]),
+                command=without_passwords(self.assignment.plain["command"]),
                 timeout_seconds=plan.timeout_seconds,
             )
             _keep_what_is_there(self._job)
@@ -197,16 +195,30 @@ def run(assignment: Assignment, console: Console) -> Record:
         return under_way.tell(record or under_way.keep())
 
 
+def exit_code(record: Record) -> int:
+    """Of a command that left a record: 1 where something that it asked for was not measured or not profiled.
+
+    The record's status is that of what was measured; a profile that other commands asked for concerns this one no more.
+
+    Args:
+        record: of its run.
+    """
+    asked = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
+    made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
+    return 0 if record.status is Status.OK and (made or not asked) else 1
+
+
 def _announce(job: launch.Job, assignment: Assignment, console: Console) -> None:
     plan = assignment.plan
     left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
+    left += [key for key in job.profiles if key in job.again and key not in left]
     if not left:
         console.note(f"Nothing is left to measure in {job.paths.root}: this is what was measured.")
         return
     for warning in _of_earlier_stages(plan.stage, job.paths.root):
         console.note(warning)
     device = None if plan.gpu_name == "auto" else plan.gpu_name
-    points, longest = len(job.timed) or len(job.profiles), longest_seconds(plan) if job.profiler.times else None
+    points, longest = len(job.timed) or len(job.profiles), longest_seconds(plan, left) if job.profiler.times else None
     console.header(assignment.plain, points=points, device=device, longest_seconds=longest)
 
 
@@ -222,22 +234,6 @@ def _of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:
         if failed is not None:
             why = f": {one_line(failed.error)}" if failed.error else ""
             yield f"warning: in {before} this combination ended {record.status.value} ({failed.key}{why})."
-
-
-def longest_seconds(plan: config.Plan) -> float | None:
-    """About how long measuring a plan may take, or None where its stopping rule has no limit of time.
-
-    Args:
-        plan: to be measured.
-    """
-    longest = config.build(plan.stopping).longest_seconds()
-    if longest is None or plan.epochs:
-        return None
-    blocks = _SYNCHRONOUS_BLOCKS if plan.gpu_name == "cpu" else _ASYNCHRONOUS_BLOCKS
-    energy = (plan.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if plan.probes.energy else 0.0
-    timed = len(plan.timed_keys()) * (blocks * longest + energy)
-    looks = len(plan.layer_keys()) * _LAYERS_SECONDS + len(plan.profile_keys()) * _PROFILE_SECONDS
-    return float(timed + looks)
 
 
 def assemble(assignment: Assignment, job: launch.Job) -> Record:
@@ -256,8 +252,8 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
         status=overall_status([point for point in points if not is_profile(point.key)] or points),
         started=min((point.started for point in points if point.started), default=ended),
         ended=ended,
-        command=_without_passwords(assignment.plain["command"]),
-        plan=_without_passwords(assignment.plain),
+        command=without_passwords(assignment.plain["command"]),
+        plan=without_passwords(assignment.plain),
         plan_hash=config.plan_hash(assignment.plain),
         environment=environment,
         points=points,
@@ -276,65 +272,6 @@ def _with_layers(points: list[Point]) -> list[Point]:
         if (profile := profiles.get(point.key)) is not None and profile is not point:
             point.doubts = [*point.doubts, *profile.doubts]
     return points
-
-
-def _prepare(paths: RunPaths, plain: Mapping[str, Any]) -> str:
-    """Write the plan; in a folder that has this plan already, what failed is forgotten. Returns the file's SHA-256."""
-    if paths.plan.exists():
-        _refuse_other_plan(paths, plain)
-        forgotten = _forgotten(paths.points, _settings(plain["profiler"]))
-        if forgotten:
-            write_atomically(paths.points, b"".join(_other_lines(paths.points, forgotten)))
-    content = config.to_yaml(_without_passwords(plain))
-    write_atomically(paths.plan, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _forgotten(path: Path, settings: Mapping[str, Any]) -> set[Key]:
-    """Points that are measured again: what did not end well, and profiles of other settings or whose files are gone."""
-    return {
-        point.key
-        for point in read_points(path)
-        if point.status not in _FINAL
-        or (is_profile(point.key) and settings and _is_stale(point.facts.get("profile") or {}, path.parent, settings))
-    }
-
-
-def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
-    missing_files = (name for name in profile.get("files", []) if not (folder / name).exists())
-    return profile.get("settings") != settings or any(missing_files)
-
-
-def _other_lines(path: Path, forgotten: set[Key]) -> Iterator[bytes]:
-    """The lines of a points.jsonl whose result stays, byte for byte; layers and profile go with their point."""
-    for line in path.read_bytes().split(b"\n"):
-        for point in points_from_lines(line):
-            if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
-                yield line + b"\n"
-
-
-def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a profiler, as JSON values; nothing where nobody looks on."""
-    return {} if node.get("name") == "none" else {key: value for key, value in node.items() if key != "_target_"}
-
-
-def _refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
-    changed = config.differences(config.read(paths.plan), plain)
-    if changed:
-        listed = "\n  ".join(changed[:20])
-        raise UserError(
-            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"
-            "Choose another output_dir, or repeat the command that made it to go on with it."
-        )
-
-
-def _without_passwords(node: Any) -> Any:
-    """A plan, or a part of it, in which no URL carries a password: it is written to files that are passed on."""
-    if isinstance(node, Mapping):
-        return {key: _without_passwords(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_without_passwords(value) for value in node]
-    return without_password(node) if isinstance(node, str) else node
 
 
 def _keep(assignment: Assignment, job: launch.Job) -> Record:

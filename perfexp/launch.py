@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,20 +14,19 @@ from typing import Any
 import msgspec
 
 from perfexp import interrupts
-from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import RunPaths, append_line, disk_error
+from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.paths import RunPaths, append_line, disk_error, write_atomically
 from perfexp.process import Event, SilenceError, WorkerProcess
 from perfexp.profilers import (
     About,
     NoProfiler,
-    Place,
     Profiler,
     ProfilerFailed,
     place_of,
     profiled_key,
-    refuse_to_overwrite,
 )
-from perfexp.record import Key, Point, Status, missing, point_to_line, read_points
+from perfexp.profilers.earlier import Earlier
+from perfexp.record import Key, Point, Status, missing, point_to_line, points_from_lines, read_points
 
 #: Workers that a signal may end one after the other before any point, until the points are given up.
 _STARTS = 2
@@ -46,6 +45,7 @@ class Job:
         first_predictions: points whose time to first prediction is taken, each in a process of its own.
         layers: points whose layers are looked into, in a process of their own.
         profiles: points that a profiler looks at, each in a process of its own after everything else.
+        again: those of them that have a result, which stays until there is a new one.
         profiler: that looks.
         settings: of the profiler: a profile that other settings made is not this one.
         graph: whether calls are launched as CUDA graphs.
@@ -61,6 +61,7 @@ class Job:
     first_predictions: Sequence[Key] = ()
     layers: Sequence[Key] = ()
     profiles: Sequence[Key] = ()
+    again: Collection[Key] = ()
     profiler: Profiler = field(default_factory=NoProfiler)
     settings: Mapping[str, Any] = field(default_factory=dict)
     graph: bool = False
@@ -117,9 +118,10 @@ def measure(job: Job, replicate: int) -> None:
 
 
 def profile(job: Job) -> None:
-    """Make the profiles that are not there yet; to be called when everything has been timed.
+    """Make the profiles that are not there yet, or not as they are wanted; to be called when everything has been timed.
 
-    A profiler that fails costs its profile, whose point says why; nothing else.
+    A profiler that fails costs its profile, whose point says why; nothing else. What an earlier pass left goes when the
+    new one has left something.
 
     Args:
         job: what and how.
@@ -130,10 +132,17 @@ def profile(job: Job) -> None:
     """
     with interrupts.held():
         for number, key in enumerate(job.profiles):
-            if missing([key], job.paths.points):
-                point = _profiled(job, number, key)
-                interrupts.check()  # one that came meanwhile: the profile is tried again then
-                _append(job.paths, [point])
+            if key in job.again or missing([key], job.paths.points):
+                before = _files_before(job.paths, key)
+                earlier = Earlier(job.paths, worth=bool(before))
+                try:
+                    point = _profiled(job, number, key, earlier)
+                    interrupts.check()  # one that came meanwhile: the profile is tried again then
+                except BaseException:
+                    earlier.put_back()
+                    raise
+                _settle(point, earlier, before, job.paths)
+                _replace(job.paths, point)
 
 
 def results(job: Job) -> list[Point]:
@@ -163,7 +172,26 @@ def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
             _give_up(job.paths, still, ending)
 
 
-def _profiled(job: Job, number: int, key: Key) -> Point:
+def _files_before(paths: RunPaths, key: Key) -> list[str]:
+    """Names of what an earlier pass left, as far as it was a profile."""
+    before = next((point for point in read_points(paths.points) if point.key == key), None)
+    return list((before.facts.get("profile") or {}).get("files") or ()) if before else []
+
+
+def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPaths) -> None:
+    """Keep the files of one pass only: of the new one, unless it left none."""
+    facts = point.facts.get("profile") or {}
+    if point.status is Status.OK or facts.get("files"):
+        earlier.forget()
+        return
+    earlier.put_back()
+    kept = [name for name in before if (paths.root / name).is_file()]
+    if kept and "profile" in point.facts:
+        facts["files"] = kept
+        point.error = f"{point.error}; the files of the profile before are there as they were"
+
+
+def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
     """A profile, or why there is none, as a point."""
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     timed = next((each for each in read_points(job.paths.points) if each.key == profiled_key(key)), None)
@@ -174,10 +202,12 @@ def _profiled(job: Job, number: int, key: Key) -> Point:
     start = time.perf_counter_ns()
     facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
     try:
-        _look(job, number, key, point)
+        _look(job, number, key, point, earlier)
     except ProfilerFailed as error:
         point.status, point.error = Status.FAILED, str(error)
         facts["files"] = error.files
+    except Unsupported as error:
+        point.status, point.error = Status.UNSUPPORTED, str(error)
     except (_Refused, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
     except OSError as error:
@@ -187,14 +217,14 @@ def _profiled(job: Job, number: int, key: Key) -> Point:
     return point
 
 
-def _look(job: Job, number: int, key: Key, point: Point) -> None:
+def _look(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
     """Have a worker look, then have the profiler say what it saw."""
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
     about = About(phase=profiled_key(key).phase, device=_device(job), graph=job.graph, command=job.command)
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix = profiler.command(place, about)
-    _clear(job, profiler, place)
+    earlier.make_room(profiler.outputs(place))
     told: dict[str, Any] = {}
 
     def listen(event: Event) -> None:
@@ -219,19 +249,6 @@ def _look(job: Job, number: int, key: Key, point: Point) -> None:
         raise ProfilerFailed(f"{profiler.name} left a profile, but {ending.text}", found.files)
     facts |= {**told, **found.facts, "files": found.files}
     point.doubts += found.doubts
-
-
-def _clear(job: Job, profiler: Profiler, place: Place) -> None:
-    """What an earlier attempt left is not taken for this one's; what this one may write is claimed.
-
-    Raises:
-        ProfilerFailed: something else lies there.
-    """
-    files = profiler.outputs(place)
-    refuse_to_overwrite(files, place.folder, "move it away and repeat the command")
-    for path in files:
-        path.unlink(missing_ok=True)
-    job.paths.claim(*files)
 
 
 def _device(job: Job) -> Mapping[str, Any]:
@@ -259,7 +276,7 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
             elif event["event"] == "refused":
                 refusal = _Refused(event["message"], event["exit_code"])
             elif event["event"] == "failed":
-                failure = str(event["message"])
+                failure = event
             job.listener(event)
     except SilenceError as error:
         silence = error
@@ -276,15 +293,19 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     return _death(code, current, failure)
 
 
-def _death(code: int, current: Key | None, failure: str | None) -> _Ending:
+def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
     """What a worker's end says of the points that it leaves without a result."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
         text = f"the worker was ended by {name}{hint}; see run.log"
         return _Ending(status=Status.KILLED, text=text, current=current, hopeless=False)
+    if failure is not None:
+        status = Status(failure.get("status", Status.FAILED))
+        hopeless = status is not Status.KILLED
+        return _Ending(status=status, text=str(failure["message"]), current=current, hopeless=hopeless)
     ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
-    return _Ending(status=Status.FAILED, text=failure or f"{ended}; see run.log", current=current, hopeless=True)
+    return _Ending(status=Status.FAILED, text=f"{ended}; see run.log", current=current, hopeless=True)
 
 
 def _give_up(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
@@ -295,5 +316,19 @@ def _append(paths: RunPaths, points: Iterable[Point]) -> None:
     try:
         for point in points:
             append_line(paths.points, point_to_line(point))
+    except OSError as error:
+        raise disk_error(error) from error
+
+
+def _replace(paths: RunPaths, point: Point) -> None:
+    """Write a result down; one of the same key that was there goes in the same moment."""
+    known = read_points(paths.points)
+    if all(each.key != point.key for each in known):
+        _append(paths, [point])
+        return
+    lines = paths.points.read_bytes().split(b"\n")
+    kept = [line + b"\n" for line in lines for each in points_from_lines(line) if each.key != point.key]
+    try:
+        write_atomically(paths.points, b"".join([*kept, point_to_line(point)]))
     except OSError as error:
         raise disk_error(error) from error

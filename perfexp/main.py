@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command line without the program's name; the process's own if not given.
 
     Returns:
-        0 if all was measured, 1 if a measurement failed, 2 if the user has something to mend, 130 if interrupted.
+        0 if all was measured, 1 if a measurement or a profile failed, 2 if the user has something to mend, 130 if
+        interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if usage.is_asked_for(arguments):
@@ -134,7 +135,10 @@ class _Application:
         with suppress(KeyboardInterrupt), interrupts.held():  # another one tells nothing new
             if 130 not in self.exit_codes:
                 self.exit_codes.append(130)
-                self.console.error("Interrupted. What is finished is on disk.")
+                self.console.error(
+                    "Interrupted. What is finished is on disk: repeat the command with that folder as output_dir, or "
+                    "say resume=DIR, to go on."
+                )
 
     def close(self) -> None:
         """Sum the sweep up, if it is one; whoever does not want to wait for that interrupts it."""
@@ -193,7 +197,9 @@ class _Application:
         if isinstance(outcome, PerfexpError):
             self.failed(outcome)
         else:
-            self.exit_codes.append(0 if outcome.status == "ok" else 1)
+            from perfexp import job
+
+            self.exit_codes.append(job.exit_code(outcome))
         self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:

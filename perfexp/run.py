@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +21,12 @@ from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
 from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import RankLost, Unsupported, UserError
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, queue, timing, work
 from perfexp.probes.energy import EnergyProcedure
+from perfexp.ranks import Alone, Crew, joint
 from perfexp.record import Key, Metric, Point, Series, Status, Stop
 from perfexp.stopping import StoppingRule
 from perfexp.summary import first_median
@@ -71,6 +73,8 @@ class Procedure:
         ceilings: rates that the device reaches at best (probes.ceilings), or None.
         seed: of data and shuffling.
         progress: told what comes next, between timed blocks.
+        crew: the other ranks, where there are several.
+        compares_alone: whether several ranks are compared with one (probes.scaling).
     """
 
     session: Session
@@ -89,6 +93,8 @@ class Procedure:
     energy: EnergyProcedure | None = None
     ceilings: Mapping[str, float] | None = None
     seed: int = 0
+    crew: Crew = field(default_factory=Alone)
+    compares_alone: bool = False
     progress: Callable[[str], None] = lambda _: None
     _last: tuple[Key, float, int] | None = None
 
@@ -111,7 +117,9 @@ class Procedure:
             UserError: what the user asked for can't be done for any point.
         """
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        start, others = time.perf_counter_ns(), environment.other_cpu_seconds()
+        several = self.crew.size > 1
+        point.facts |= {"world_size": self.crew.size} if several else {}
+        start, others = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=several)
         before = self.device.state()
         with metrics.collecting() as custom:
             try:
@@ -120,12 +128,14 @@ class Procedure:
                 raise
             except Exception as error:
                 traceback.print_exc()
+                if several and self.crew.lost():
+                    raise RankLost("another rank is no more") from error
                 point.status, point.error = verdicts.verdict(error, self.device)
         point.metrics += custom.values()
         if not self.device.is_lost():
             self._close(point, before)
         point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
-        other_cores = (environment.other_cpu_seconds() - others) / point.wall_seconds
+        other_cores = (environment.other_cpu_seconds(of_ranks=several) - others) / point.wall_seconds
         point.facts["other_cpu_cores"] = round(other_cores, 3)
         if point.status is Status.OK and other_cores > doubts.BUSY_SHARE * environment.cores():
             point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
@@ -141,10 +151,17 @@ class Procedure:
             point.doubts += doubts.of_device(before, after)
             verdicts.add_cycles(point, before, after)
         if point.status is Status.OOM:
-            fits = self._batch_that_fits(point.key)
-            point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
-            reason = None if fits else "not even one sample fits"
-            point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=reason))
+            self._add_batch_that_fits(point)
+
+    def _add_batch_that_fits(self, point: Point) -> None:
+        if self.crew.size > 1:
+            reason = "not sought with several ranks: they are not in step any more"
+            point.metrics.append(Metric(name="batch_that_fits", value=None, unit="1", reason=reason))
+            return
+        fits = self._batch_that_fits(point.key)
+        point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
+        none_fits = None if fits else "not even one sample fits"
+        point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=none_fits))
 
     def _batch_that_fits(self, key: Key) -> int | None:
         """The largest half, quarter, … of a batch of which two calls do not run out of memory; None if none does."""
@@ -169,6 +186,7 @@ class Procedure:
         Args:
             key: of the point.
         """
+        self.crew.open(key)
         self.algorithm.forget()
         self.session.reset()
         self.device.reset_peak_memory()
@@ -177,7 +195,8 @@ class Procedure:
             self.progress("first call")
             step = mode.prepare(session=self.session, batches=batches, batch_size=key.batch_size)
             with step.active():
-                yield step, batches
+                yield self.crew.joined(step), batches
+        self.crew.close()
 
     def _measure(self, point: Point) -> None:
         with self.step(point.key) as (step, batches):
@@ -197,14 +216,16 @@ class Procedure:
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
             if self.energy is not None:
-                self._aside(
-                    point, "energy/per_call_joules", partial(self._energy, point, step, batches, self.energy), "joules"
-                )
+                measuring = partial(self._energy, point, step, batches, self.energy)
+                self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
             self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
             if len(step.segments) > 1:
                 self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
-            self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain))
+            if self.crew.size > 1:  # from here on the ranks' weights differ
+                stretches = partial(self._ranks, point, step)
+                self._aside(point, "ranks/samples_per_second", stretches, "samples/s", together=True)
+            self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain), together=True)
             if point.facts.get("device_method") == "none":
                 self._device_time_by_graph(point, step, batches)
             if self.counts_work:  # when every time is there
@@ -220,35 +241,49 @@ class Procedure:
         point.facts["algorithm"] = report.facts()
         point.doubts += report.doubts()
 
-    def _of_algorithm(self, point: Point, figure: str, action: Callable[[], None]) -> None:
+    def _of_algorithm(self, point: Point, figure: str, action: Callable[[], None], *, together: bool = False) -> None:
         """`_aside` on a point of an algorithm."""
         if "algorithm" in point.facts:
-            self._aside(point, f"algorithm/{figure}", action)
+            self._aside(point, f"algorithm/{figure}", action, together=together)
 
-    def _aside(self, point: Point, metric: str, action: Callable[[], None], unit: str = "1") -> None:
-        """Work after everything has been timed: what goes wrong costs this figure only."""
+    def _aside(
+        self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False
+    ) -> None:
+        """Work after everything has been timed: what goes wrong costs this figure only.
+
+        Unless it was done together with other ranks: then they wait for what has not been done.
+        """
         self.progress(metric.rpartition("/")[2])
         try:
             action()
         except Exception as error:
-            if isinstance(error, UserError) or self.device.is_lost():
+            out_of_step = together and self.crew.size > 1 and not isinstance(error, Unsupported)
+            if isinstance(error, UserError) or out_of_step or self.device.is_lost():
                 raise
             _, text = verdicts.verdict(error, self.device)
             point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
+
+    def _ranks(self, point: Point, step: Step) -> None:
+        """What the ranks do together."""
+        joint.measure(point, step, self.crew, compares_alone=self.compares_alone)
 
     def _energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
         """The energy of a call, in a window of its own."""
         if self.cache is Cache.flush:
             raise Unsupported("energy is that of calls which follow one another: it has no cache=flush")
-        calls = batches.per_epoch if step.trains else None
+        calls = self._steps_per_epoch(batches) if step.trains else None
         clean = first_median(point, "throughput" if self.device.asynchronous else "latency")
-        energy.measure(
+        start = time.perf_counter_ns()
+        measured = energy.measure(
             step.call,
-            images_per_call=point.key.batch_size,
+            images_per_call=point.key.batch_size * self.crew.size,
             trains=step.trains,
             calls_per_epoch=calls,
             clean_seconds=clean,
-        ).add_to(point)
+        )
+        measured.add_to(point)
+        end = time.perf_counter_ns()  # the device has worked all the while
+        self._last = (point.key, verdicts.device_seconds(point) + (end - start) * 1e-9, end)
 
     def _work(self, point: Point, step: Step, batches: Batches) -> None:
         """What the call takes by definition, whatever computes it."""
@@ -280,8 +315,8 @@ class Procedure:
         """The whole call by the algorithm and by its rivals, in the same minute."""
         if not self.algorithm.rivals():
             return
-        if self.graph or self.cache is not Cache.warm:
-            raise Unsupported("rivals are compared without execution.cuda_graph and with cache=warm")
+        if self.graph or self.cache is not Cache.warm or self.crew.size > 1:
+            raise Unsupported("rivals are compared on one card, without execution.cuda_graph and with cache=warm")
 
         def capture() -> timing.Call:
             return graphed(step, self.session, constant=batches.constant).call
@@ -317,11 +352,20 @@ class Procedure:
             step: of the point.
             batches: likewise.
         """
-        self.session.first_forward(batches.next())
-        self.algorithm.recount()
+        self.crew.first()
+        self.first_forward(batches)
         step.call()
         self.device.synchronize()
         return self.session.number(step.state.loss) if step.trains else None
+
+    def first_forward(self, batches: Batches) -> None:
+        """A forward pass of a size for the first time.
+
+        Args:
+            batches: of the point.
+        """
+        self.session.first_forward(batches.next())
+        self.algorithm.recount()
 
     def _times(self, point: Point, step: Step) -> None:
         """The undisturbed call: one time on a synchronous device, three on an asynchronous one."""
@@ -394,6 +438,9 @@ class Procedure:
 
     def _device_time_by_graph(self, point: Point, step: Step, batches: Batches) -> None:
         """The device's time of a call that its queue does not take: as one launch, if it can be captured."""
+        if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
+            point.doubts.append(doubts.queue_exceeded("calls of several ranks are not captured"))
+            return
         waits = self.device.waits_inside(step.call)
         self.progress("capturing a graph")
         try:
@@ -476,7 +523,11 @@ class Procedure:
             point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
         if not np.isfinite(last):
             point.doubts.append(doubts.loss_not_finite(last))
-        point.metrics.append(verdicts.epoch_metric(point, batches.per_epoch))
+        point.metrics.append(verdicts.epoch_metric(point, self._steps_per_epoch(batches)))
+
+    def _steps_per_epoch(self, batches: Batches) -> int | None:
+        """Steps in which all ranks together see the data once; None where it has no end."""
+        return None if batches.per_epoch is None else math.ceil(batches.per_epoch / self.crew.size)
 
     def _accuracy(self, point: Point) -> None:
         """Top-1 accuracy over one pass of the evaluation data; not timed."""

@@ -13,12 +13,18 @@ from perfexp.gpus import GpuFacts
 
 @dataclass(kw_only=True)
 class Gpu:
-    """The device that is meant. `match` is searched in the name that the driver reports."""
+    """The device that is meant. `match` is searched in the name that the driver reports.
+
+    `count` are devices from `index` on, each with a process of its own (a rank) that works on a batch of its own. The
+    ranks find one another through `port` of this host, or through one that is free.
+    """
 
     _target_: str = MISSING
     name: str = MISSING
     match: str | None = None
     index: int = 0
+    count: int = 1
+    port: int | None = None
     facts: GpuFacts = field(default_factory=GpuFacts)
 
 

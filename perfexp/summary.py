@@ -34,7 +34,7 @@ class Row:
         series: the raw samples behind `time`.
         times: statistics of every time that was measured, by kind.
         phases: median seconds of each part of a call, by name, from their separate pass.
-        samples_per_second: batch size over the mean time of a pipelined call, with its interval.
+        samples_per_second: samples of a call, of all ranks, over the mean time of a pipelined one, with its interval.
         metrics: the point's other figures.
         doubts: the point's own, and those that its statistics raise.
     """
@@ -189,10 +189,19 @@ def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
             for part in point.series
             if part.name.startswith("phase/") and part.measured
         },
-        samples_per_second=_rate(pipelined.mean, point.key.batch_size) if pipelined else None,
+        samples_per_second=_rate(pipelined.mean, samples_per_call(point)) if pipelined else None,
         metrics=tuple(point.metrics),
         doubts=(*point.doubts, *_statistical_doubts(main, series)),
     )
+
+
+def samples_per_call(point: Point) -> int:
+    """The batch of a call; where several ranks make it together, those of all of them.
+
+    Args:
+        point: of a record.
+    """
+    return point.key.batch_size * int(point.facts.get("world_size", 1))
 
 
 def first_median(point: Point, *names: str) -> float | None:
@@ -309,5 +318,6 @@ def _statistical_doubts(time: stats.Summary | None, series: Series | None) -> li
         found.append(doubts.drift(time.drift.relative))
     target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
     if achieved is None or (target is not None and achieved > target):
-        found.append(doubts.too_few_samples(time.n, time.n / time.tau, achieved, target))
+        reason = series.stop.reason if series.stop else None
+        found.append(doubts.too_few_samples(time.n, time.n / time.tau, achieved, target, reason))
     return found

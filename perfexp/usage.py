@@ -22,6 +22,7 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp roofline DIR                                           which roof holds the kernels or layers back
   perfexp stats DIR                                              tables of an nsys profile again
   perfexp speed DIR                                              the speed file of a training, also from a log
+  perfexp benchmark fastscnn sp fp32 2 500 5                     train a model and leave its speed file here
   perfexp make-data DIR                                          a small segmentation data set, to try out
   perfexp clean                                                  delete tables and profiles, after asking
   perfexp log DIR                                                send records to MLflow again

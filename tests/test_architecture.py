@@ -9,10 +9,26 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 
 #: Modules and rooms by floor; a module may import from its own floor or from below.
 FLOORS = {
-    5: ("__main__", "main", "naming", "campaign", "job", "rounds", "resume", "worker", "commands"),
+    5: (
+        "__main__",
+        "main",
+        "naming",
+        "campaign",
+        "job",
+        "rounds",
+        "resume",
+        "worker",
+        "commands",
+        "opening",
+        "preparation",
+        "estimate",
+        "first_prediction",
+        "timed",
+        "rank",
+    ),
     4: ("config", "settings", "explain", "usage"),
     3: ("run", "dissect", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
-    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers", "profilers"),
+    2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers", "profilers", "ranks"),
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: (
         "record",
@@ -29,13 +45,14 @@ FLOORS = {
         "doubts",
         "interrupts",
         "kept",
+        "events",
     ),
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
 #: Who may import which foreign package at any level of nesting.
 ONLY = {
-    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work", "layers", "profilers"},
+    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work", "layers", "profilers", "ranks"},
     "triton": {"kernels"},
     "torchvision": {"models", "data"},
     "hydra": {"main", "config", "worker", "explain"},
@@ -50,6 +67,7 @@ ONLY = {
 TORCH_FREE = (
     "models/__init__",
     "models/fake",
+    "models/mmseg_names",
     "data/__init__",
     "data/synthetic",
     "devices/__init__",
@@ -69,6 +87,7 @@ TORCH_FREE = (
     "layers/closure",
     "layers/table",
     "profilers/__init__",
+    "profilers/earlier",
     "profilers/tools",
     "profilers/reports",
     "profilers/projection",
@@ -77,6 +96,9 @@ TORCH_FREE = (
     "profilers/ncu",
     "profilers/nvtx",
     "profilers/passing",
+    "ranks/__init__",
+    "ranks/orders",
+    "ranks/joint",
     "probes/__init__",
     "probes/energy",
     "probes/timing",

@@ -142,3 +142,16 @@ def test_processes_that_measured_the_same_point_are_taken_together(make_record):
 def test_different_times_of_the_same_point_are_not_mixed(make_record):
     points = [point(0.01, kind="device"), point(0.02, kind="latency", replicate=1)]
     assert summary.across(summary.rows(make_record(points=points))) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [("fixed", "stopping.measure"), ("max_seconds", "stopping.max_seconds"), ("max_calls", "stopping.max_calls")],
+)
+def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reason, says):
+    record = make_record(calls=2)
+    for point in record.points:
+        for series in point.series:
+            series.stop = Stop(reason=reason, target=0.01, achieved=None)
+    [row] = summary.rows(record)
+    assert says in next(doubt.remedy for doubt in row.doubts if doubt.code == "too_few_samples")

@@ -87,7 +87,7 @@ class Library:
     Attributes:
         run: the convolution of each pass.
         execute: runs a plan of the graph interface; None where there is no such interface.
-        fitted: by layer, how the plan was come by that does what an algorithm does.
+        fitted: by algorithm and layer, how the plan was come by that does what the algorithm does; None if none did.
 
     Raises:
         CudnnError: it lacks some.

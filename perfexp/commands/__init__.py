@@ -1,4 +1,7 @@
-"""Commands: work on finished results, `perfexp COMMAND …`; measuring itself is `perfexp key=value …` (main)."""
+"""Commands: work on finished results, `perfexp COMMAND …`; measuring itself is `perfexp key=value …` (main).
+
+`benchmark` measures too: it says the same to main in six words.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from perfexp.commands import (
+    benchmark,
     clean,
     doctor,
     env,
@@ -38,6 +42,7 @@ app.command("export")(export.export)
 app.command("roofline")(roofline.roofline)
 app.command("stats")(stats.stats)
 app.command("speed")(speed.speed)
+app.command("benchmark", context_settings=benchmark.SETTINGS)(benchmark.benchmark)
 app.command("log")(log.log)
 app.command("ui")(ui.ui)
 app.command("clean")(clean.clean)

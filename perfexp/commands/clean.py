@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -42,6 +44,27 @@ class _File(NamedTuple):
     run: Path
 
 
+@dataclass(kw_only=True)
+class _Seen:
+    """What was looked at and stays.
+
+    Attributes:
+        folders: of runs and sweeps, with a manifest; those that are being measured into are not among them.
+        busy: how many are.
+        kept: files that a run or a sweep is made of.
+        others: how many files end otherwise, by ending.
+        young: when files of the wanted endings were last written that are not old enough, seconds since the epoch.
+        away: files that are links, or lie outside of the folder.
+    """
+
+    folders: int = 0
+    busy: int = 0
+    kept: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    young: list[float] = field(default_factory=list)
+    away: int = 0
+
+
 def clean(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")] = Path(
         "outputs"
@@ -60,14 +83,13 @@ def clean(
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder.")
     refused: list[OSError] = []
-    found = sorted(_found(folder, endings, age_seconds, refused))
+    seen = _Seen()
+    found = sorted(_found(folder, endings, age_seconds, refused, seen))
     for error in refused:
         typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
     if not found:
-        old = f" and older than {older_than}" if older_than else ""
-        typer.echo(
-            f"Nothing in or below {folder} is to go: no manifest names a file ending in {', '.join(endings)}{old}."
-        )
+        for line in _why_nothing(folder, endings, older_than, seen):
+            typer.echo(line)
         raise typer.Exit(1 if refused else 0)
     for file in found:
         typer.echo(f"{units.format_bytes(file.size_bytes):>10}  {file.path}")
@@ -110,23 +132,60 @@ def _age_seconds(text: str | None) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _found(folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError]) -> Iterator[_File]:
+def _found(
+    folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError], seen: _Seen
+) -> Iterator[_File]:
     """What may go: named by a manifest, a plain file in its folder, of such an ending, and old enough."""
     latest = datetime.now(UTC).timestamp() - age_seconds
     for manifest in below(folder, _MANIFEST, refused=refused.append):
         run, home = RunPaths(manifest.parent), manifest.parent.resolve()
         if run.in_use():
             typer.echo(f"left alone: {manifest.parent} is being measured into", err=True)
+            seen.busy += 1
             continue
+        seen.folders += 1
         for name in run.claimed():
             path = manifest.parent / name
-            if not name.lower().endswith(tuple(endings)) or path.name in _KEPT:
-                continue
             if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(home):
-                continue
-            seen = path.stat()
-            if seen.st_mtime <= latest:
-                yield _File(path, seen.st_size, manifest.parent)
+                seen.away += path.is_symlink() or path.is_file()
+            elif path.name in _KEPT:
+                seen.kept += 1
+            elif not name.lower().endswith(tuple(endings)):
+                seen.others[path.suffix.lower().removeprefix(".") or "no ending"] += 1
+            elif (about := path.stat()).st_mtime > latest:
+                seen.young.append(about.st_mtime)
+            else:
+                yield _File(path, about.st_size, manifest.parent)
+
+
+def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None, seen: _Seen) -> Iterator[str]:
+    """What was looked at, and why nothing of it goes, a line each."""
+    if not seen.folders:
+        if not seen.busy:  # otherwise it has been told
+            yield (
+                f"Nothing in or below {folder} is to go: no folder there has a {_MANIFEST}, which every run and sweep "
+                "has; what none names perfexp did not write."
+            )
+        return
+    folders = _counted(seen.folders, "run or sweep", "runs and sweeps")
+    yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"
+    if seen.young:
+        age = units.format_seconds(datetime.now(UTC).timestamp() - min(seen.young), 2)
+        found = f"{_counted(len(seen.young), 'file', 'files')} ending in {', '.join(endings)}"
+        yield f"  {found}, none older than {older_than or '0s'}: the oldest was written {age} ago"
+    else:
+        yield f"  no file ending in {', '.join(endings)} that is still there"
+    if seen.others:
+        kinds = ", ".join(f"{count} {ending}" for ending, count in seen.others.most_common())
+        yield f"  {_counted(seen.others.total(), 'file', 'files')} with other endings, which --kind chooses: {kinds}"
+    if seen.kept:
+        yield f"  {_counted(seen.kept, 'file', 'files')} that a record is made of: they always stay"
+    if seen.away:
+        yield f"  {_counted(seen.away, 'file', 'files')} that are links or lie elsewhere: they always stay"
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _agreed(total: str) -> bool:

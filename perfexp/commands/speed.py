@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfexp.errors import UserError
-from perfexp.paths import RunPaths, write_atomically
 
 if TYPE_CHECKING:
     from perfexp.speed import Facts, Mode, Speed
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 _RECORD = "record.json"
 _LARGEST = 1_000_000
 _MODES = ("sp", "mp")
+_REMEDY = "Choose another folder with --out DIR."
 
 
 def speed(
@@ -45,15 +45,14 @@ def speed(
     Batch size, cards, model and precision are those that a log says; what it does not say has to be given, and what is
     given counts more. The exit code is 1 where a training failed.
     """
-    from perfexp.speed import Facts, Mode  # late: `perfexp --help` imports all commands
+    from perfexp.speed import Facts, Mode, placing  # late: `perfexp --help` imports all commands
 
     if run_mode not in (None, *_MODES):
         raise UserError(f"--run-mode {run_mode!r}: say sp for one card or mp for several.")
     for name, text in (("--model", model), ("--precision", precision)):
         if text is not None and not text.strip():
             raise UserError(f"{name} is empty.")
-    if not out.is_dir():
-        raise UserError(f"There is no folder {out}. Make it, or choose another with --out DIR.")
+    placing.refuse_no_folder(out, "Make it, or choose another with --out DIR.")
     given = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     for place in places:
@@ -104,23 +103,28 @@ def _of_runs(place: Path) -> Iterator[Speed]:
     yield from found
 
 
-def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
-    """Write one, under a name that no other of this command has, and tell it."""
+def told(found: Speed, path: Path | None) -> str:
+    """A training as a line: where its file is, the figure, and how it came about.
+
+    Args:
+        found: the training.
+        path: of its file; None where it has none.
+    """
     from perfexp.sinks.subject import one_line
 
-    path, number = out / found.file_name, 2
-    while path in written:
-        label = f"{found.label}_{number}" if found.label else str(number)
-        path, number = out / replace(found, label=label).file_name, number + 1
-    if path.resolve() in {place.resolve() for place in places}:
-        raise UserError(f"{path} is what is read. Choose another folder with --out DIR.")
-    folder = RunPaths(out)
-    try:
-        if folder.manifest.is_file():
-            folder.claim(path.absolute())
-        write_atomically(path, found.to_json())
-    except OSError as error:
-        raise UserError(f"{path} can't be written: {error.strerror}. Choose another folder with --out DIR.") from error
-    written.add(path)
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
-    typer.echo(one_line(f"{path}: {figure} ({found.remark})"))
+    return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
+
+
+def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
+    """Write one, under a name that no other of this command has, and tell it."""
+    from perfexp.speed import placing
+
+    own, number = found, 2
+    while out / own.file_name in written:
+        own, number = replace(found, label=f"{found.label}_{number}" if found.label else str(number)), number + 1
+    path = out / own.file_name
+    if path.resolve() in {place.resolve() for place in places}:
+        raise UserError(f"{path} is what is read. {_REMEDY}")
+    written.add(placing.put(own, out, remedy=_REMEDY))
+    typer.echo(told(found, path))

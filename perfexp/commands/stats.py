@@ -60,7 +60,7 @@ def _profiles(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         raise UserError(f"{place}: there is no such file or folder.")
     found = sorted(file for file in place.rglob("*") if file.suffix in endings and file.is_file())
-    found = [file for file in found if not file.is_symlink()]
+    found = [file for file in found if not (file.is_symlink() or file.name.startswith("."))]
     done = {file.with_suffix("") for file in found if file.suffix in ENDINGS}
     found = [file for file in found if file.suffix in ENDINGS or file.with_suffix("") not in done]
     if not found:

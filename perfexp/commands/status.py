@@ -29,7 +29,7 @@ def status(
 ) -> None:
     """Show what is done, has failed, is missing or is being measured: models down, algorithms across.
 
-    Exit code 0 if all is done, 1 if something is not.
+    Exit code 0 if all is done, profiles that were asked for among it, 1 if something is not.
     """
     from perfexp.sinks import console  # late: `perfexp --help` imports all commands
 

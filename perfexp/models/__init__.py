@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perfexp.devices import Device
@@ -30,6 +30,26 @@ class Precision:
 
 
 @dataclass(kw_only=True)
+class Ddp:
+    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's own choice.
+
+    Attributes:
+        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's choice
+            (it does), but for models of mmsegmentation mmengine's (it does not).
+        bucket_cap_mb: gradients that are sent together, MiB.
+        find_unused_parameters: for models of which some parameters get no gradient in some steps.
+        gradient_as_bucket_view: whether gradients are kept where they are sent from.
+        static_graph: whether each step uses the same parameters in the same order.
+    """
+
+    broadcast_buffers: bool | None = None
+    bucket_cap_mb: float | None = None
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+
+@dataclass(kw_only=True)
 class Execution:
     """How torch runs the model.
 
@@ -41,6 +61,7 @@ class Execution:
         deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
         threads: threads within an operation, or None for torch's choice.
         interop_threads: threads between operations, or None for torch's choice.
+        ddp: how several ranks train together.
     """
 
     compile: str | None = None
@@ -50,6 +71,7 @@ class Execution:
     deterministic: bool = False
     threads: int | None = None
     interop_threads: int | None = None
+    ddp: Ddp = field(default_factory=Ddp)
 
 
 @dataclass(kw_only=True)

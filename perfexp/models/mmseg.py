@@ -12,12 +12,13 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.errors import UserError
-from perfexp.models import Batch, Execution, Precision
+from perfexp.models import Batch, Ddp, Execution, Precision
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, tell_apart, version, without_other_cards
 from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.models.weights import find_weights, load_weights, read_weights
+from perfexp.ranks.group import is_shared
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
 
@@ -71,7 +72,8 @@ class Mmseg:
         classes = classes_of(config.model)
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
-        alone = without_other_cards(config.model)
+        shared = is_shared() and device.kind == "cuda"  # SyncBatchNorm knows no other device
+        alone = not shared and without_other_cards(config.model)
         torch.manual_seed(seed)
         module = build(config.model, self._config)
         file = None
@@ -93,7 +95,7 @@ class Mmseg:
                 "config": source,
                 "mmsegmentation": version(),
                 "output": self._output,
-                **({"sync_batch_norm": "as batch norm, on one card"} if alone else {}),
+                **({"sync_batch_norm": "as batch norm: it needs several CUDA devices"} if alone else {}),
             },
             doubts=[],
         )
@@ -161,6 +163,11 @@ class MmsegSession(TorchSession):
         """See `Session`. The model computes its losses itself, in the forward pass: a mapping of them."""
         with self._autocast():
             return self._run(batch.inputs, _samples(batch.inputs, batch.targets), mode="loss")
+
+    def share(self, settings: Ddp) -> dict[str, Any]:
+        """See `perfexp.ranks.Shareable`. As mmengine's wrapper does, each rank keeps its own buffers."""
+        chosen = settings.broadcast_buffers
+        return super().share(replace(settings, broadcast_buffers=bool(chosen)))
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """See `Session`. The sum of the losses, as mmengine takes it."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from perfexp.errors import UserError, did_you_mean
+from perfexp.errors import UserError
+from perfexp.models.mmseg_names import CONFIGS, INSTALL, find
 from perfexp.models.torchvision_import import import_torchvision
 
-_INSTALL = "pip install 'perfexp[seg]'"
 #: Distributions that have the package mmseg: the maintained one, and the one that it was forked from.
-_DISTRIBUTIONS = ("onedl-mmsegmentation", "mmsegmentation")
-#: Where mmsegmentation's wheels keep its configurations.
-_CONFIGS = Path(".mim") / "configs"
+_ORIGINAL = "mmsegmentation"
+_DISTRIBUTIONS = ("onedl-mmsegmentation", _ORIGINAL)
+#: The module of mmcv's compiled operators.
+_OPERATORS = "mmcv._ext"
 #: What a configuration names to be downloaded or read when its model is built.
 _DOWNLOADS = ("init_cfg", "pretrained")
 
@@ -35,13 +40,38 @@ def import_mmseg() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # on operators that no model here needs
+            _stand_in_for_operators()
             import mmseg
             import mmseg.models
     except ImportError as error:
-        raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {_INSTALL}") from error
+        raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {INSTALL}") from error
     except AssertionError as error:  # so it refuses versions of mmcv and mmengine
-        raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {_INSTALL}") from error
+        raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {INSTALL}") from error
     return mmseg
+
+
+class _NoOperators(ModuleType):
+    """Stands where mmcv keeps its compiled operators; each of them says that it is not there, once it is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def missing(*_: Any, **__: Any) -> Any:
+            raise NotImplementedError(
+                f"{name} is an operator of mmcv's that mmcv-lite lacks; install mmcv, or {INSTALL}"
+            )
+
+        return missing
+
+
+def _stand_in_for_operators() -> None:
+    """So that mmsegmentation 1.2.2, which imports them all, can be imported with mmcv-lite; its fork needs no such."""
+    if _OPERATORS in sys.modules or not version().startswith(_ORIGINAL) or not importlib.util.find_spec("mmcv"):
+        return
+    if importlib.util.find_spec(_OPERATORS) is None:
+        stub = sys.modules[_OPERATORS] = _NoOperators(_OPERATORS)
+        stub.__spec__ = ModuleSpec(_OPERATORS, None)  # without a loader mmengine knows that they are not there
 
 
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -54,18 +84,10 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     Raises:
         UserError: there is none, or it can't be read; or mmsegmentation is not there.
     """
-    folder = Path(import_mmseg().__file__).parent / _CONFIGS
+    folder = Path(import_mmseg().__file__).parent / CONFIGS
     from mmengine.config import Config
 
-    path = Path(name).expanduser()
-    if not path.is_file():
-        known = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
-        if path.stem not in known or (len(path.parts) > 1 and not (folder / path.with_suffix(".py")).is_file()):
-            raise UserError(
-                f"model.config={name} is neither a file nor one of mmsegmentation's {len(known)} configurations. "
-                f"{did_you_mean(path.stem, known)}"
-            )
-        path = known[path.stem]
+    path = find(name, folder)
     try:
         config = Config.fromfile(path)
         config.merge_from_dict(dict(options))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import IO, Any
 
 import torch
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
-from perfexp.models import Batch, Execution, Precision
+from perfexp.models import Batch, Ddp, Execution, Precision
 from perfexp.models.kinds import Kind, correct
+from perfexp.models.parallel import Parallel
 from perfexp.models.precision import autocast, effective_precision
 from perfexp.models.torch_settings import apply_settings, torch_facts
 from perfexp.models.trial import MODULE_ERRORS, Inconclusive, why_refused
+from perfexp.ranks import Sharing
 from perfexp.record import Doubt
 from perfexp.work import Work
 
@@ -79,12 +81,11 @@ class TorchSession:
         self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
         if execution.channels_last:
             _make_channels_last(self.module)
-        # A graph for each shape: one that serves many shapes is slower, and which one that is depends on their order.
-        self._run: Callable[..., Any] = (
-            torch.compile(self.module, mode=execution.compile, dynamic=False) if execution.compile else self.module
-        )
+        self._run = self._single = self._compiled(self.module)
+        self._shared: Callable[..., Any] | None = None
         self._scaler = self._new_scaler()
         self._untrained: IO[bytes] | None = None
+        self._parallel: Parallel | None = None
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """See `Session`. Inputs are normally distributed, as normalised pictures roughly are."""
@@ -128,7 +129,29 @@ class TorchSession:
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
             weakref.finalize(self, self._untrained.close)
             torch.save(self.module.state_dict(), self._untrained)
-        with self._mode(training=True), torch.enable_grad():
+        run = self._run if self._shared is None else self._shared  # a compiled module has no truth value
+        with self._mode(training=True), torch.enable_grad(), self._running(run):
+            yield
+
+    def share(self, settings: Ddp) -> dict[str, Any]:
+        """See `perfexp.ranks.Shareable`.
+
+        Raises:
+            UserError: it can't be trained so.
+        """
+        self._parallel = Parallel(self.module, settings)
+        self._shared = self._compiled(self._parallel.shared)
+        return self._parallel.facts()
+
+    @contextmanager
+    def sharing(self, what: Sharing) -> Iterator[None]:
+        """See `perfexp.ranks.Shareable`."""
+        with ExitStack() as stack:
+            if self._parallel is not None and what is Sharing.no_gradients:
+                stack.enter_context(self._parallel.without_gradients())
+            elif self._parallel is not None and what is Sharing.alone:
+                stack.enter_context(self._parallel.alone())
+                stack.enter_context(self._running(self._single))
             yield
 
     def reset(self) -> None:
@@ -196,7 +219,7 @@ class TorchSession:
         from perfexp.work.count import count
 
         try:
-            with self._mode(training=training), self._autocast():
+            with self._mode(training=training), self._autocast(), self.sharing(Sharing.alone):
                 named = self._call_of(inputs, training=training)
                 return count(self.module, inputs, keywords=named, backward=training)
         except Inconclusive as error:
@@ -259,6 +282,22 @@ class TorchSession:
         """See `Session`."""
         return list(self._doubts)
 
+    def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
+        if self._execution.compile is None:
+            return module
+        # A graph for each shape: one that serves many shapes is slower, and which one that is depends on their order.
+        compiled: Callable[..., Any] = torch.compile(module, mode=self._execution.compile, dynamic=False)
+        return compiled
+
+    @contextmanager
+    def _running(self, run: Callable[..., Any]) -> Iterator[None]:
+        """While entered, calls of the model are calls of this."""
+        before, self._run = self._run, run
+        try:
+            yield
+        finally:
+            self._run = before
+
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self.precision, self.device)
 
@@ -281,7 +320,8 @@ class TorchSession:
             self.module.train(before)
 
     def _check_shape(self, inputs: torch.Tensor) -> None:
-        reason = why_refused(self.module, inputs)
+        with self.sharing(Sharing.alone):
+            reason = why_refused(self.module, inputs)
         if reason is not None:
             raise Unsupported(f"{self._name} can't take {' × '.join(map(str, inputs.shape))}: {reason}.")
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.paths import RunPaths
 from perfexp.record import Doubt, Key
 
@@ -133,6 +133,37 @@ def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> No
         )
 
 
+def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
+    """Why NVIDIA's tools can't look at a device; None where they can.
+
+    Args:
+        kind: of the device.
+        name: of the device.
+        rocm: whether torch was built for AMD's.
+    """
+    if kind != "cuda":
+        return f"nsys, ncu and NVTX look at CUDA devices, and this is {name}: use profiler=torch"
+    if rocm:
+        return "nsys, ncu and NVTX look at NVIDIA's devices, and this is AMD's: use profiler=torch"
+    return None
+
+
+def refuse_other_devices(device: Mapping[str, Any]) -> None:
+    """See that nobody is told to install a tool that could not look at his device anyway.
+
+    Args:
+        device: facts of it, as the timed run recorded them; where there are none, the worker finds out.
+
+    Raises:
+        Unsupported: it is known to be no NVIDIA device.
+    """
+    kind = str(device.get("kind"))
+    if kind not in ("cpu", "mps", "cuda"):
+        return
+    if why := why_not_cuda(kind, str(device.get("name") or kind), rocm=bool(device.get("rocm"))):
+        raise Unsupported(why)
+
+
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What a profiler's command line depends on.
@@ -227,6 +258,7 @@ class Profiler(Protocol):
             about: what it depends on.
 
         Raises:
+            Unsupported: the device can't be looked at so, as far as that is known here.
             ProfilerFailed: the tool is not there, or too old.
         """
 
@@ -283,8 +315,18 @@ class Settings:
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
         """See `Profiler`."""
+        return self.chosen_of(keys, all_points=self.all_points)
+
+    @staticmethod
+    def chosen_of(keys: Sequence[Key], *, all_points: bool) -> list[Key]:
+        """Keys of the profiles of some points.
+
+        Args:
+            keys: of the timed points.
+            all_points: whether each has one; otherwise the first one of each phase.
+        """
         first = [key for key in keys if key.replicate == 0]
-        if not self.all_points:
+        if not all_points:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 

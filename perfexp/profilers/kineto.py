@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,13 @@ _COLUMNS = (
     "self_device_bytes",
     "flops",
 )
+#: A function of Python, and one of C, as the profiler names them.
+_FUNCTION = re.compile(r"(?P<path>[^<>]+\.py)\(\d+\): ")
+_BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S*?) ?(?:of .*)?>")
+#: Where torch's profiler is written in Python, and what it calls in C; its method without a name ends a range.
+_PROFILERS = ("torch/profiler/", "torch/autograd/profiler")
+_OF_THE_PROFILER = re.compile(r"|_record_function_\w+|_(?:en|dis)able_profiler\w*|_prepare_profiler|_add_metadata_json")
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Torch(Settings):
@@ -97,7 +105,9 @@ class Torch(Settings):
                 device.synchronize()
             profiler.export_chrome_trace(str(place.file(_TRACE)))
             averages = [
-                _row(each) for each in profiler.key_averages() if not getattr(each, "is_user_annotation", False)
+                _row(each)
+                for each in profiler.key_averages()
+                if not (getattr(each, "is_user_annotation", False) or is_own(str(each.key)))
             ]
         self._finish(place, averages)
 
@@ -131,6 +141,24 @@ class Torch(Settings):
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)
         return Found(files=files)
+
+
+def is_own(name: str) -> bool:
+    """Whether a row is a call of perfexp's or of the profiler itself, which stacks show too.
+
+    Args:
+        name: of an operator, or of a Python function as the profiler writes it: `torch/_ops.py(1140): name`.
+    """
+    if (built_in := _BUILT_IN.match(name)) is not None:
+        return bool(_OF_THE_PROFILER.fullmatch(built_in["function"]))
+    function = _FUNCTION.match(name)
+    if function is None:
+        return False
+    path = Path(function["path"])
+    if path.is_absolute():
+        return path.is_relative_to(_PACKAGE)
+    mine = path.parts[0] == _PACKAGE.name and (_PACKAGE.parent / path).is_file()
+    return mine or function["path"].startswith(_PROFILERS)
 
 
 def memory(trace: Path) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 
 from perfexp.errors import Unsupported
 from perfexp.layers.ranges import Mark, Scope
-from perfexp.profilers import Marks
+from perfexp.profilers import Marks, why_not_cuda
 
 
 class NvtxMarks:
@@ -48,10 +48,8 @@ def captured(device: Any) -> Iterator[Marks]:
     Raises:
         Unsupported: it is no CUDA device, or torch was built without NVTX.
     """
-    if device.kind != "cuda":
-        raise Unsupported(f"nsys, ncu and NVTX look at CUDA devices, and this is {device.name}: use profiler=torch")
-    if torch.version.hip is not None:
-        raise Unsupported("nsys, ncu and NVTX look at NVIDIA's devices, and this is AMD's: use profiler=torch")
+    if why := why_not_cuda(device.kind, device.name, rocm=torch.version.hip is not None):
+        raise Unsupported(why)
     device.synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     try:

@@ -21,7 +21,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths, write_atomically
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, metrics
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, metrics, refuse_other_devices
 from perfexp.profilers.reports import ranked
 from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, last_words, missing_library
 from perfexp.record import Doubt
@@ -101,6 +101,7 @@ class Ncu(Settings):
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`."""
+        refuse_other_devices(about.device)
         tool = find("ncu", self._tool)
         counters = list(self._metrics or ()) or metrics.chosen(
             metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)

@@ -17,7 +17,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths, write_atomically
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, refuse_other_devices
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
@@ -81,6 +81,7 @@ class Nsys(Settings):
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range the import of torch alone makes a profile of gigabytes."""
+        refuse_other_devices(about.device)
         tool = find("nsys", self._tool)
         return [
             tool.path,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, Settings
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, Settings, refuse_other_devices
 from perfexp.profilers.nsys import TRACE
 
 #: Overrides that would have the command find its work done.
@@ -43,6 +43,7 @@ class Nvtx(Settings):
 
     def command(self, place: Place, about: About) -> list[str]:
         """Nothing."""
+        refuse_other_devices(about.device)
         return []
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:

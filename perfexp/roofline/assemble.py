@@ -11,12 +11,18 @@ from perfexp.errors import UserError
 from perfexp.record import Point, Record
 from perfexp.roofline.below import Roofline
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks
+from perfexp.roofline.labels import marks, words_apart
 from perfexp.roofline.listing import Launch, Listing
 from perfexp.roofline.notes import of_counters, of_definitions
 from perfexp.roofline.peaks import ADD, Peaks, data_type
 from perfexp.roofline.sentences import short
-from perfexp.roofline.standing import PROCESS, THREAD, Load, Row, stand, together
+from perfexp.roofline.standing import PROCESS, THREAD, Basis, Load, Row, stand, together
 
+#: What a run can do itself for a device without a data sheet.
+_BY_MEASURING = (
+    "Or repeat the run with probes.ceilings=true in another output_dir: it measures what a matrix product and a copy "
+    "reach on the device, which are the roofs then."
+)
 #: Passes of which bytes are known; data and kernels of no row come in every pass.
 _FORWARD = ("forward", "data", "unattributed")
 
@@ -65,12 +71,18 @@ def of_listing(listing: Listing, peaks: Peaks, title: str) -> Roofline:
     for launch, load in known:
         by_kernel[launch.kernel].append(load)
     ranges = _ranges(known, make)
+    parts = _told_apart(_slowest_first(make("kernel", name, together(each)) for name, each in by_kernel.items()))
+    of_kernel = {row.name: row for row in parts}
     roofline = Roofline(
         title=title,
         peaks=peaks,
-        parts=_slowest_first(make("kernel", name, together(each)) for name, each in by_kernel.items()),
+        parts=parts,
         launches=tuple(
-            make("launch", launch.kernel, load, where="/".join((*launch.stack, *launch.spans)))
+            replace(
+                make("launch", launch.kernel, load, where="/".join((*launch.stack, *launch.spans))),
+                label=of_kernel[launch.kernel].label,
+                mark=of_kernel[launch.kernel].mark,
+            )
             for launch, load in known
         ),
         ranges=ranges,
@@ -101,7 +113,7 @@ def of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline
     if not timed:
         raise UserError(f"{where}: no layer took time that could be measured.")
     if not (peaks.of(kind) and peaks.dram_bytes_per_second):
-        raise UserError(f"{where}: {_unknown_peaks(_device(record), peaks)}")
+        raise UserError(f"{where}: {_unknown_peaks(_device(record), peaks)} {_BY_MEASURING}")
     whole = _sum(lines, kind)
     make = _Maker(peaks=peaks, seconds=whole.seconds)
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -110,7 +122,9 @@ def of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline
     roofline = Roofline(
         title=title,
         peaks=peaks,
-        parts=_slowest_first(make("layer", _layer(line), _one(line, kind), where=_pass(line)) for line in timed),
+        parts=_told_apart(
+            _slowest_first(make("layer", _layer(line), _one(line, kind), where=_pass(line)) for line in timed)
+        ),
         launches=(),
         ranges=tuple(make("range", name, _sum(each, kind), where="pass") for name, each in passes.items()),
         total=make("total", "total", whole),
@@ -127,6 +141,8 @@ def _one(line: Mapping[str, Any], kind: str) -> Load:
         seconds=_seconds(line),
         flops=None if flops is None else {kind: float(flops)},
         dram_bytes=None if moved is None else float(moved),
+        flops_basis=Basis.analytic,
+        bytes_basis=Basis.analytic,
     )
 
 
@@ -144,6 +160,8 @@ def _sum(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
         launches=sum(_seconds(line) > 0 for line in lines),
         flops={kind: float(sum(flops))} if flops else None,
         dram_bytes=float(sum(moved)) if moved and forward else None,
+        flops_basis=Basis.analytic,
+        bytes_basis=Basis.analytic,
     )
 
 
@@ -171,27 +189,51 @@ class _Maker:
 
 
 def _slowest_first(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The slowest first; labels that would be the same are numbered."""
-    seen: Counter[str] = Counter()
+    return tuple(sorted(rows, key=lambda row: (-row.load.seconds, row.name)))
+
+
+def _told_apart(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The same rows, no two of them with the same label, nor with the same one where it is cut."""
+    marked = [
+        replace(row, label=f"{row.label}{mark}", mark=mark)
+        for row, mark in zip(rows, _marks_of_rows(rows), strict=True)
+    ]
+    words = words_apart([row.label for row in marked])
+    return tuple(row if row.mark else replace(row, mark=word) for row, word in zip(marked, words, strict=True))
+
+
+def _marks_of_rows(rows: Sequence[Row]) -> list[str]:
+    """By name; rows of one name, as of a layer that is called twice, are numbered."""
+    labels = {row.name: row.label for row in rows}
+    ends, seen = marks([row.name for row in rows], labels.__getitem__), Counter[str]()
     found = []
-    for row in sorted(rows, key=lambda row: (-row.load.seconds, row.name)):
-        seen[row.label] += 1
-        again = seen[row.label]
-        found.append(replace(row, label=f"{row.label} ({again})") if again > 1 else row)
-    return tuple(found)
+    for row in rows:
+        seen[row.name] += 1
+        again = seen[row.name]
+        found.append(f"{ends[row.name]} #{again}" if again > 1 else ends[row.name])
+    return found
 
 
 def _load(counted: Counted, peaks: Peaks) -> Load | None:
     """The work of a launch; parts of a peak become rates. None where something is missing."""
     seconds, flops, moved = counted.seconds, counted.flops, counted.dram_bytes
     reference, memory = peaks.reference, peaks.dram_bytes_per_second
+    of_flops = Basis.instructions if counted.estimated else Basis.counted
+    of_bytes = Basis.counted
     if seconds and flops is None and counted.sm_share is not None and reference:
-        flops = {"fp32": counted.sm_share * reference[1] * seconds}
+        flops, of_flops = {"fp32": counted.sm_share * reference[1] * seconds}, Basis.percentage
     if seconds and moved is None and counted.dram_share is not None and memory:
-        moved = counted.dram_share * memory * seconds
+        moved, of_bytes = counted.dram_share * memory * seconds, Basis.percentage
     if not seconds or flops is None or moved is None:
         return None
-    return Load(seconds=seconds, flops=flops, dram_bytes=moved, l2_bytes=counted.l2_bytes)
+    return Load(
+        seconds=seconds,
+        flops=flops,
+        dram_bytes=moved,
+        l2_bytes=counted.l2_bytes,
+        flops_basis=of_flops,
+        bytes_basis=of_bytes,
+    )
 
 
 def _ranges(known: Sequence[tuple[Launch, Load]], make: _Maker) -> tuple[Row, ...]:

@@ -87,6 +87,11 @@ def wanted(name: str) -> bool:
     return name.startswith(f"{base}.sum") and f".sum{form}" in _FORMS and _is_counter(base)
 
 
+#: Names of kernels that compute in single precision, unless they also name another one.
+_SINGLE = re.compile(r"\bfloat\b|(?<![a-z])c?f32")
+_NOT_SINGLE = re.compile(r"half|bfloat|(?<![a-z])b?f16|[hi]?s?16816|1688|[hi]gemm|e4m3|e5m2|int8", re.I)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """What one launch did, as far as the metrics say.
@@ -100,6 +105,7 @@ class Counted:
         dram_share: `dram__throughput`, likewise.
         estimated: whether the size of a matrix instruction was assumed.
         lacking: counters without which these FLOPs are too small.
+        moves: FLOPs of half precision that were counted in a kernel of single precision, and are not among `flops`.
     """
 
     seconds: float | None
@@ -110,6 +116,7 @@ class Counted:
     dram_share: float | None
     estimated: bool = False
     lacking: tuple[str, ...] = ()
+    moves: float = 0.0
 
 
 def count(launch: Launch) -> Counted:
@@ -121,6 +128,7 @@ def count(launch: Launch) -> Counted:
     metrics = launch.metrics
     seconds = _seconds(metrics)
     flops, lacking = _of_cores(metrics, seconds)
+    moves = _moves(launch.kernel, flops)
     tensor, estimated, unsized = _of_tensor_cores(metrics, seconds, launch.capability)
     parts = [_amount(metrics, name, seconds) for name in _MEMORY]
     whole, read, written, through = parts
@@ -136,7 +144,20 @@ def count(launch: Launch) -> Counted:
         dram_share=_first(metrics, _DRAM),
         estimated=estimated,
         lacking=(*(lacking if counted else ()), *unsized),
+        moves=moves,
     )
+
+
+def _moves(kernel: str, flops: dict[str, float]) -> float:
+    """Take FLOPs of half precision that are none out; returns how many.
+
+    NVIDIA's assembler puts a constant into a register by an HFMA2 of zeros (for sm_90 `HFMA2.MMA R5, -RZ, RZ, 0, 0`, as
+    nvdisasm shows), and the counter counts it: an addition of float32 tensors had twice as many of these as of its own.
+    """
+    if not flops.get("half") or not _SINGLE.search(kernel) or _NOT_SINGLE.search(kernel):
+        return 0.0
+    moves, flops["half"] = flops["half"], 0.0
+    return moves
 
 
 def recorded_peaks(launch: Launch) -> dict[str, float]:

@@ -39,8 +39,15 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], known: int) -> I
             "FLOPs of the tensor cores are estimates: instructions were counted and taken for the usual size of this "
             "chip; sm__ops_path_tensor_src_*.sum counts operations."
         )
+    if roofline.estimated:
+        yield "≈ stands before what is estimated and what follows from that; times are measured."
     if lacking := sorted({name for each in counted for name in each.lacking}):
         yield f"FLOPs are too small: {', '.join(lacking[:4])} {'is' if len(lacking) == 1 else 'are'} not in the file."
+    if moves := sum(each.moves for each in counted):
+        yield (
+            f"{pretty(moves, 'FLOP')} of half precision in kernels of single precision are left out: they move "
+            "constants."
+        )
     if left := len(counted) - known:
         yield f"{left} of {len(counted)} launches lack metrics that others have, and are left out: is the file whole?"
     yield from _unroofed(roofline)
@@ -66,7 +73,8 @@ def of_definitions(roofline: Roofline, doubts: Sequence[Doubt]) -> Iterable[str]
     yield from (f"Doubtful ({doubt.code}): {doubt.detail}." for doubt in doubts)
     yield (
         "FLOPs and bytes are analytic: what layers take by definition (direct convolution, each operand moved once), "
-        "not counted ones. Winograd and FFT do fewer FLOPs and may lie above a roof: that is no error."
+        "not counted ones; ≈ stands before them and what follows from them. Times are measured. Winograd and FFT do "
+        "fewer FLOPs and may lie above a roof: that is no error."
     )
     unknown = sum(row.time_share for row in roofline.parts if row.standing.binds is None)
     if unknown >= 0.005:

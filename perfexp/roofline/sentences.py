@@ -39,17 +39,19 @@ def meaning(row: Row, *, analytic: bool = False, percentages: bool = False) -> s
     """
     standing, load = row.standing, row.load
     binds, share = standing.binds, standing.share
+    of_memory, of_compute = shares(row)
     if binds is None or share is None:
         return _unknown(row)
     if share > _ABOVE:
-        return _above(binds, share, analytic=analytic)
+        reached = {DRAM: of_memory, L2: _percent(share)}.get(binds, of_compute)
+        return _above(binds, reached, analytic=analytic)
     if share < NEAR and load.seconds / load.launches < _SHORT_SECONDS:
         return (
             f"A launch takes {format_seconds(load.seconds / load.launches)}: too short to fill the device, so neither "
             "roof matters; fewer, larger kernels (fusion, a graph) do."
         )
     if share < NEAR:
-        reached = f"{_percent(standing.memory_share)} of DRAM, {_percent(standing.compute_share)} of compute"
+        reached = f"{of_memory} of DRAM, {of_compute} of compute"
         if row.level == "range":
             return f"As a whole it is near neither roof ({reached}): its parts differ, or wait; they say more."
         return (
@@ -57,14 +59,12 @@ def meaning(row: Row, *, analytic: bool = False, percentages: bool = False) -> s
             "scattered access."
         )
     if binds == DRAM:
-        return (
-            f"Memory holds it back ({_percent(share)} of DRAM's bandwidth): it gets faster by moving fewer bytes only."
-        )
+        return f"Memory holds it back ({of_memory} of DRAM's bandwidth): it gets faster by moving fewer bytes only."
     if binds == L2:
         return f"The L2 cache holds it back ({_percent(share)} of its bandwidth): reuse in shared memory is left."
     if percentages:
-        return f"The SM holds it back: its busiest part is {_percent(share)} used, which may be another than the FLOPs."
-    return f"Compute holds it back ({_percent(share)} of {binds}): only fewer or cheaper operations make it faster."
+        return f"The SM holds it back: its busiest part is {of_compute} used, which may be another than the FLOPs."
+    return f"Compute holds it back ({of_compute} of {binds}): only fewer or cheaper operations make it faster."
 
 
 def whole(total: Row, parts: Sequence[Row], *, noun: str, analytic: bool = False, percentages: bool = False) -> str:
@@ -91,17 +91,32 @@ def whole(total: Row, parts: Sequence[Row], *, noun: str, analytic: bool = False
             kinds["near neither roof"] += part.time_share
         else:
             kinds[f"near the {'memory' if binds in (DRAM, L2) else 'compute'} roof"] += part.time_share
-    shares = ", ".join(f"{_percent(share)} are {kind}" for kind, share in kinds.items() if round(100 * share) > 0)
+    parted = ", ".join(f"{_percent(share)} are {kind}" for kind, share in kinds.items() if round(100 * share) > 0)
+    compute = "compute roof" + (" by the SM's busiest part" if percentages else "")
+    known = (total.standing.memory_share, total.standing.compute_share)
     reached = " and ".join(
-        f"{_percent(share)} of the {name}"
-        for name, share in (
-            ("memory roof", total.standing.memory_share),
-            ("compute roof" + (" by the SM's busiest part" if percentages else ""), total.standing.compute_share),
-        )
+        f"{text} of the {name}"
+        for name, text, share in zip(("memory roof", compute), shares(total), known, strict=True)
         if share is not None
     )
     said = f"; as a whole it reaches {reached}" if reached else ""
-    return f"Of {format_seconds(total.load.seconds)} in {noun}, {shares}{said}."
+    return f"Of {format_seconds(total.load.seconds)} in {noun}, {parted}{said}."
+
+
+def shares(row: Row) -> tuple[str, str]:
+    """The parts of the memory roof and of the compute roof as words, `≈` before what is estimated.
+
+    Args:
+        row: of any level.
+    """
+    found = (
+        (row.standing.memory_share, row.memory_is_estimated),
+        (row.standing.compute_share, row.compute_is_estimated),
+    )
+    memory, compute = (
+        f"{'≈ ' if estimated and share is not None else ''}{_percent(share)}" for share, estimated in found
+    )
+    return memory, compute
 
 
 def short(kernel: str) -> str:
@@ -144,15 +159,15 @@ def _without(text: str, opening: str, closing: str) -> str:
     return "".join(kept)
 
 
-def _above(roof: str, share: float, *, analytic: bool) -> str:
+def _above(roof: str, share: str, *, analytic: bool) -> str:
     if analytic and roof not in (DRAM, L2):
         return (
-            f"It lies above the roof ({_percent(share)} of {roof}), counted in FLOPs of direct convolution: Winograd "
+            f"It lies above the roof ({share} of {roof}), counted in FLOPs of direct convolution: Winograd "
             "and FFT need fewer, so that is no error."
         )
     if analytic:
-        return f"It lies above the roof ({_percent(share)} of {roof}): its data stays in a cache."
-    return f"It lies above the roof ({_percent(share)} of {roof}): the peak is another device's or clock's."
+        return f"It lies above the roof ({share} of {roof}): its data stays in a cache."
+    return f"It lies above the roof ({share} of {roof}): the peak is another device's or clock's."
 
 
 def _unknown(row: Row) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from perfexp.roofline.peaks import NAMES, Peaks
 
@@ -18,6 +19,21 @@ DRAM, L2 = "DRAM", "L2"
 THREAD, PROCESS = "of a thread", "of the process"
 #: From this part of a roof on, the roof is what holds it back; below it, none does. ncu's rules draw the line there.
 NEAR = 0.6
+
+
+class Basis(StrEnum):
+    """Where a number of FLOPs or bytes comes from; times are measured, whatever the work rests on."""
+
+    #: By the device.
+    counted = "counted"
+    #: Instructions were counted, and taken for the usual size.
+    instructions = "instructions"
+    #: A measured part of a peak.
+    percentage = "percentage"
+    #: By definition of the layer.
+    analytic = "analytic"
+    #: Of several of them together.
+    mixed = "mixed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +46,8 @@ class Load:
         flops: by the roof that they count against; None where they are not known.
         dram_bytes: read and written; None likewise.
         l2_bytes: through L2; None likewise.
+        flops_basis: where the FLOPs come from.
+        bytes_basis: where the bytes of DRAM do.
     """
 
     seconds: float
@@ -37,6 +55,8 @@ class Load:
     flops: Mapping[str, float] | None = None
     dram_bytes: float | None = None
     l2_bytes: float | None = None
+    flops_basis: Basis = Basis.counted
+    bytes_basis: Basis = Basis.counted
 
     @property
     def total_flops(self) -> float | None:
@@ -86,6 +106,8 @@ def together(loads: Iterable[Load]) -> Load:
         flops=None if None in kinds else dict(sums),
         dram_bytes=_sum(part.dram_bytes for part in parts),
         l2_bytes=_sum(part.l2_bytes for part in parts),
+        flops_basis=_basis(part.flops_basis for part in parts),
+        bytes_basis=_basis(part.bytes_basis for part in parts),
     )
 
 
@@ -158,6 +180,7 @@ class Row:
         standing: to the roofs.
         time_share: of all.
         where: of a launch its ranges, of a range whether it is of a thread or of the process.
+        mark: the end of the label, or a word of it, that tells it from other rows, if it needs one.
     """
 
     level: str
@@ -167,6 +190,32 @@ class Row:
     standing: Standing
     time_share: float
     where: str = ""
+    mark: str = ""
+
+    @property
+    def flops_are_estimated(self) -> bool:
+        """Whether the FLOPs, and what is made of them, rest on something else than counters."""
+        return self.load.flops_basis is not Basis.counted
+
+    @property
+    def bytes_are_estimated(self) -> bool:
+        """Whether the bytes do."""
+        return self.load.bytes_basis is not Basis.counted
+
+    @property
+    def compute_is_estimated(self) -> bool:
+        """Whether the part of the compute roof is: a percentage was measured as it is."""
+        return self.load.flops_basis not in (Basis.counted, Basis.percentage)
+
+    @property
+    def memory_is_estimated(self) -> bool:
+        """Whether the part of the memory roof is."""
+        return self.load.bytes_basis not in (Basis.counted, Basis.percentage)
+
+
+def _basis(found: Iterable[Basis]) -> Basis:
+    each = set(found)
+    return each.pop() if len(each) == 1 else Basis.mixed
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from perfexp import units
 from perfexp.record import Record, Status, Sweep
-from perfexp.sinks import convolutions, overview, profiles, sweeps
+from perfexp.sinks import convolutions, overview, profiles, several, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
@@ -176,11 +176,13 @@ class Console:
         about = subject(record.plan, record.environment)
         if self._headed != str(about):
             self._line(str(about), style="bold")
-        self._line(f"on {about.device or 'a device that is not known'}", indent=2)
+        ranks = ", a rank each; batch and times are of one, samples/s of all" if "ranks" in record.environment else ""
+        self._line(f"on {about.device or 'a device that is not known'}{ranks}", indent=2)
         if known:
             self._grid(overview.points(known, requested_percentiles(record)))
         self._section("growth with the size", scaling_lines(known))
         self._section("convolutions", convolutions.sentences(record))
+        self._section("ranks", several.sentences(record))
         tables = {
             "across processes": overview.processes(known),
             "phases": overview.phases(known),

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from perfexp.paths import RunPaths, SweepPaths, write_atomically
 from perfexp.record import Artifact, Record, Sweep
-from perfexp.sinks import areas, convolutions, layers, pictures, profiles, report, tables
+from perfexp.sinks import areas, convolutions, layers, pictures, profiles, report, speed_files, tables
 from perfexp.sinks.chart import Bars, Chart, Strips
 from perfexp.sinks.subject import subject
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
-    """Write the table, the picture and the report of a run.
+    """Write the table, the picture, the report and the speed files of a run.
 
     Args:
         record: finished, whatever its status.
@@ -55,6 +55,7 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         paths.report: "report",
         paths.log: "logs",
     }
+    kinds |= dict.fromkeys(speed_files.write(record, paths), "data")
     kinds |= dict.fromkeys(_of_profiles(record, paths), "profiles")
     return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from perfexp import stats
 from perfexp.record import Key, Status
+from perfexp.sinks import several
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import field_text, varying
 from perfexp.sinks.wording import (
@@ -119,7 +120,12 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     Args:
         rows: of any run.
     """
-    known = [metric for row in rows for metric in row.metrics if metric.name not in _SHOWN_ELSEWHERE]
+    known = [
+        metric
+        for row in rows
+        for metric in row.metrics
+        if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(several.PREFIX)
+    ]
     titles = {metric.name: metric_title(metric) for metric in known if metric.value is not None}
     having = [row for row in rows if any(metric_text(find_metric(row, name)) for name in titles)]
     columns = [

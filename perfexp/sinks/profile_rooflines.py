@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths
+from perfexp.profilers import ProfilerFailed, refuse_to_overwrite
 from perfexp.record import Doubt, Point, Record, Status, is_layers
 from perfexp.sinks import profiles
 
@@ -38,8 +39,12 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, Sheet]) -> None:
         try:
             for stem, roofline in _rooflines(record, point, paths, sheets):
                 targets = sink.files(paths.root / stem)
+                refuse_to_overwrite(list(targets.values()), paths.root, "the roofline is not drawn")
                 paths.claim(*targets.values())
                 facts["files"] = [*facts.get("files", ()), *(path.name for path in sink.write(roofline, targets))]
+        except ProfilerFailed as error:
+            remedy = "move it away and repeat the command"
+            point.doubts.append(Doubt(code="roofline_missing", detail=str(error), remedy=remedy))
         except UserError as error:
             doubt = Doubt(code="roofline_missing", detail=str(error), remedy=_remedy(record, point, sheets))
             point.doubts.append(doubt)

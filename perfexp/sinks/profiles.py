@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from perfexp.profilers import WHOLE, is_profile, profiled_key
@@ -16,6 +17,12 @@ from perfexp.units import digits, format_seconds
 _ROWS = 10
 #: Names of kernels are cut here; they may have thousands of characters.
 _LONGEST = 72
+#: What the times of operators are, by the column of torch's profiler that they are sorted by.
+_OWN_TIME = {
+    "self_cpu_seconds": "self: on the processor, without the operators that it calls itself; the CSV has it with them",
+    "self_device_seconds": "self: on the device, of the kernels that it launches itself and not through others; the "
+    "CSV has its time on the processor too",
+}
 
 
 def points(record: Record) -> list[Point]:
@@ -69,7 +76,9 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
                 whole = facts.get(f"{what.removesuffix('s')}_names", len(rows))
                 shown = min(len(rows), _ROWS)
                 title = f"top {shown} of {whole} {what} by {facts['profiler']}{where}"
-                found.append((title, _ranked(rows[:_ROWS], steps, what.removesuffix("s"))))
+                own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operators" else None
+                grid = _ranked(rows[:_ROWS], steps, what.removesuffix("s"), "self per call" if own else "per call")
+                found.append((title, replace(grid, notes=(own,)) if own else grid))
         if rows := facts.get("ranges"):
             found.append((f"what each part launched, by {facts['profiler']}{where}", _ranges(rows[:_ROWS])))
     return found

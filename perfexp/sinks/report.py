@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Record
-from perfexp.sinks import convolutions, overview, profiles
+from perfexp.sinks import convolutions, overview, profiles, several
 from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
@@ -44,6 +44,7 @@ def markdown(record: Record) -> str:
         _times(record, known),
         _first_predictions(record),
         _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
+        _section("Ranks", _list(map(escape_markdown, several.sentences(record)))),
         _profile(record),
         _doubts(record, known),
         _section("Failures", _list(map(escape_markdown, failures(record)))),
@@ -102,6 +103,9 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
     facts: dict[str, Any] = {}
     if isinstance(device, Mapping):
         facts |= {f"device {name}": value for name, value in device.items() if isinstance(value, str | int | float)}
+    ranks = environment.get("ranks")
+    if isinstance(ranks, Mapping):
+        facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
     for name in ("os", "kernel", "container", "host", "python"):
         facts[name] = environment.get(name)
     if isinstance(git, Mapping) and git.get("commit"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfexp.paths import write_atomically
 from perfexp.roofline.below import Roofline
+from perfexp.roofline.labels import cut
 from perfexp.roofline.sentences import pretty
 from perfexp.roofline.standing import Row
 from perfexp.sinks import tables
@@ -115,6 +116,7 @@ def _line(roofline: Roofline, row: Row, kinds: Iterable[str], roofs: Iterable[st
     return {
         "level": row.level,
         "name": row.name,
+        "label": row.label,
         "where": row.where,
         "launches": load.launches,
         "seconds": load.seconds,
@@ -129,7 +131,9 @@ def _line(roofline: Roofline, row: Row, kinds: Iterable[str], roofs: Iterable[st
         "compute_roof_percent": _percent(standing.compute_share),
         "memory_roof_percent": _percent(standing.memory_share),
         "binding_roof": standing.binds,
-        "estimated": roofline.estimated or roofline.analytic,
+        "estimated": row.flops_are_estimated or row.bytes_are_estimated,
+        "flops_basis": row.load.flops_basis.value,
+        "bytes_basis": row.load.bytes_basis.value,
         "meaning": roofline.meaning(row),
         "notes": " ".join(roofline.notes) if row is roofline.total else None,
         **{f"flops_{kind.replace(' ', '_')}": (load.flops or {}).get(kind) for kind in kinds},
@@ -144,7 +148,6 @@ def grid(roofline: Roofline) -> Grid:
         roofline: of any file or record.
     """
     rows = [roofline.total, *roofline.ranges[:_RANGES], *roofline.parts[:_SHOWN]]
-    mark = "≈ " if roofline.percentages else ""
     return Grid(
         columns=(
             Column(title=roofline.noun[:-1], cells=tuple(map(_name, rows)), prose=True),
@@ -155,12 +158,18 @@ def grid(roofline: Roofline) -> Grid:
             ),
             Column(title="time", cells=tuple(format_seconds(row.load.seconds) for row in rows)),
             Column(title="share", cells=tuple(f"{row.time_share:.1%}" for row in rows)),
-            Column(title="work", cells=tuple(_cell(row.load.total_flops, "FLOP", mark) for row in rows), rank=2),
-            Column(title="moved", cells=tuple(_cell(row.load.dram_bytes, "B") for row in rows), rank=1),
-            Column(title="FLOP/B", cells=tuple(_number(row.load.intensity) for row in rows)),
-            Column(title="rate", cells=tuple(_cell(row.load.flops_per_second, "FLOP/s", mark) for row in rows)),
-            Column(title="of compute", cells=tuple(_share(row.standing.compute_share) for row in rows)),
-            Column(title="of memory", cells=tuple(_share(row.standing.memory_share) for row in rows)),
+            Column(title="work", cells=tuple(_flops(row, row.load.total_flops, "FLOP") for row in rows), rank=2),
+            Column(title="moved", cells=tuple(_moved(row) for row in rows), rank=1),
+            Column(title="FLOP/B", cells=tuple(map(_intensity, rows))),
+            Column(title="rate", cells=tuple(_flops(row, row.load.flops_per_second, "FLOP/s") for row in rows)),
+            Column(
+                title="of compute",
+                cells=tuple(_share(row.standing.compute_share, row.compute_is_estimated) for row in rows),
+            ),
+            Column(
+                title="of memory",
+                cells=tuple(_share(row.standing.memory_share, row.memory_is_estimated) for row in rows),
+            ),
             Column(title="binds", cells=tuple(row.standing.binds or "–" for row in rows)),
         ),
         notes=tuple(_more(roofline)),
@@ -175,20 +184,31 @@ def _more(roofline: Roofline) -> Iterable[str]:
 
 
 def _name(row: Row) -> str:
-    text = one_line(f"range {row.name}" if row.level == "range" else row.label)
-    return text if len(text) <= _NAME_LENGTH else f"{text[: _NAME_LENGTH - 1]}…"
+    if row.level != "range":
+        return cut(one_line(row.label), one_line(row.mark), _NAME_LENGTH)
+    return cut(one_line(f"range {row.name}"), "", _NAME_LENGTH)
 
 
-def _cell(value: float | None, unit: str, mark: str = "") -> str:
-    return "–" if value is None else f"{mark}{pretty(value, unit)}"
+def _flops(row: Row, value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{_sign(row.flops_are_estimated)}{pretty(value, unit)}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else digits(value)
+def _moved(row: Row) -> str:
+    moved = row.load.dram_bytes
+    return "–" if moved is None else f"{_sign(row.bytes_are_estimated)}{pretty(moved, 'B')}"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+def _intensity(row: Row) -> str:
+    found = row.load.intensity
+    return "–" if found is None else f"{_sign(row.flops_are_estimated or row.bytes_are_estimated)}{digits(found)}"
+
+
+def _share(value: float | None, estimated: bool) -> str:
+    return "–" if value is None else f"{_sign(estimated)}{value:.1%}"
+
+
+def _sign(estimated: bool) -> str:
+    return "≈ " if estimated else ""
 
 
 def _percent(share: float | None) -> float | None:

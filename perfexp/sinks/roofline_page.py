@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from perfexp.roofline.below import Roofline
 from perfexp.roofline.sentences import pretty
-from perfexp.roofline.standing import Row
+from perfexp.roofline.standing import DRAM, L2, Row
 from perfexp.sinks.roofline_roofs import Kind, kind_of, roofs_of, window_of
 from perfexp.sinks.subject import one_line
 from perfexp.units import digits, format_seconds
@@ -77,19 +77,30 @@ def _points(
 
 def _hover(roofline: Roofline, row: Row) -> str:
     """What is known of a row, in lines."""
-    load, mark = row.load, "≈ " if roofline.percentages else ""
+    load = row.load
+    of_flops, of_bytes = ("≈ " if each else "" for each in (row.flops_are_estimated, row.bytes_are_estimated))
     facts = [
         f"<b>{_escaped(row.label, 80)}</b>",
         _escaped(row.name, 100) if row.name != row.label else "",
         _escaped(row.where, 100),
         f"{load.launches} launches, {format_seconds(load.seconds)}, {row.time_share:.1%} of the time",
-        f"{mark}{pretty(load.total_flops or 0.0, 'FLOP')}, {pretty(load.dram_bytes or 0.0, 'B')} of DRAM, "
-        f"{digits(load.intensity or 0.0)} FLOP/B",
-        f"{mark}{pretty(load.flops_per_second or 0.0, 'FLOP/s')}, {pretty(load.dram_bytes_per_second or 0.0, 'B/s')}",
-        ", ".join(f"{share:.1%} of {name}" for name, share in row.standing.shares.items()),
+        f"{of_flops}{pretty(load.total_flops or 0.0, 'FLOP')}, "
+        f"{of_bytes}{pretty(load.dram_bytes or 0.0, 'B')} of DRAM, "
+        f"{of_flops or of_bytes}{digits(load.intensity or 0.0)} FLOP/B",
+        f"{of_flops}{pretty(load.flops_per_second or 0.0, 'FLOP/s')}, "
+        f"{of_bytes}{pretty(load.dram_bytes_per_second or 0.0, 'B/s')}",
+        ", ".join(
+            f"{'≈ ' if _is_estimated(row, name) else ''}{share:.1%} of {name}"
+            for name, share in row.standing.shares.items()
+        ),
         _escaped(roofline.meaning(row), 100),
     ]
     return "<br>".join(filter(None, facts))
+
+
+def _is_estimated(row: Row, roof: str) -> bool:
+    """Whether the part of a roof is; bytes of L2 are counted or not there."""
+    return roof != L2 and (row.memory_is_estimated if roof == DRAM else row.compute_is_estimated)
 
 
 def _escaped(text: str, width: int) -> str:

@@ -17,6 +17,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from perfexp.roofline.below import Roofline
+from perfexp.roofline.labels import cut
 from perfexp.roofline.sentences import pretty
 from perfexp.roofline.standing import Row
 from perfexp.sinks.canvas import caption_of, plain
@@ -243,7 +244,9 @@ def _names(
         texts.append(text)
         wanted.append((_spot(axes, row, window, radius), size.x1 - size.x0 + 2 * _AIR, size.y1 - size.y0 + 2 * _AIR))
     small = [_spot(axes, row, window, 2.0).box for row in placed if row not in named]
-    boxes = place(wanted, within=_inside(axes), taken=drawn.others, avoided=[*lines, *small])
+    starred = _has_place(roofline.total) and len(roofline.parts) > 1
+    star = [_spot(axes, roofline.total, window, 9.0).box] if starred else []
+    boxes = place(wanted, within=_inside(axes), taken=[*drawn.others, *star], avoided=[*lines, *small])
     for row, text, box, (spot, _, _) in zip(rows, texts, boxes, wanted, strict=True):
         if box is None:
             text.remove()
@@ -319,8 +322,7 @@ def _steps(start: float, end: float, by: float) -> Iterable[float]:
 
 def _label(row: Row) -> str:
     name = one_line(row.name.rsplit("/", 1)[-1] if row.level == "range" else row.label)
-    if len(name) > _NAME_LENGTH:
-        name = f"{name[: _NAME_LENGTH - 1]}…"
+    name = cut(name, one_line(row.mark), _NAME_LENGTH)
     return f"{name} {row.time_share:.0%}" if row.time_share >= 0.095 else f"{name} {row.time_share:.1%}"
 
 

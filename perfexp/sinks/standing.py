@@ -14,7 +14,7 @@ import msgspec
 
 from perfexp import sweep, units
 from perfexp.errors import UserError
-from perfexp.profilers import is_profile
+from perfexp.profilers import Settings, is_profile
 from perfexp.record import Key, Status, is_layers, layers_key
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import Subject, one_line, subject
@@ -26,6 +26,9 @@ _COUNTED: dict[str, Callable[..., sweep.Sweep]] = {
     "perfexp.sweep.BatchSizes": sweep.BatchSizes,
 }
 _FIRST = "ttfp"
+#: Whose profiles can be counted, likewise; the last one only marks a call.
+_MARKS = "perfexp.profilers.nvtx.Nvtx"
+_PROFILERS = ("perfexp.profilers.nsys.Nsys", "perfexp.profilers.ncu.Ncu", "perfexp.profilers.kineto.Torch", _MARKS)
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -79,6 +82,8 @@ class Tally:
         first_missing: how many first predictions have none.
         layers: how many points' layers have ended how.
         layers_missing: how many have none.
+        profiles: how many profiles have ended how.
+        profiles_missing: how many have none.
         running: how many of the runs are being measured.
         left_seconds: how long the timed points that are missing take, or None where nothing tells.
     """
@@ -90,31 +95,33 @@ class Tally:
     first_missing: int = 0
     layers: Counter[Status] = field(default_factory=Counter)
     layers_missing: int = 0
+    profiles: Counter[Status] = field(default_factory=Counter)
+    profiles_missing: int = 0
     running: int = 0
     left_seconds: float | None = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether every point is known to have been measured well."""
-        well = set(self.statuses) | set(self.first) | set(self.layers) <= {Status.OK}
-        return (
-            well
-            and self.expected is not None
-            and not (self.missing or self.first_missing or self.layers_missing or self.running)
-        )
+        """Whether every point is known to have been measured well, and every profile made that was asked for."""
+        ended = set().union(self.statuses, self.first, self.layers, self.profiles)
+        left = self.missing + self.first_missing + self.layers_missing + self.profiles_missing
+        return ended <= {Status.OK} and self.expected is not None and not left and not self.running
 
     def __str__(self) -> str:
         """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
-        parts = [f"{self.statuses[Status.OK]}/{'?' if self.expected is None else self.expected} done"]
+        done = self.statuses[Status.OK], "?" if self.expected is None else self.expected
+        if self.expected == 0 and (marked := self.profiles.total() + self.profiles_missing):  # nothing was to be timed
+            done = self.profiles[Status.OK], marked
+        parts = [f"{done[0]}/{done[1]} done"]
         parts += [f"{count} {status.value}" for status, count in _bad(self.statuses)]
         parts += [f"{self.missing} missing"] if self.missing else []
-        first = [(status.value, count) for status, count in _bad(self.first)]
-        if self.first_missing and not self.missing:  # otherwise it goes without saying
-            first.append(("missing", self.first_missing))
-        layers = [(status.value, count) for status, count in _bad(self.layers)]
-        if self.layers_missing and not self.missing:
-            layers.append(("missing", self.layers_missing))
-        for name, found in (("first prediction", first), ("layers", layers)):
+        for name, statuses, missing in (
+            ("first prediction", self.first, self.first_missing),
+            ("layers", self.layers, self.layers_missing),
+            ("profile", self.profiles, self.profiles_missing),
+        ):
+            found = [(status.value, count) for status, count in _bad(statuses)]
+            found += [("missing", missing)] if missing and not self.missing else []  # otherwise it goes without saying
             parts += [f"{name} {what}" + (f" ({count})" if count > 1 else "") for what, count in found]
         parts += ["running"] if self.running else []
         if self.missing and self.left_seconds is not None:
@@ -148,7 +155,8 @@ def expected(plan: Mapping[str, Any]) -> frozenset[Key] | None:
         plan: as plain data.
 
     Returns:
-        All points, those of the first prediction too; None where its sweep is not one of perfexp's own.
+        All points, first predictions and profiles too, but for those of a profiler that is not one of perfexp's own;
+        None where its sweep is not.
     """
     try:
         phases = [phase for phase in ("train", "inference") if plan["mode"][phase] is not None]
@@ -167,7 +175,12 @@ def expected(plan: Mapping[str, Any]) -> frozenset[Key] | None:
             first.setdefault(key.replicate, msgspec.structs.replace(key, phase=_FIRST))
     looked_into = (plan.get("probes") or {}).get("layers")
     layers = [layers_key(key) for key in timed if looked_into and key.replicate == 0]
-    return frozenset([*timed, *first.values(), *layers])
+    profiler = _profiler(plan)
+    counted = profiler.get("_target_") in _PROFILERS
+    profiles = Settings.chosen_of(timed, all_points=bool(profiler.get("all_points"))) if counted else []
+    if profiler.get("_target_") == _MARKS:  # nothing is timed
+        return frozenset(profiles)
+    return frozenset([*timed, *first.values(), *layers, *profiles])
 
 
 def expected_of_record(text: bytes) -> frozenset[Key] | None:
@@ -198,7 +211,10 @@ def run(
         known: from `results`.
         running: whether a process is measuring it.
     """
-    gpu = plan.get("gpu")
+    profiler, gpu = _profiler(plan), plan.get("gpu")
+    if keys is not None:  # what only other commands asked for is no part of this run
+        keys = frozenset(key for key in keys if profiler or not is_profile(key))
+        keys |= {key for key in known if (is_profile(key) and profiler) or profiler.get("_target_") == _MARKS}
     name = one_line(str((gpu.get("name") if isinstance(gpu, Mapping) else gpu) or "unknown"))
     return Run(folder=folder, about=subject(plan), gpu=name, expected=keys, results=known, running=running)
 
@@ -255,6 +271,12 @@ def matrix(runs: Sequence[Run]) -> Grid:
     )
 
 
+def _profiler(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What looks on afterwards; nothing where nobody does."""
+    node = plan.get("profiler")
+    return node if isinstance(node, Mapping) and node.get("name", "none") != "none" else {}
+
+
 def _bad(statuses: Counter[Status]) -> list[tuple[Status, int]]:
     """How often each status occurs that is not good, in the order of `Status`."""
     return [(status, statuses[status]) for status in Status if status is not Status.OK and statuses[status]]
@@ -269,16 +291,20 @@ def _pairs(plan: Mapping[str, Any]) -> list[tuple[sweep.Size, int]]:
 
 
 def _count(total: Tally, key: Key, result: Result | None) -> None:
-    if is_profile(key):  # what looks on afterwards is no part of what is measured
-        return
-    if result is not None:
-        (total.statuses if key.is_timed else total.layers if is_layers(key) else total.first)[result.status] += 1
+    if is_profile(key):
+        statuses = total.profiles
+        total.profiles_missing += result is None
     elif is_layers(key):
-        total.layers_missing += 1
-    elif not key.is_timed:
-        total.first_missing += 1
+        statuses = total.layers
+        total.layers_missing += result is None
+    elif key.is_timed:
+        statuses = total.statuses
+        total.missing += result is None
     else:
-        total.missing += 1
+        statuses = total.first
+        total.first_missing += result is None
+    if result is not None:
+        statuses[result.status] += 1
 
 
 def _timed(keys: Collection[Key]) -> list[Key]:

@@ -21,7 +21,7 @@ class Subject:
         mode: `train`, `inference` or `train_inference`.
         precision: `fp32`, `amp_bf16`, …
         execution: `eager`, or what differs from it.
-        device: the device's own name, or None where it is not known yet.
+        device: the device's own name (`2 × NVIDIA H200` where several ranks worked), or None where it is not known yet.
     """
 
     model: str
@@ -49,8 +49,17 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
         mode=_node_name(plan, "mode"),
         precision=_node_name(plan, "precision"),
         execution=_execution(plan.get("execution")),
-        device=one_line(str(device["name"])) if isinstance(device, Mapping) and device.get("name") else None,
+        device=_devices(device, (environment or {}).get("ranks")),
     )
+
+
+def _devices(device: Any, ranks: Any) -> str | None:
+    """The device's own name, with how many of them worked together."""
+    if not isinstance(device, Mapping) or not device.get("name"):
+        return None
+    several = ranks.get("devices") if isinstance(ranks, Mapping) else None
+    count = f"{len(several)} × " if isinstance(several, list) and len(several) > 1 else ""
+    return count + one_line(str(device["name"]))
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:

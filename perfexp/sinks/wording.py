@@ -6,6 +6,7 @@ import math
 
 from perfexp import stats, units
 from perfexp.record import Metric
+from perfexp.roofline.sentences import pretty
 from perfexp.summary import MEGAPIXEL, TTFP_PARTS, FirstPrediction, Row, Scaling
 
 #: Metrics that every sink has a place for.
@@ -13,6 +14,25 @@ PEAK_MEMORY = "memory/peak_bytes"
 POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"
 DATA_SHARE = "data_share"
+
+#: What is counted, by how the name ends: the stored unit of a number of operations is 1.
+_COUNTED = {
+    "flops": "FLOP",
+    "macs": "MAC",
+    "work/parameters": "",
+    "flops_per_second": "FLOP/s",
+    "bytes_per_second": "B/s",
+}
+#: Parts of a whole.
+_SHARES = (
+    "mfu",
+    "mfu_of_ceiling",
+    "accuracy",
+    "layers/closure",
+    "layers/gap_share",
+    "layers/unattributed_share",
+    "algorithm/flops_share",
+)
 
 #: An exponent whose interval reaches further than this is told as a range.
 _WIDE_EXPONENT = 0.3
@@ -62,10 +82,12 @@ def supported_digits(interval: stats.Interval) -> int:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage: `0.8 %`, `12 %`, `0.04 %`."""
+    """A fraction as a percentage: `0.8 %`, `12 %`, `0.04 %`, `< 0.01 %`."""
     value = 100 * fraction
     if abs(value) >= 10:
         return f"{value:.0f} %"
+    if 0 < abs(value) < 0.005:
+        return "< 0.01 %"
     return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
 
 
@@ -100,7 +122,12 @@ def metric_text(metric: Metric | None) -> str:
     """The value of a metric with its unit, `≈` before an estimate; empty where there is none."""
     if metric is None or metric.value is None:
         return ""
-    if metric.unit == "seconds":
+    unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
+    if unit is not None:
+        text = pretty(metric.value, unit).rstrip()
+    elif metric.name in _SHARES:
+        text = percent(metric.value)
+    elif metric.unit == "seconds":
         text = units.format_seconds(metric.value)
     elif metric.unit == "bytes":
         text = units.format_bytes(metric.value)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perfexp import stats
 from perfexp.paths import RunPaths
 from perfexp.record import Key, Point, Record, Status
 from perfexp.speed.result import Mode, Speed
-from perfexp.summary import first_median
 
 _PHASE = "train"
+#: Whose time it is, the best first.
+_SERIES = ("throughput", "latency")
 
 
 def of_record(record: Record, folder: Path) -> list[Speed]:
@@ -40,15 +42,13 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
 
 def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
     cards = _cards(point.facts, plan)
-    seconds = first_median(point, "throughput", "latency") if point.status is Status.OK else None
-    images = point.key.batch_size * cards
-    rate = images / seconds if seconds and seconds > 0 else 0.0
-    failed = not (0 < rate < math.inf)
-    if failed:
+    time = _time(point) if point.status is Status.OK else None
+    rate = _rate(time, point.key.batch_size * cards) if time else None
+    if time is None or rate is None:
         remark = str(point.status) if point.status is not Status.OK else "no time was measured"
         remark += f": {point.error}" if point.error else ""
     else:
-        remark = f"median {seconds:.4g} s for a step of {point.key.batch_size} × {cards} images"
+        remark = f"median {time.value:.4g} s for a step of {point.key.batch_size} × {cards} images"
     return Speed(
         log_file=log_file,
         model=_name(plan, "model"),
@@ -56,10 +56,30 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
         cards=cards,
         batch_size=point.key.batch_size,
         precision=point.key.precision,
-        images_per_second=0.0 if failed else rate,
-        failed=failed,
+        images_per_second=rate.value if rate else 0.0,
+        interval=rate,
+        failed=rate is None,
         remark=remark,
     )
+
+
+def _time(point: Point) -> stats.Interval | None:
+    """Median seconds of a step; None where no step was timed."""
+    for name in _SERIES:
+        series = point.find_series(name)
+        if series is not None and series.measured:
+            return stats.median_interval(series.measured)
+    return None
+
+
+def _rate(time: stats.Interval, images: int) -> stats.Interval | None:
+    """Images/s; the ends of the interval change places. None where the time is none that can be divided by."""
+    rate = images / time.value if time.value > 0 else math.inf
+    if not 0 < rate < math.inf:
+        return None
+    if time.low is None or time.high is None or time.low <= 0:
+        return stats.Interval(value=rate, low=None, high=None)
+    return stats.Interval(value=rate, low=images / time.high, high=images / time.low)
 
 
 def _cards(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:

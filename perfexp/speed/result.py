@@ -1,4 +1,4 @@
-"""Result: how fast a training was, as the JSON that says so and the name of its file."""
+"""Result: how fast a training was, as the JSON that says so, the name of its file, and what is known as such a file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from enum import StrEnum
 from typing import Any
 
 from perfexp.paths import safe_name
+from perfexp.stats import Interval
 
+#: Of the format, whatever the model is for: neither logs nor records say it.
 MISSION = "图像分割"
 UNIT = "images/s"
 #: A longer name is no file's.
 _LONGEST_NAME = 100
+#: Of the JSON, in their order.
+_KEYS = (
+    *("log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num"),
+    *("FINAL_RESULT", "JOB_FAIL_FLAG", "UNIT"),
+)
 
 
 class Mode(StrEnum):
@@ -44,6 +51,7 @@ class Speed:
         batch_size: images per card and step.
         precision: name.
         images_per_second: over all cards; 0 where the training failed.
+        interval: that of `images_per_second`; None where it has none, or it is not known.
         failed: whether it failed.
         remark: how the figure came about, or why there is none.
         label: tells the file from that of another training of the same name; empty where there is no other.
@@ -56,6 +64,7 @@ class Speed:
     batch_size: int
     precision: str
     images_per_second: float = 0.0
+    interval: Interval | None = None
     failed: bool = False
     remark: str = ""
     label: str = ""
@@ -75,20 +84,26 @@ class Speed:
 
     def document(self) -> dict[str, Any]:
         """The keys of the JSON, in their order."""
-        return {
-            "log_file": self.log_file,
-            "model_name": self.model,
-            "mission_name": MISSION,
-            "direction_id": 0,
-            "run_mode": str(self.mode),
-            "index": 1,
-            "gpu_num": self.cards,
-            "FINAL_RESULT": float(f"{self.images_per_second:.6g}"),
-            "JOB_FAIL_FLAG": int(self.failed),
-            "UNIT": UNIT,
-        }
+        values = (
+            *(self.log_file, self.model, MISSION, 0, str(self.mode), 1, self.cards),
+            *(float(f"{self.images_per_second:.6g}"), int(self.failed), UNIT),
+        )
+        return dict(zip(_KEYS, values, strict=True))
 
     def to_json(self) -> bytes:
         """The JSON, a key a line, in UTF-8."""
         text = json.dumps(self.document(), ensure_ascii=False, indent=0, allow_nan=False)
         return text.encode("utf-8", errors="replace") + b"\n"
+
+
+def log_file_of(content: bytes) -> str | None:
+    """Where the training of a speed JSON was logged; None where the content is no speed JSON.
+
+    Args:
+        content: of any file.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return str(found["log_file"]) if isinstance(found, dict) and found.keys() == set(_KEYS) else None

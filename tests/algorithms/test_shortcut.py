@@ -10,7 +10,7 @@ from perfexp.algorithms.captured import CaptureError, Node
 from perfexp.algorithms.codes import Math
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, Shape
-from perfexp.algorithms.shortcut import _MOST_PACKS
+from perfexp.algorithms.shortcut import _MOST_PACKS, _Way
 
 FALLBACK, INSTANT = 2, 3
 KERNELS = {0: ("implicit",), 2: ("im2col", "gemm")}
@@ -95,9 +95,25 @@ def test_what_fitted_a_layer_is_tried_first_at_another_size(plan_of, way):
     larger = Plan(plan.which, plan.algorithm, dataclasses.replace(plan._shape, inputs=(2, 4, 12, 10)))
     assert larger.shorten(HERE)
     assert cudnn.executed == [found]
+    cudnn.executed.clear()
     other = Plan(plan.which, plan.algorithm, dataclasses.replace(plan._shape, weight=(6, 4, 5, 5)))
     assert other.shorten(HERE)
-    assert len(cudnn.executed) > 2, "another layer is looked for anew"
+    assert cudnn.executed == [found], "so does another layer"
+
+
+def test_what_was_in_vain_is_not_tried_at_another_size(plan_of):
+    """But what has fitted another layer since then is."""
+    plan, cudnn = plan_of({2: (("other",), 0), (2, (21, 1)): (("another",), 0)}, {FALLBACK: [2]})
+    assert not plan.shorten(HERE)
+    assert cudnn.executed
+    cudnn.executed.clear()
+    larger = Plan(plan.which, plan.algorithm, dataclasses.replace(plan._shape, inputs=(2, 4, 12, 10)))
+    assert not larger.shorten(HERE)
+    assert cudnn.executed == []
+    plan._cudnn.fitted["gemm", "another layer"] = _Way(2, settings=((21, 1),))
+    largest = Plan(plan.which, plan.algorithm, dataclasses.replace(plan._shape, inputs=(2, 4, 16, 10)))
+    assert not largest.shorten(HERE)
+    assert cudnn.executed == [((2, (21, 1)), 1)]
 
 
 def test_a_plan_that_needs_more_memory_is_not_taken(plan_of):

@@ -25,6 +25,10 @@ def left(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+ENDINGS = (
+    *(".csv", ".pth", ".pt", ".nsys-rep", ".qdrep", ".qdstrm", ".sqlite", ".ncu-rep"),
+    ".pt.trace.json.gz",
+)
 EVERYTHING = (
     *("record.json", "points.jsonl", "plan.yaml", "run.log", "vgg16_gemm_overall.csv", "train.nsys-rep"),
     *("train.sqlite", "weights.pth", "best.pt", "time.png", "train.ncu-rep", "train.pt.trace.json.gz"),
@@ -165,3 +169,44 @@ def test_a_broken_manifest_names_nothing(tmp_path):
     (tmp_path / "manifest.json").write_text("{broken")
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
     assert (tmp_path / "a.csv").exists()
+
+
+def test_a_folder_without_a_manifest_is_told_so(tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("1")
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert f"Nothing in or below {tmp_path} is to go: no folder there has a manifest.json" in out
+    assert (tmp_path / "mine.csv").exists()
+
+
+def test_what_is_not_old_enough_is_counted_with_the_age_of_the_oldest(tmp_path, capsys):
+    for run in ("a", "b"):
+        leave(tmp_path / run, "new.csv", "record.json", "time.png", "old.csv")
+    two_hours_ago = (datetime.now(UTC) - timedelta(hours=2)).timestamp()
+    os.utime(tmp_path / "a" / "old.csv", (two_hours_ago, two_hours_ago))
+    assert commands.run(["clean", str(tmp_path), "--kind", "csv", "--older-than", "7d", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"Nothing in or below {tmp_path} is to go. The manifest.json of 2 runs and sweeps names",
+        "  4 files ending in .csv, none older than 7d: the oldest was written 2 h 00 min ago",
+        "  2 files with other endings, which --kind chooses: 2 png",
+        "  2 files that a record is made of: they always stay",
+    ]
+
+
+def test_files_that_always_stay_are_told_as_such(tmp_path, capsys):
+    leave(tmp_path, "record.json", "points.jsonl", claimed=["record.json", "points.jsonl", "gone.csv"])
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"  no file ending in {', '.join(ENDINGS)} that is still there",
+        "  2 files that a record is made of: they always stay",
+    ]
+
+
+def test_a_run_under_way_is_not_told_to_be_nothing(tmp_path, capsys):
+    leave(tmp_path, "a.csv", "run.log")
+    with (tmp_path / "run.log").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
+    said = capsys.readouterr()
+    assert "is being measured into" in said.err
+    assert said.out == ""

@@ -149,7 +149,10 @@ def run(make_record, leave_run, tmp_path):
 
 def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
     assert commands.run(["roofline", str(run)]) == 0
-    assert "analytic" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "analytic" in out
+    assert "≈ 100 MFLOP" in out  # by definition
+    assert "  1.00 ms" in out
     assert (run / "roofline.png").is_file()
     claimed = json.loads((run / "manifest.json").read_text())["files"]
     assert {"roofline.png", "roofline.svg", "roofline.html", "roofline.csv"} <= set(claimed)

@@ -132,6 +132,53 @@ def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
     assert "10/10 done, first prediction killed" in capsys.readouterr().out
 
 
+def profile_point(status):
+    key = Key(phase="inference_profile", input_size=(224, 224), batch_size=1, precision="fp32")
+    return point_to_line(Point(key=key, status=status, facts={"profile": {"profiler": "nsys"}}))
+
+
+def test_a_profile_that_failed_or_is_missing_is_not_all_done(tmp_path, capsys):
+    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false", "profiler=nsys")
+    folder = leave(tmp_path / "run", plan)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/10 done, profile missing\n" in capsys.readouterr().out
+    points = (folder / "points.jsonl").read_bytes()
+    (folder / "points.jsonl").write_bytes(points + profile_point(Status.FAILED))
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/10 done, profile failed\n" in capsys.readouterr().out
+    (folder / "points.jsonl").write_bytes(points + profile_point(Status.OK))
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "10/10 done\n" in capsys.readouterr().out
+
+
+def test_what_another_command_asked_a_profiler_for_is_no_part_of_a_run(plan, tmp_path, capsys):
+    folder = leave(tmp_path / "run", plan)
+    with (folder / "points.jsonl").open("ab") as file:
+        file.write(profile_point(Status.UNSUPPORTED))
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "10/10 done\n" in capsys.readouterr().out
+
+
+def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_path, capsys):
+    evil = {"_target_": "pathlib.Path.touch", "name": "evil", "self": str(tmp_path / "touched")}
+    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false") | {"profiler": evil}
+    folder = leave(tmp_path / "run", plan)
+    assert commands.run(["status", str(tmp_path)]) == 0
+    with (folder / "points.jsonl").open("ab") as file:
+        file.write(profile_point(Status.FAILED))
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/10 done, profile failed\n" in capsys.readouterr().out
+    assert not (tmp_path / "touched").exists()
+
+
+def test_where_a_call_was_only_marked_nothing_else_is_missing(tmp_path, capsys):
+    plan = plain_plan("model=resnet50", "ttfp=false", "profiler=nvtx")
+    folder = leave(tmp_path / "run", plan, statuses=())
+    (folder / "points.jsonl").write_bytes(profile_point(Status.OK))
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "1/1 done\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -139,12 +186,18 @@ def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
         ["sweep=sizes", "sweep.num_sizes=100", "mode=train"],
         ["sweep=batch", "mode=train_inference", "precision=bf16"],
         ["ttfp=false", "mode=train_inference"],
+        ["mode=train_inference", "batch_size=[1,8]", "replicate=2", "profiler=nsys"],
+        ["mode=train_inference", "batch_size=[1,8]", "profiler=torch", "profiler.all_points=true"],
     ],
 )
 def test_the_points_that_are_expected_are_those_that_are_measured(overrides):
     plain = plain_plan("model=fake", *overrides)
     plan = config.typed(plain)
-    assert standing.expected(plain) == {*plan.timed_keys(), *plan.first_prediction_keys()}
+    assert standing.expected(plain) == {
+        *plan.timed_keys(),
+        *plan.first_prediction_keys(),
+        *plan.profile_keys(),
+    }
 
 
 def test_a_sweep_of_somebody_elses_is_not_run_and_its_points_are_not_known(plan, tmp_path, capsys):

@@ -61,7 +61,7 @@ def test_it_learns_by_its_own_loss_and_optimiser(config: str) -> None:
         losses = [step(session, update, batch) for _ in range(1 if config == OCRNET else 2)]
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
     assert session.facts()["optimizer"] == ("AdamW" if config == SEGFORMER else "SGD")
-    assert session.facts()["sync_batch_norm"] == "as batch norm, on one card"
+    assert session.facts()["sync_batch_norm"] == "as batch norm: it needs several CUDA devices"
     assert not any(isinstance(module, torch.nn.SyncBatchNorm) for module in session.module.modules())
 
 

@@ -3,11 +3,22 @@
 import csv
 import io
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from scripted import ncu_csv
+from scripted import REPORTS, VERSION, ncu_csv
 
+from perfexp import config
+from perfexp.errors import Unsupported
+from perfexp.estimate import longest_seconds
+from perfexp.main import compose
+from perfexp.paths import RunPaths
+from perfexp.profilers import refuse_other_devices
+from perfexp.profilers.earlier import Earlier
 from perfexp.profilers.nsys import Nsys
 from perfexp.record import Status
 
@@ -105,7 +116,7 @@ def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_se
 def test_a_failing_nsys_costs_the_profile_only(run, nsys, script, told):
     nsys(**script)
     code, printed, [record] = run(*FAKE, "profiler=nsys")
-    assert (code, record.status) == (0, Status.OK)
+    assert (code, record.status) == (1, Status.OK)
     assert record.points[0].find_series("device").measured
     point = profile_of(record)
     assert point.status is Status.FAILED
@@ -126,7 +137,7 @@ def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_la
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": (), "ncu": ()})
     code, _, [record] = run(*FAKE, "profiler=nsys")
-    assert code == 0
+    assert code == 1
     assert "nsys is not installed" in profile_of(record).error
     assert "https://developer.nvidia.com/nsight-systems" in profile_of(record).error
     monkeypatch.undo()
@@ -140,7 +151,7 @@ def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, 
     nsys(runs=True)
     code, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
-    assert (code, point.status) == (0, Status.UNSUPPORTED)
+    assert (code, point.status) == (1, Status.UNSUPPORTED)
     assert "use profiler=torch" in point.error
 
 
@@ -235,7 +246,7 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
 def test_a_failing_ncu_says_what_to_do(run, ncu, script, told):
     ncu(**script)
     code, _, [record] = run(*FAKE, "profiler=ncu")
-    assert (code, profile_of(record).status) == (0, Status.FAILED)
+    assert (code, profile_of(record).status) == (1, Status.FAILED)
     assert told in profile_of(record).error
     assert record.points[0].find_series("device").measured
 
@@ -245,6 +256,119 @@ def test_half_a_step_is_a_doubt(run, ncu):
     ncu(csv=ncu_csv(["forward", "forward", "backward"], ["a", "b", "c"]))
     _, _, [record] = run(*FAKE, "profiler=ncu")
     assert [doubt.code for doubt in profile_of(record).doubts] == ["backward_incomplete"]
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "ncu", "nvtx"])
+def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch, profiler):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": (), "ncu": ()})
+    run(*FAKE)
+    environment = json.loads(Path("x/environment.json").read_text())
+    environment["environment"]["device"] = {"kind": "cpu", "name": "AMD EPYC"}
+    Path("x/environment.json").write_text(json.dumps(environment))
+    code, printed, [record] = run(*FAKE, f"profiler={profiler}")
+    point = profile_of(record)
+    assert (code, record.status, point.status) == (1, Status.OK, Status.UNSUPPORTED)
+    assert "nsys, ncu and NVTX look at CUDA devices, and this is AMD EPYC: use profiler=torch" in point.error
+    assert "not installed" not in printed
+
+
+@pytest.mark.parametrize("kind", [{"kind": "cuda", "rocm": "6.4"}, {"kind": "mps"}])
+def test_other_cards_are_told_too_and_what_is_not_known_is_left_to_the_worker(kind):
+    with pytest.raises(Unsupported, match="use profiler=torch"):
+        refuse_other_devices(kind)
+    for known in ({}, {"kind": "cuda", "rocm": None}):
+        refuse_other_devices(known)
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name.startswith("train")}
+
+
+def interrupt_when_profiling(tool, times):
+    """Send this process SIGINT once the tool has been started so many times for a profile."""
+
+    def send():
+        while sum(call[0] == "profile" for call in tool.calls) < times:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run, nsys, database):
+    script = {"version": VERSION, "reports": REPORTS, "database": str(database)}
+    tool = nsys()
+    _, _, [before] = run(*FAKE, "profiler=nsys")
+    files = content_of("x")
+    assert "train.nsys-rep" in files
+    tool.script(**script, hangs=True)
+    thread = interrupt_when_profiling(tool, 2)
+    code, _, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    thread.join()
+    assert code == 130
+    assert content_of("x") == files
+    assert not list(Path("x").glob(".before-*"))
+    assert profile_of(record).facts == profile_of(before).facts
+    tool.script(**script)
+    code, _, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    assert (code, profile_of(record).status) == (0, Status.OK)
+    assert profile_of(record).facts["profile"]["settings"]["steps"] == 2
+    assert sum(call[0] == "profile" for call in tool.calls) == 3
+    assert not list(Path("x").glob(".before-*"))
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ({"complaint": "Illegal --trace argument 'x'."}, "nsys left no profile: Illegal"),
+        ({"version": "NVIDIA Nsight Systems version 2020.3.2"}, "too old"),  # before anything is moved aside
+    ],
+)
+def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, database, script, told):
+    tool = nsys()
+    run(*FAKE, "profiler=nsys")
+    files = content_of("x")
+    tool.script(**{"version": VERSION, "reports": REPORTS, "database": str(database), **script})
+    code, _, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
+    point = profile_of(record)
+    assert (code, point.status) == (1, Status.FAILED)
+    assert told in point.error
+    assert point.error.endswith("the files of the profile before are there as they were")
+    assert content_of("x") == files
+    assert "train.nsys-rep" in {artifact.path for artifact in record.artifacts}
+    lines = Path("x/points.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"]["phase"] for line in lines] == ["train", "train_profile"]
+
+
+def test_what_a_pass_that_was_killed_had_moved_aside_is_put_back_by_the_next_command(run, nsys):
+    nsys()
+    run(*FAKE, "profiler=nsys")
+    files = content_of("x")
+    paths = RunPaths(Path("x"))
+    earlier = Earlier(paths, worth=True)
+    earlier.make_room([Path("x").absolute() / name for name in files])
+    assert content_of("x") == {}
+    Path("x/train.nsys-rep").write_bytes(b"half of another")
+    run(*FAKE)
+    assert content_of("x") == files
+    assert not list(Path("x").glob(".before-*"))
+
+
+def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run, nsys):
+    nsys(complaint="Illegal")
+    assert run(*FAKE, "profiler=nsys")[0] == 1
+    assert run(*FAKE)[0] == 0
+
+
+def test_only_what_is_left_counts_for_how_long_it_may_take():
+    plain = compose(["model=fake", "gpu=fake", "profiler=nsys", "stopping=brisk", "ttfp=false"])
+    plan = config.typed(plain)
+    whole, profile = longest_seconds(plan), longest_seconds(plan, plan.profile_keys())
+    assert whole > profile == 60.0
+    assert longest_seconds(plan, [*plan.timed_keys(), *plan.profile_keys()]) == whole
 
 
 def test_nothing_is_timed_where_a_call_is_marked_for_others(run):
@@ -285,7 +409,7 @@ def test_wrong_settings_are_refused_before_anything_starts(run, settings, told):
 def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
     nsys(hangs=True)
     code, printed, [record] = run(*FAKE, "profiler=nsys", "timeout_seconds=5")
-    assert (code, record.status) == (0, Status.OK)
+    assert (code, record.status) == (1, Status.OK)
     assert record.points[0].find_series("device").measured
     point = profile_of(record)
     assert point.status is Status.TIMEOUT
@@ -299,7 +423,7 @@ def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):
     mine = Path("x/train_cuda_gpu_kern_sum.csv")
     mine.write_text("mine")
     code, _, [record] = run(*FAKE, "profiler=nsys")
-    assert (code, profile_of(record).status) == (0, Status.FAILED)
+    assert (code, profile_of(record).status) == (1, Status.FAILED)
     assert "train_cuda_gpu_kern_sum.csv would be overwritten" in profile_of(record).error
     assert mine.read_text() == "mine"
     assert mine.name not in json.loads(Path("x/manifest.json").read_text())["files"]
@@ -316,7 +440,7 @@ def test_a_folder_in_place_of_a_file_costs_the_profile_only(run, nsys):
     Path("x/train_ranges.csv").mkdir()
     code, printed, [record] = run(*FAKE, "profiler=nsys", "profiler.steps=2")
     point = profile_of(record)
-    assert (code, record.status, point.status) == (0, Status.OK, Status.FAILED)
+    assert (code, record.status, point.status) == (1, Status.OK, Status.FAILED)
     assert point.error.startswith("Is a directory")
     assert "train_ranges.csv" in point.error
     assert "fake_default_overall.csv" in printed
@@ -329,7 +453,7 @@ def test_a_tool_that_can_not_start_the_worker_costs_the_profile_only(run, nsys, 
     monkeypatch.setattr(Nsys, "command", lambda self, place, about: ["/nowhere/nsys"])
     code, printed, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
-    assert (code, record.status, point.status) == (0, Status.OK, Status.FAILED)
+    assert (code, record.status, point.status) == (1, Status.OK, Status.FAILED)
     assert "can't be started (/nowhere/nsys)" in point.error
     assert "fake_default_overall.csv" in printed
     assert "device p50 ± CI95" in printed
@@ -360,3 +484,22 @@ def test_a_roofline_that_is_missing_says_how_there_would_be_one(run, ncu, settin
     _, _, [record] = run(*FAKE, "profiler=ncu", *settings)
     doubts = [doubt for doubt in profile_of(record).doubts if doubt.code == "roofline_missing"]
     assert [remedy in doubt.remedy for doubt in doubts] == [True]
+
+
+def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
+    ncu()
+    Path("x").mkdir()
+    Path("x/train_ncu_roofline.png").write_text("mine")
+    code, _, [record] = run(*FAKE, "profiler=ncu")
+    point = profile_of(record)
+    assert (code, point.status) == (0, Status.OK)
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "roofline_missing"]
+    assert "train_ncu_roofline.png would be overwritten, and no manifest says that a run left it" in doubt.detail
+    assert doubt.remedy == "move it away and repeat the command"
+    assert Path("x/train_ncu_roofline.png").read_text() == "mine"
+    listed = json.loads(Path("x/manifest.json").read_text())["files"]
+    assert not [name for name in listed if "roofline" in name]
+    Path("x/train_ncu_roofline.png").unlink()
+    _, _, [record] = run(*FAKE, "profiler=ncu")
+    assert [doubt.code for doubt in profile_of(record).doubts] == []
+    assert Path("x/train_ncu_roofline.png").read_bytes().startswith(b"\x89PNG")

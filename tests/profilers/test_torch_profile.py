@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import perfexp
+from perfexp.profilers.kineto import is_own
 from perfexp.record import Status
 
 TORCH = (
@@ -60,9 +62,47 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
     assert any(int(row["bytes"]) < 0 for row in memory)
     assert "torch looked at 2 calls after 1 others in" in printed
     assert "operators by torch" in printed
+    assert "self per call" in printed
+    assert "self: on the processor, without the operators that it calls itself" in printed
     assert "## Profile" in Path("x/report.md").read_text()
     listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
     assert {path.name for path in Path("x").iterdir()} <= listed
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("aten::conv2d", False),
+        ("torch/nn/modules/conv.py(564): forward", False),
+        ("torchvision/models/resnet.py(89): forward", False),
+        ("my_model.py(3): forward", False),
+        ("perfexp/my_model.py(3): forward", False),  # a folder of the user's that is called so
+        ("<built-in method conv2d of type object at 0x7f>", False),
+        ("<built-in function isinstance>", False),
+        ("nn.Module: Conv2d_0", False),
+        ("autograd::engine::evaluate_function: ConvolutionBackward0", False),
+        ("void gemm<float>(int)", False),
+        ("perfexp/worker.py(207): profile", True),
+        ("perfexp/models/session.py(144): forward", True),
+        (f"{Path(perfexp.__file__).parent}/modes/train.py(30): forward", True),
+        ("/home/me/perfexp/modes/mine.py(30): forward", False),
+        ("torch/profiler/profiler.py(538): add_metadata_json", True),
+        ("torch/autograd/profiler.py(932): __exit__", True),
+        ("<built-in method _record_function_enter_new of pybind11_builtins.x object at 0x7f>", True),
+        ("<built-in method _disable_profiler of pybind11_builtins.x object at 0x7f>", True),
+        ("<built-in method  of pybind11_builtins.x object at 0x7f>", True),
+    ],
+)
+def test_calls_of_perfexps_and_of_the_profilers_are_known(name, own):
+    assert is_own(name) == own
+
+
+@pytest.mark.slow
+def test_stacks_show_the_models_lines_and_not_those_of_perfexp(run):
+    run(*TORCH, "mode=train", "profiler=torch", "profiler.warmup=0", "profiler.steps=1", "profiler.stacks=true")
+    names = [row["operator"] for row in csv.DictReader(Path("x/train_operators.csv").read_text().splitlines())]
+    assert any(name.startswith("torchvision/models/squeezenet.py") for name in names)
+    assert not [name for name in names if name.startswith(("perfexp/", "torch/profiler/", "torch/autograd/profiler"))]
 
 
 @pytest.mark.slow
@@ -77,5 +117,5 @@ def test_inference_has_its_own_and_nothing_is_followed_that_nobody_asked_for(run
 def test_modules_of_what_has_none_are_refused_and_cost_the_profile_only(run):
     fake = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "output_dir=y")
     code, _, [record] = run(*fake, "profiler=torch", "profiler.modules=true")
-    assert (code, record.points[-1].status) == (0, Status.FAILED)
+    assert (code, record.points[-1].status) == (1, Status.FAILED)
     assert "needs a torch model" in record.points[-1].error

@@ -19,10 +19,12 @@ from perfexp.roofline import Peaks, Roofline, of_csv, of_record
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.completeness import missing_backward
 from perfexp.roofline.counters import wanted
+from perfexp.roofline.labels import cut, marks, words_apart
 from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import Sheet, matching, named, of_sheet, sheets
 from perfexp.roofline.peaks import given as by_hand
 from perfexp.roofline.sentences import short
+from perfexp.roofline.standing import Basis, Row
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
 PEAKS = by_hand(10, 1000)
@@ -169,6 +171,78 @@ def test_names_are_short_and_say_what_is_special() -> None:
     assert {name: short(name) for name in names} == names
 
 
+def parts(*names: str) -> list[tuple[str, str]]:
+    """Names and labels of kernels, the first one the slowest."""
+    found = roofline(*(counted(name, us=100 - number) for number, name in enumerate(names)))
+    return [(row.name, row.label) for row in found.parts]
+
+
+def test_kernels_with_one_short_name_are_told_apart_by_the_end_of_their_template() -> None:
+    names = (
+        "void ns::gemm<float, (int)4, (bool)1>(T1 *)",
+        "void ns::gemm<float, (int)8, (bool)1>(T1 *)",
+        "copy<int>(T1)",
+    )
+    assert [label for _, label in parts(*names)] == ["gemm<…, 4, 1>", "gemm<…, 8, 1>", "copy"]
+    assert [label for _, label in parts("k<ns::Half>(int)", "k<float>(int)")] == ["k<Half>", "k<float>"]
+    assert [label for _, label in parts("k<(int)1>(int)", "k(int)")] == ["k<1>", "k #2"]
+
+
+def test_kernels_whose_templates_are_long_or_alike_are_numbered_from_the_slowest() -> None:
+    long = "at::native::AFunctorWithAVeryLongName<float, float, 3>"
+    assert [label for _, label in parts(f"k<{long}, (int)1>(T)", f"k<{long}, (int)1>(T *)", "k(T)")] == [
+        "k",
+        "k #2",
+        "k #3",
+    ]
+    assert len({label for _, label in parts(f"k<int, {long}>(T)", f"k<bool, {long}>(T)")}) == 2
+
+
+def test_launches_are_called_as_their_kernels() -> None:
+    found = roofline(counted("k<(int)1>(T)", us=1), counted("k<(int)2>(T)", us=9), counted("k<(int)1>(T)", us=2))
+    assert [row.label for row in found.launches] == ["k<1>", "k<2>", "k<1>"]
+
+
+@given(st.lists(st.text("k<>(),: 12a", min_size=1, max_size=12), min_size=1, max_size=6, unique=True))
+def test_no_two_kernels_have_the_same_label(names: list[str]) -> None:
+    ends = marks(names, short)
+    labels = [short(name) + ends[name] for name in names]
+    whole = {name: short(name) for name in names}
+    for one in names:
+        for other in names:
+            if one != other and whole[one] == whole[other]:
+                assert ends[one] != ends[other]
+    assert len(labels) == len(names)
+
+
+def test_a_label_that_is_cut_keeps_what_tells_it_apart() -> None:
+    assert cut("multi_tensor_apply_kernel #2", " #2", 12) == "multi_te… #2"
+    assert cut("gemm<…, 4>", "<…, 4>", 10) == "gemm<…, 4>"
+    assert len(cut("a" * 50 + "<…, 4>", "<…, 4>", 20)) == 20
+
+
+def test_what_is_estimated_and_what_is_counted_is_said_of_each_figure() -> None:
+    def row(**metrics: tuple[str, str]) -> Row:
+        kernel = counted(us=100, fmas=10**6, mbytes=10)
+        kernel.metrics = {**kernel.metrics, **metrics}
+        return roofline(kernel).parts[0]
+
+    plain = row()
+    assert (plain.load.flops_basis, plain.load.bytes_basis) == (Basis.counted, Basis.counted)
+    assert "≈" not in roofline(counted(us=100, fmas=10**6)).meaning(plain)
+    share = Kernel(metrics={TIME: ("us", "10"), SM: ("%", "50"), DRAM: ("%", "20")})
+    found = roofline(share)
+    part = found.parts[0]
+    assert (part.load.flops_basis, part.load.bytes_basis) == (Basis.percentage, Basis.percentage)
+    assert (part.flops_are_estimated, part.compute_is_estimated) == (True, False)  # ncu measured the percentage itself
+    assert "≈" not in found.meaning(part)
+    assert "≈ stands before what is estimated and what follows from that; times are measured." in found.notes
+    both = roofline(counted(), share)
+    assert both.total.load.flops_basis is Basis.mixed
+    assert both.total.compute_is_estimated
+    assert "≈" in both.meaning(both.total)
+
+
 T4 = Sheet(
     match=r"\bT4\b",
     facts=GpuFacts(product="T4", peak_flops_per_second={"fp32": 8e12, "fp64": None}, memory_bytes_per_second=3e11),
@@ -240,7 +314,8 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
     assert above.standing.shares == {"DRAM": pytest.approx(0.01), "FP32": pytest.approx(2.0)}
     assert "Winograd" in found.meaning(above)
     assert "no error" in found.meaning(above)
-    assert "Memory holds it back (90%" in found.meaning(near)
+    assert "Memory holds it back (≈ 90%" in found.meaning(near)
+    assert "It lies above the roof (≈ 200% of FP32)" in found.meaning(above)
     assert found.total.load.dram_bytes == 9.1e7
     assert found.analytic
     assert "analytic" in found.notes[0]
@@ -269,7 +344,9 @@ def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
 
 def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_record) -> None:
     record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
-    with pytest.raises(UserError, match=r"measured on NVIDIA H200, whose peak .* gpu/NAME\.yaml"):
+    with pytest.raises(
+        UserError, match=r"measured on NVIDIA H200, whose peak .* gpu/NAME\.yaml.* probes\.ceilings=true"
+    ):
         of_record(record)
     record.points[0].metrics += [
         Metric(name="ceiling/flops_per_second", value=2e11, unit="1/s"),
@@ -306,3 +383,20 @@ def test_a_public_sample_of_a_t4_is_read_right() -> None:
     optimizer = found.ranges[-1]
     assert optimizer.standing.binds == "DRAM"
     assert optimizer.standing.share == pytest.approx(0.84, abs=0.005)
+
+
+SIZES = ("32x32x8", "128x32x8", "256x64x8")
+
+
+def test_a_label_of_many_words_keeps_the_one_that_others_do_not_have() -> None:
+    """cuDNN's kernels differ behind their 40th letter."""
+    names = [f"sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize{size}_g1" for size in SIZES]
+    words = words_apart([*names, "another_kernel"])
+    assert words == [*(f"tilesize{size}" for size in SIZES), ""]
+    shown = [cut(name, word, 44) for name, word in zip(names, words, strict=False)]
+    assert len(set(shown)) == len(SIZES)
+    assert shown[0] == "sm80_xmma_fprop_implicit_gem…tilesize32x32x8"
+
+
+def test_labels_that_differ_at_once_need_no_word() -> None:
+    assert words_apart(["max_pool", "adaptive_average_pool"]) == ["", ""]

@@ -16,7 +16,7 @@ from perfexp.roofline.listing import parse
 from perfexp.sinks import roofline as sink
 from perfexp.sinks.roofline_labels import Box, Spot, place
 from perfexp.sinks.roofline_picture import compose
-from tests.roofline.listings import Kernel, counted, long_form, many
+from tests.roofline.listings import DRAM, SM, TIME, Kernel, counted, long_form, many
 
 H100 = Peaks(
     flops_per_second={"fp32": 67e12, "tf32": 494e12, "fp16": 989e12, "bf16": 989e12, "fp64": 67e12},
@@ -113,6 +113,38 @@ def test_the_table_has_everything_with_units_in_its_columns() -> None:
     assert line["memory_roof_percent"] == pytest.approx(100 / 3.35)
     assert line["binding_roof"] == "FP32 = FP64" or line["binding_roof"] == "FP32"
     assert not line["estimated"]
+    assert line["flops_basis"] == line["bytes_basis"] == "counted"
+    assert line["label"] == "'=cmd"
+
+
+ALIKE = [
+    counted(f"void at::native::a_kernel_with_a_name_that_is_far_too_long<float, (int){size}>(T1 *)", us=50 - size)
+    for size in (1, 2)
+]
+
+
+def test_kernels_of_one_name_are_told_apart_in_the_table_the_picture_and_the_csv() -> None:
+    found = roofline(ALIKE)
+    cells = sink.grid(found).columns[0].cells
+    assert [cell[-6:] for cell in cells[1:]] == ["<…, 1>", "<…, 2>"]
+    assert {len(cell) for cell in cells[1:]} == {44}
+    named = [name.rpartition(" ")[0] for name in compose(found).names]
+    assert sorted(name[-6:] for name in named) == ["<…, 1>", "<…, 2>"]
+    table = pd.read_csv(io.BytesIO(sink.to_csv(found)))
+    kernels = table[table["level"] == "kernel"]
+    assert kernels["label"].nunique() == 2
+    assert set(table[table["level"] == "launch"]["label"]) == set(kernels["label"])
+
+
+def test_the_table_marks_estimates_and_nothing_else() -> None:
+    share = Kernel(metrics={TIME: ("us", "10"), SM: ("%", "50"), DRAM: ("%", "20")})
+    listing = parse(long_form([share]), "ncu.csv", wanted)
+    for listed, marked in (
+        (listing, {"work", "moved", "FLOP/B", "rate"}),
+        (parse(long_form([counted()]), "x", wanted), set()),
+    ):
+        grid = sink.grid(of_listing(listed, H100, "test"))
+        assert {column.title for column in grid.columns if column.cells[0].startswith("≈")} == marked
 
 
 def test_the_console_shows_the_slowest_and_says_how_many_more() -> None:

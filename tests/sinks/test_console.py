@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.record import Artifact, Doubt
+from perfexp.record import Artifact, Doubt, Metric
 from perfexp.sinks.console import Console
+from perfexp.sinks.wording import metric_text
 
 
 class Terminal(io.StringIO):
@@ -67,6 +68,27 @@ def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> No
     assert re.search(r"data +forward +loss +backward +optimizer +data share", text)
     assert "≈ 12.5 s" in text
     assert "accuracy: the labels are random" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "value", "text"),
+    [
+        ("work/flops", "1", 3.51e9, "3.51 GFLOP"),
+        ("work/forward_macs", "1", 5.94e8, "594 MMAC"),
+        ("work/flops_per_second", "1/s", 1.41e10, "14.1 GFLOP/s"),
+        ("work/parameters", "1", 11689512, "11.7 M"),
+        ("work/bytes_min", "bytes", 2.0**20, "1.00 MiB"),
+        ("ceiling/flops_per_second", "1/s", 4e11, "400 GFLOP/s"),
+        ("ceiling/bytes_per_second", "bytes/s", 3.3e12, "3.30 TB/s"),
+        ("mfu", "1", 0.421, "42 %"),
+        ("layers/gap_share", "1", 0.031, "3.1 %"),
+        ("train/loss_first", "1", 7.2, "7.20"),
+        ("ranks/together", "samples/s", 120.0, "120 samples/s"),
+    ],
+)
+def test_figures_have_the_unit_of_what_they_count(name: str, unit: str, value: float, text: str) -> None:
+    assert metric_text(Metric(name=name, value=value, unit=unit)) == text
+    assert metric_text(Metric(name=name, value=value, unit=unit, estimated=True)) == f"≈ {text}"
 
 
 def test_doubts_come_with_detail_and_remedy_and_failures_with_their_reason(build: Builder) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from perfexp.record import Key, Point, Series, Status
 from perfexp.speed import Mode, Speed, of_record
+from perfexp.stats import median_interval
 from tests.conftest import timed_point
 
 KEYS = ["log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num", "FINAL_RESULT"]
@@ -139,3 +140,20 @@ def test_points_that_only_size_or_process_tell_apart_have_files_of_their_own(mak
         "resnet50_sp_bs8_amp_fp16_1_speed",
     ]
     assert {speed.model for speed in found} == {"resnet50"}
+
+
+def test_the_interval_of_the_figure_is_that_of_the_median_turned_round(make_record, tmp_path):
+    (speed,) = of_record(make_record(phases=("train",), batches=(2,)), tmp_path)
+    point = timed_point(224, 2, "train")
+    time = median_interval(point.series[0].measured)
+    assert (speed.interval.low, speed.interval.high) == pytest.approx((2 / time.high, 2 / time.low))
+    assert speed.interval.value == speed.images_per_second
+
+
+def test_few_steps_have_a_figure_and_no_interval(make_record, tmp_path):
+    record = make_record()
+    record.points = [trained(0.25), trained(0.25, batch=4, status=Status.OOM)]
+    record.points[0].series[0].samples = [9.0, 0.25, 0.25]
+    found, failed = of_record(record, tmp_path)
+    assert (found.images_per_second, found.interval.low, found.interval.high) == (8.0, None, None)
+    assert failed.interval is None

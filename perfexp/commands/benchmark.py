@@ -1,0 +1,274 @@
+"""benchmark: the training of one model, asked for in six words, and its speed file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfexp import config, naming
+from perfexp.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from perfexp.config import Plan
+    from perfexp.speed import Speed
+
+#: Of the command: `-1` is a number that is refused, not an option.
+SETTINGS = {"ignore_unknown_options": True}
+_MODES = ("sp", "mp")
+#: What training frameworks call fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
+_MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
+#: Keys that the six words say.
+_SAID = {
+    "model": "MODEL",
+    "mode": "the command: it trains",
+    "batch_size": "BATCH_SIZE",
+    "stopping": "ITERATIONS",
+    "stopping.measure": "ITERATIONS",
+    "data.workers": "WORKERS",
+}
+#: What is taken for granted; said otherwise by KEY=VALUE.
+_DEFAULTS = {"input_size": "512x1024", "speed_dir": "."}
+_LARGEST = 1_000_000
+
+
+def benchmark(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
+    run_mode: Annotated[str, typer.Argument(metavar="sp|mp", help="One card, or all that are visible.")],
+    precision: Annotated[str, typer.Argument(metavar="PRECISION", help="fp32, fp16 or amp (mixed), tf32, ….")],
+    batch_size: Annotated[str, typer.Argument(metavar="BATCH_SIZE", help="Images per card and step.")],
+    iterations: Annotated[str, typer.Argument(metavar="ITERATIONS", help="Steps that are timed after the warm-up.")],
+    workers: Annotated[str, typer.Argument(metavar="WORKERS", help="Processes that load data, per card.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="As of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
+        ),
+    ] = None,
+    config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
+) -> None:
+    """Train a model and leave MODEL_RUNMODE_bsN_PRECISION_GPUS_speed where you stand (speed_dir=DIR: elsewhere).
+
+    The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 if nothing else is said. The exit code is 1
+    where the training failed.
+    """
+    asked = _Asked(
+        model=_model(model, config_dir),
+        run_mode=_one_of("run mode", run_mode, _MODES),
+        precision=_precision(precision, config_dir),
+        batch_size=_number("BATCH_SIZE", batch_size, least=1),
+        iterations=_number("ITERATIONS", iterations, least=1),
+        workers=_number("WORKERS", workers, least=0),
+        overrides=tuple(overrides or ()),
+        config_dir=config_dir,
+    )
+    arguments, plan = settle(asked)
+    folder = naming.run_folder(plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {}))
+    _look_ahead(plan)
+    for note in _notes(asked, precision, plan):
+        typer.echo(note)
+    from perfexp.main import main
+
+    given = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
+    code = main([*arguments, *given])
+    raise typer.Exit(code if code > 1 else max(code, _tell(folder)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a command line asks for, each word by itself checked."""
+
+    model: str
+    run_mode: str
+    precision: str
+    batch_size: int
+    iterations: int
+    workers: int
+    overrides: tuple[str, ...]
+    config_dir: Path | None = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The overrides by their keys."""
+        return {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in self.overrides}
+
+
+def settle(asked: _Asked) -> tuple[list[str], Plan]:
+    """The command line of the run, and the plan that it makes.
+
+    Args:
+        asked: by the user.
+
+    Raises:
+        UserError: what a run would refuse before it begins, or a run mode that there are no cards for.
+    """
+    from perfexp.main import compose
+
+    given = asked.given
+    for text in asked.overrides:
+        if "=" not in text:
+            raise UserError(f"'{text}' is no override of the configuration: say key=value, data=cityscapes.")
+    for key in given:
+        if key in _SAID:
+            raise UserError(f"'{key}' is said by {_SAID[key]}: leave it out.")
+    wanted = {
+        "model": asked.model,
+        "mode": "train",
+        "precision": asked.precision,
+        "batch_size": str(asked.batch_size),
+        "stopping": "fixed",
+        "stopping.measure": str(asked.iterations),
+        **_DEFAULTS,
+    }
+    arguments = [f"--config-dir={asked.config_dir}"] if asked.config_dir else []
+    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in given]
+    arguments += [*asked.overrides, "hydra.mode=RUN"]  # a file of an experiment's may ask for a sweep
+    plain = compose(arguments)
+    arguments += [f"data.workers={asked.workers}"] if "workers" in plain["data"] else []
+    count = _cards(asked.run_mode, plain["gpu"], said="gpu.count" in given)
+    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in given else []
+    return arguments, config.typed(compose(arguments))
+
+
+def _cards(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
+    """How many cards a run mode comes to; None where the device knows no number of them.
+
+    Args:
+        run_mode: `sp` or `mp`.
+        gpu: node of the plan.
+        said: whether the user says how many.
+
+    Raises:
+        UserError: there are none for it.
+    """
+    count, name = gpu.get("count"), gpu["name"]
+    if run_mode == "sp":
+        if said and count != 1:
+            raise UserError(f"sp is one card, and gpu.count={count}: say mp, or leave gpu.count out.")
+        return None if count is None else 1
+    if count is None:
+        raise UserError(f"mp takes several cards, and gpu={name} has no gpu.count: say sp.")
+    if said:
+        if count < 2:
+            raise UserError(f"mp takes two cards or more, and gpu.count={count}: say sp, or leave gpu.count out.")
+        return int(count)
+    if name in ("cpu", "mps"):
+        raise UserError(f"mp takes all visible cards, and gpu={name} is none: say sp, or gpu.count=N for N processes.")
+    from perfexp.commands import cards
+
+    visible = cards.visible() - int(gpu.get("index") or 0)
+    if visible < 2:
+        seen = "no card is" if visible < 1 else "one card is"
+        raise UserError(
+            f"mp takes two cards or more, and {seen} visible here: say sp, or look at CUDA_VISIBLE_DEVICES."
+        )
+    return visible
+
+
+def _look_ahead(plan: Plan) -> None:
+    """See before the training that its speed file can go where it is to.
+
+    Raises:
+        UserError: it can't.
+    """
+    from perfexp.speed import Mode, Speed, placing
+
+    if not plan.speed_dir:
+        return
+    folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
+    placing.refuse_no_folder(folder, f"Make it, or {remedy}")
+    count = int(plan.gpu.get("count") or 1)
+    keys = plan.timed_keys()
+    if len(keys) == 1:  # several have names that their record makes
+        speed = Speed(
+            log_file="",
+            model=plan.model_name,
+            mode=Mode.of(count),
+            cards=count,
+            batch_size=keys[0].batch_size,
+            precision=keys[0].precision,
+            failed=True,
+        )
+        placing.refuse_foreign(folder / speed.file_name, f"Move it away, or {remedy}")
+
+
+def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
+    """What the six words come to where they do not say it themselves."""
+    notes = []
+    if precision in _MIXED and "precision" not in asked.given:
+        notes.append(f"{precision} is mixed precision here: precision={asked.precision}.")
+        if precision == "fp16":
+            notes[-1] += " Parameters and inputs in half precision are precision=fp16, added at the end."
+    if "workers" not in plan.data:
+        data = plan.choices.get("data", "the data")
+        notes.append(
+            f"{data} has no workers: {asked.workers} is not used, and no loading is in the figure. "
+            "data=cityscapes data.root=DIR trains on pictures."
+        )
+    return notes
+
+
+def _tell(folder: Path) -> int:
+    """Print what came out, place and figure; returns 1 where a training failed or has no file where it was to go."""
+    from perfexp.commands.speed import told
+    from perfexp.record import Record
+    from perfexp.sinks import speed_files
+
+    record = Record.load(folder)
+    asked, worst = record.plan.get("speed_dir"), 0
+    for speed, path in speed_files.where(record, folder):
+        typer.echo(told(speed, path))
+        typer.echo(f"FINAL_RESULT: {speed.images_per_second:.6g} images/s")
+        worst = max(worst, int(_went_wrong(speed, path, asked)))
+    return worst
+
+
+def _went_wrong(speed: Speed, path: Path | None, asked: str | None) -> bool:
+    """Whether a training failed, or its file is not in the folder that was asked for."""
+    if speed.failed or path is None:
+        return True
+    return bool(asked) and path.parent.resolve() != Path(str(asked)).expanduser().resolve()
+
+
+def _model(name: str, config_dir: Path | None) -> str:
+    return _one_of("model", name, _options("model", config_dir))
+
+
+def _precision(name: str, config_dir: Path | None) -> str:
+    """The precision that a name means here."""
+    options = _options("precision", config_dir)
+    return _MIXED[name] if name in _MIXED else _one_of("precision", name, [*options, *_MIXED])
+
+
+def _options(group: str, config_dir: Path | None) -> list[str]:
+    """The names of a group's options."""
+    folders = [config.conf_dir(), *([config_dir] if config_dir else [])]
+    return sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*.yaml")})
+
+
+def _one_of(what: str, name: str, valid: Sequence[str]) -> str:
+    """A name that is one of several.
+
+    Raises:
+        UserError: it is none of them.
+    """
+    if name not in valid:
+        raise UserError(f"'{name}' is no {what}. {did_you_mean(name, valid)}".rstrip())
+    return name
+
+
+def _number(what: str, text: str, *, least: int) -> int:
+    """A number, not too small.
+
+    Raises:
+        UserError: it is none.
+    """
+    number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
+    if not least <= number <= _LARGEST:
+        raise UserError(f"{what} is a whole number from {least} to {_LARGEST}, not '{text}'.")
+    return number

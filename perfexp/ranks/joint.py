@@ -1,0 +1,106 @@
+"""Joint: what several ranks do together: throughput, what sharing the gradients costs, and what one rank does alone.
+
+All ranks make so many calls as fast as they can, without hearing of one another but through the gradients; the stretch
+lasts from the first rank's start to the last one's end. Stretches of different kinds take turns, so that a drift of the
+clocks meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from perfexp import doubts, stats
+from perfexp.errors import Unsupported
+from perfexp.modes import Step
+from perfexp.ranks import Crew, Sharing, Stretch
+from perfexp.record import Metric, Point, Series, Stop
+from perfexp.summary import first_median
+
+#: A stretch lasts about so long; what its barrier leaves of skew, some ten microseconds, is little of that.
+_STRETCH_SECONDS = 0.05
+#: Rounds, of which the first are warm-up: a kind of stretch that is new may still choose kernels.
+_ROUNDS, _WARMUP = 22, 2
+#: The stretches of all and the calls of the first rank may differ by this fraction before the point says so.
+_TOLERANCE = 0.05
+
+
+def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> None:
+    """Measure stretches of calls and put them, with what follows from them, into a point.
+
+    Args:
+        point: that has been timed.
+        step: joined by the crew.
+        crew: the ranks.
+        compares_alone: whether the first rank is also measured alone.
+
+    Raises:
+        Unsupported: the point has no time.
+    """
+    seconds = first_median(point, "throughput", "latency")
+    if seconds is None or seconds <= 0:
+        raise Unsupported("the call was not timed")
+    calls = max(1, math.ceil(_STRETCH_SECONDS / seconds))
+    kinds = [Sharing.all]
+    kinds += [Sharing.no_gradients] if step.trains else []
+    kinds += [Sharing.alone] if compares_alone else []
+    found: dict[Sharing, list[Sequence[Stretch]]] = {kind: [] for kind in kinds}
+    for _ in range(_ROUNDS):
+        for kind in kinds:
+            found[kind].append(crew.stretch(step, calls, kind))
+    for kind, rounds in found.items():
+        samples = [_seconds(stretches[:1] if kind is Sharing.alone else stretches) / calls for stretches in rounds]
+        stop = Stop(reason="fixed", achieved=stats.median_interval(samples[_WARMUP:]).relative_half_width)
+        name = f"ranks/{kind.value}"
+        point.series.append(
+            Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop),
+        )
+    _add_figures(point, found[Sharing.all], calls, crew.size)
+    ratio = stats.median_interval(_of(point, Sharing.all)).value / seconds
+    if abs(ratio - 1) > _TOLERANCE:
+        point.doubts.append(doubts.ranks_disagree(ratio))
+
+
+def _of(point: Point, sharing: Sharing) -> list[float]:
+    """Seconds of a call in the stretches of a kind; nothing where there were none."""
+    series = point.find_series(f"ranks/{sharing.value}")
+    return series.measured if series else []
+
+
+def _add_figures(point: Point, rounds: Sequence[Sequence[Stretch]], calls: int, size: int) -> None:
+    times = {kind: stats.median_interval(samples) for kind in Sharing if (samples := _of(point, kind))}
+    batch, together = point.key.batch_size, times[Sharing.all]
+    rates = {"samples_per_second": batch * size / together.value}
+    for number in range(size):
+        own = [_seconds([stretches[number]]) / calls for stretches in rounds[_WARMUP:]]
+        rates[f"{number}/samples_per_second"] = batch / stats.median_interval(own).value
+    point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
+    ratios: Mapping[str, stats.Interval] = {
+        **(
+            {"communication_share": _one_minus(_ratio(times[Sharing.no_gradients], together))}
+            if Sharing.no_gradients in times
+            else {}
+        ),
+        **({"scaling_efficiency": _ratio(times[Sharing.alone], together)} if Sharing.alone in times else {}),
+    }
+    for name, ratio in ratios.items():
+        point.metrics.append(Metric(name=f"ranks/{name}", value=ratio.value, unit="1"))
+    point.facts["ranks"] = {name: {"low": ratio.low, "high": ratio.high} for name, ratio in ratios.items()}
+
+
+def _seconds(stretches: Sequence[Stretch]) -> float:
+    """From the first start to the last end."""
+    return (max(each.end_ns for each in stretches) - min(each.start_ns for each in stretches)) * 1e-9
+
+
+def _ratio(above: stats.Interval, below: stats.Interval) -> stats.Interval:
+    """A quotient with an interval that holds wherever both hold."""
+    low = above.low / below.high if above.low is not None and below.high else None
+    high = above.high / below.low if above.high is not None and below.low else None
+    return stats.Interval(value=above.value / below.value, low=low, high=high)
+
+
+def _one_minus(share: stats.Interval) -> stats.Interval:
+    low = None if share.high is None else 1 - share.high
+    high = None if share.low is None else 1 - share.low
+    return stats.Interval(value=1 - share.value, low=low, high=high)

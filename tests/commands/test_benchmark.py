@@ -1,0 +1,215 @@
+"""`perfexp benchmark`: the six words, what they come to, what is refused, and the file that is left."""
+
+import json
+
+import pytest
+
+from perfexp import commands, survey
+from perfexp.commands import benchmark, cards
+from perfexp.record import Record
+from perfexp.speed import Speed
+
+SIX = ("fake", "sp", "fp32", "2", "30", "5")
+FAKE = ("gpu=fake", "tracking=none", "probes.work=false", "input_size=64")
+NAME = "fake_sp_bs2_fp32_1_speed"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working directory of its own: that is where the files go."""
+    monkeypatch.chdir(tmp_path)
+    cards.visible.cache_clear()
+    yield tmp_path
+    cards.visible.cache_clear()
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A function that says how many cards are visible."""
+
+    def have(number):
+        cuda = {"devices": [{"index": index} for index in range(number)]}
+        monkeypatch.setattr(survey, "conduct", lambda index: {"parts": {"cuda": cuda}, "failure": None})
+
+    return have
+
+
+def settled(*words, overrides=(), **changes):
+    six = dict(zip(("model", "run_mode", "precision", "batch_size", "iterations", "workers"), words, strict=False))
+    defaults = {"model": "fastscnn", "run_mode": "sp", "precision": "fp32", "batch_size": 2, "iterations": 500}
+    asked = benchmark._Asked(**{**defaults, "workers": 5, **six, **changes}, overrides=tuple(overrides))
+    return benchmark.settle(asked)
+
+
+def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
+    earlier = Speed(
+        log_file="x", model="fake", mode="sp", cards=1, batch_size=2, precision="fp32", images_per_second=1.0
+    )
+    (here / NAME).write_bytes(earlier.to_json())
+    assert commands.run(["benchmark", *SIX, *FAKE, "quiet=true"]) == 0
+    document = json.loads((here / NAME).read_bytes())
+    [record] = [Record.load(file) for file in here.rglob("record.json")]
+    assert document["log_file"] == str(next(here.rglob("run.log")))
+    assert (document["run_mode"], document["gpu_num"], document["JOB_FAIL_FLAG"]) == ("sp", 1, 0)
+    [series] = [series for series in record.points[0].series if series.name == "throughput"]
+    assert len(series.measured) == 30
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("synthetic has no workers: 5 is not used")
+    assert lines[-2].startswith(f"{NAME}: {document['FINAL_RESULT']:g} images/s (median ")
+    assert lines[-1] == f"FINAL_RESULT: {document['FINAL_RESULT']:g} images/s"
+
+
+def test_a_training_that_fails_ends_with_1_and_is_written_down(here, capsys):
+    failing = "model.faults.oom=1000"
+    assert commands.run(["benchmark", *SIX, *FAKE, failing, "output_dir=x", "speed_dir=null"]) == 1
+    document = json.loads((here / "x" / NAME).read_bytes())
+    assert (document["FINAL_RESULT"], document["JOB_FAIL_FLAG"]) == (0.0, 1)
+    assert capsys.readouterr().out.splitlines()[-1] == "FINAL_RESULT: 0 images/s"
+    assert not (here / NAME).exists()
+
+
+def test_the_six_words_are_a_run_of_exactly_so_many_steps():
+    arguments, plan = settled()
+    assert (plan.model_name, plan.phases, plan.precision.name) == ("fastscnn", ["train"], "fp32")
+    assert (plan.stopping["measure"], plan.stopping["warmup"]) == (500, 10)
+    [key] = plan.timed_keys()
+    assert (key.batch_size, key.size_label) == (2, "512x1024")
+    assert (plan.gpu["count"], plan.speed_dir) == (1, ".")
+    assert "hydra.mode=RUN" in arguments
+
+
+def test_what_follows_the_six_words_counts_more_than_what_the_seed_takes_for_granted():
+    more = ("data=cityscapes", "data.root=/data", "input_size=64x96", "speed_dir=/tmp", "stopping.warmup=50")
+    _, plan = settled("segformer_b0", overrides=more, workers=3)
+    assert (plan.data["workers"], plan.data["root"], plan.speed_dir) == (3, "/data", "/tmp")
+    assert plan.timed_keys()[0].size_label == "64x96"
+    assert (plan.stopping["measure"], plan.stopping["warmup"]) == (500, 50)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("fp32", "fp32"), ("fp16", "amp_fp16"), ("amp", "amp_fp16"), ("tf32", "tf32"), ("bf16", "bf16")]
+)
+def test_fp16_is_mixed_precision_as_in_the_seed_and_perfexps_names_are_taken_too(word, name):
+    assert benchmark._precision(word, None) == name
+
+
+def test_fp16_says_what_it_is_and_parameters_in_half_precision_can_still_be_had():
+    def notes(*overrides):
+        asked = benchmark._Asked(
+            model="fake",
+            run_mode="sp",
+            precision="amp_fp16",
+            batch_size=2,
+            iterations=5,
+            workers=0,
+            overrides=overrides,
+        )
+        plan = benchmark.settle(asked)[1]
+        return plan.precision.name, benchmark._notes(asked, "fp16", plan)
+
+    name, (told, _) = notes()
+    assert (name, told.partition(".")[0]) == ("amp_fp16", "fp16 is mixed precision here: precision=amp_fp16")
+    name, (told,) = notes("precision=fp16")
+    assert (name, "mixed" in told) == ("fp16", False)
+
+
+@pytest.mark.parametrize(("visible", "overrides", "count"), [(2, (), 2), (8, (), 8), (8, ("gpu.index=2",), 6)])
+def test_mp_takes_all_cards_that_are_visible(visible, overrides, count, machine):
+    machine(visible)
+    arguments, plan = settled("fastscnn", "mp", overrides=overrides)
+    assert plan.gpu["count"] == count
+    assert f"gpu.count={count}" in arguments
+
+
+def test_mp_takes_as_many_as_the_user_says_and_then_asks_nobody():
+    _, plan = settled("fastscnn", "mp", overrides=("gpu.count=4",))
+    assert plan.gpu["count"] == 4
+    _, plan = settled("fastscnn", "mp", overrides=("gpu=cpu", "gpu.count=2"))
+    assert plan.gpu["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("run_mode", "visible", "overrides", "message"),
+    [
+        ("mp", 1, (), "one card is visible here"),
+        ("mp", 0, (), "no card is visible here"),
+        ("mp", 2, ("gpu.index=1",), "one card is visible here"),
+        ("mp", 8, ("gpu.count=1",), "gpu.count=1: say sp"),
+        ("mp", 8, ("gpu=cpu",), "gpu=cpu is none: say sp, or gpu.count=N"),
+        ("mp", 8, ("gpu=fake",), "gpu=fake has no gpu.count"),
+        ("sp", 8, ("gpu.count=2",), "sp is one card, and gpu.count=2"),
+    ],
+)
+def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overrides, message, machine, here, capsys):
+    machine(visible)
+    assert commands.run(["benchmark", "fastscnn", run_mode, *SIX[2:], *overrides]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert list(here.iterdir()) == []
+
+
+def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
+    failure = {"text": "the process that asks torch and the driver was ended by SIGSEGV", "during": "cuda"}
+    monkeypatch.setattr(survey, "conduct", lambda index: {"parts": {}, "failure": failure})
+    assert commands.run(["benchmark", "fastscnn", "mp", *SIX[2:]]) == 1
+    assert "SIGSEGV" in capsys.readouterr().err
+
+
+def changed(position, word):
+    return [*SIX[:position], word, *SIX[position + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (changed(0, "fastscn"), "'fastscn' is no model. Did you mean fastscnn?"),
+        (changed(0, "fake,fastscnn"), "is no model"),
+        (changed(1, "dp"), "'dp' is no run mode. Possible: mp, sp."),
+        (changed(2, "fp23"), "'fp23' is no precision. Did you mean"),
+        (changed(3, "0"), "BATCH_SIZE is a whole number from 1 to 1000000, not '0'"),
+        (changed(3, "-1"), "BATCH_SIZE is a whole number from 1 to 1000000, not '-1'"),
+        (changed(3, "2.5"), "not '2.5'"),
+        (changed(3, "9" * 30), "BATCH_SIZE is"),
+        (changed(4, "0"), "ITERATIONS is a whole number from 1"),
+        (changed(4, "many"), "not 'many'"),
+        (changed(5, "-2"), "WORKERS is a whole number from 0"),
+        ([*SIX, "--typo"], "'--typo' is no override"),
+        ([*SIX, "batch_size=4"], "'batch_size' is said by BATCH_SIZE: leave it out."),
+        ([*SIX, "++stopping.measure=4"], "'stopping.measure' is said by ITERATIONS"),
+        ([*SIX, "mode=inference"], "'mode' is said by the command: it trains"),
+        ([*SIX, "gpu=fake", "seed=1,2"], "seed=1,2"),
+        ([*SIX, "gpu=fake", "inputsize=64"], "Did you mean input_size?"),
+        ([*SIX, "gpu=fake", "data=cityscapes"], "data.root"),
+        ([*SIX, "gpu=fake", "speed_dir=missing"], "There is no folder missing"),
+        ([*SIX, "gpu=fake", "speed_dir=file"], "file is no folder"),
+        ([*SIX, "gpu=fake", "speed_dir=taken"], "no speed file, and stays"),
+        ([*SIX, "--config-dir", "missing", "gpu=fake"], "missing"),
+    ],
+)
+def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(words, message, here, capsys):
+    (here / "file").write_text("")
+    (here / "taken").mkdir()
+    (here / "taken" / NAME).write_text("mine")
+    assert commands.run(["benchmark", *words]) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert message in line
+    assert printed.out == ""
+    assert not (here / "outputs").exists()
+    assert (here / "taken" / NAME).read_text() == "mine"
+
+
+def test_several_replicates_have_a_file_each(here, capsys):
+    assert commands.run(["benchmark", *SIX, *FAKE, "replicate=2", "quiet=true"]) == 0
+    names = [f"fake_replicate{number}_sp_bs2_fp32_1_speed" for number in range(2)]
+    assert sorted(path.name for path in here.glob("*_speed")) == names
+    assert capsys.readouterr().out.count("FINAL_RESULT: ") == 2
+
+
+def test_a_models_group_of_the_users_own_is_known(here):
+    folder = here / "own" / "model"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# Mine.\ndefaults:\n  - fake\n  - _self_\n\nname: mine\n")
+    own = ["--config-dir", str(here / "own")]
+    assert commands.run(["benchmark", "mine", *SIX[1:], *FAKE, "quiet=true", *own]) == 0
+    assert (here / "mine_sp_bs2_fp32_1_speed").is_file()

@@ -1,0 +1,126 @@
+"""Joint: figures of scripted stretches whose truth is known."""
+
+import dataclasses
+
+import pytest
+
+from perfexp.errors import Unsupported
+from perfexp.modes import State, Step
+from perfexp.ranks import Sharing, Stretch, joint
+from perfexp.record import Key, Point, Series, Status
+
+MILLISECOND = 1_000_000
+
+
+@dataclasses.dataclass
+class Scripted:
+    """Two ranks: together a call takes the first so long, the second a little longer; alone, and without gradients."""
+
+    size: int = 2
+    begin_ns: int = 0
+    asked: list = dataclasses.field(default_factory=list)
+    skew_ns: int = 0
+    call_ns: dict = dataclasses.field(
+        default_factory=lambda: {
+            Sharing.all: (10 * MILLISECOND, 10 * MILLISECOND),
+            Sharing.no_gradients: (8 * MILLISECOND, 8 * MILLISECOND),
+            Sharing.alone: (7 * MILLISECOND, 0),
+        }
+    )
+
+    def stretch(self, step, calls, sharing):
+        self.asked.append((sharing, calls))
+        self.begin_ns += 10**9
+        starts = (self.begin_ns, self.begin_ns + self.skew_ns)
+        found = zip(starts, self.call_ns[sharing], strict=True)
+        return [Stretch(start_ns=start, end_ns=start + calls * each) for start, each in found]
+
+
+def point(phase="train", seconds=0.01):
+    key = Key(phase=phase, input_size=(8, 8), batch_size=16, precision="fp32")
+    return Point(key=key, status=Status.OK, series=[Series(name="throughput", samples=[seconds] * 12)])
+
+
+def step(*, trains=True):
+    return Step(call=None, segments=(), active=None, batch_size=16, state=State(source=lambda: None), trains=trains)
+
+
+def values(measured):
+    return {metric.name: metric.value for metric in measured.metrics}
+
+
+def test_rates_shares_and_efficiency_of_known_stretches():
+    measured = point()
+    joint.measure(measured, step(), Scripted(), compares_alone=True)
+    assert values(measured) == pytest.approx(
+        {
+            "ranks/samples_per_second": 2 * 16 / 0.010,
+            "ranks/0/samples_per_second": 1600.0,
+            "ranks/1/samples_per_second": 1600.0,
+            "ranks/communication_share": 0.2,
+            "ranks/scaling_efficiency": 0.7,
+        }
+    )
+    assert measured.facts["ranks"]["communication_share"] == pytest.approx({"low": 0.2, "high": 0.2})
+    series = {each.name: each for each in measured.series}
+    assert series["ranks/all"].measured == pytest.approx([0.010] * 20)
+    assert series["ranks/alone"].measured == pytest.approx([0.007] * 20)
+    assert series["ranks/all"].calls_per_sample == 5, "a stretch of 50 ms"
+
+
+def test_a_stretch_lasts_from_the_first_start_to_the_last_end():
+    """A rank that begins half a call late makes five calls last half a call longer, whatever each says of itself."""
+    measured = point()
+    joint.measure(measured, step(), Scripted(skew_ns=5 * MILLISECOND), compares_alone=False)
+    found = values(measured)
+    assert found["ranks/samples_per_second"] == pytest.approx(2 * 16 * 5 / 0.055)
+    assert found["ranks/1/samples_per_second"] == pytest.approx(1600.0)
+    assert "ranks/scaling_efficiency" not in found
+
+
+def test_kinds_of_stretches_take_turns():
+    crew = Scripted()
+    joint.measure(point(), step(), crew, compares_alone=True)
+    kinds = [kind for kind, _ in crew.asked]
+    assert kinds == [Sharing.all, Sharing.no_gradients, Sharing.alone] * 22
+
+
+def test_an_inference_shares_no_gradients():
+    crew, measured = Scripted(), point(phase="inference", seconds=1.0)
+    joint.measure(measured, step(trains=False), crew, compares_alone=False)
+    assert {kind for kind, _ in crew.asked} == {Sharing.all}
+    assert {calls for _, calls in crew.asked} == {1}
+    assert "ranks/communication_share" not in values(measured)
+
+
+def test_noise_widens_the_interval_of_a_share():
+    class Noisy(Scripted):
+        def stretch(self, step, calls, sharing):
+            factor = 1 + 0.02 * (len(self.asked) % 5)
+            found = super().stretch(step, calls, sharing)
+            return [
+                Stretch(start_ns=each.start_ns, end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor))
+                for each in found
+            ]
+
+    measured = point()
+    joint.measure(measured, step(), Noisy(), compares_alone=True)
+    share, bounds = values(measured)["ranks/communication_share"], measured.facts["ranks"]["communication_share"]
+    assert bounds["low"] < share < bounds["high"]
+    assert bounds["low"] < 0.2 < bounds["high"]
+
+
+@pytest.mark.parametrize(("seconds", "doubted"), [(0.0101, False), (0.0120, True), (0.0085, True)])
+def test_a_time_that_all_ranks_together_do_not_have_is_doubted(seconds, doubted):
+    measured = point(seconds=seconds)
+    joint.measure(measured, step(), Scripted(), compares_alone=False)
+    assert [doubt.code for doubt in measured.doubts] == ["ranks_disagree"] * doubted
+
+
+def test_a_call_that_was_not_timed_has_no_stretches():
+    crew = Scripted()
+    untimed = point()
+    untimed.series.clear()
+    with pytest.raises(Unsupported, match="not timed"):
+        joint.measure(untimed, step(), crew, compares_alone=True)
+    assert crew.asked == []

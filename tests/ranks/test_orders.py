@@ -1,0 +1,211 @@
+"""Orders: whatever the first rank calls, the others call in the same order, and none goes on without the others."""
+
+import os
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from perfexp.modes import State, Step
+from perfexp.ranks import Alone, Place, Sharing
+from perfexp.ranks.orders import Follower, Leader, Worker, pipe
+from perfexp.record import Key
+
+KEY = Key(phase="train", input_size=(8, 6), batch_size=3, precision="fp32")
+ANOTHER = Key(phase="inference", input_size=(16, 6), batch_size=1, precision="fp32")
+
+
+class Clock:
+    """A device whose clock the test sets."""
+
+    def __init__(self, begin_ns=0, call_ns=1):
+        self.now, self.call_ns, self.waits = begin_ns, call_ns, 0
+
+    def now_ns(self):
+        return self.now
+
+    def synchronize(self):
+        self.waits += 1
+
+
+class Group:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, size):
+        self.all = threading.Barrier(size, timeout=30)
+        self.values = [None] * size
+
+    def of(self, number):
+        group = self
+
+        class Member:
+            def barrier(self):
+                group.all.wait()
+
+            def gather(self, value):
+                group.values[number] = value
+                group.all.wait()
+                found = list(group.values)
+                group.all.wait()
+                return found
+
+        return Member()
+
+
+class Session:
+    """Says what it shares."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def share(self, settings):
+        return {}
+
+    @contextmanager
+    def sharing(self, what):
+        self.log.append(f"sharing {what}")
+        yield
+
+
+def step_of(log, clock):
+    def say(name):
+        def part():
+            log.append(name)
+            clock.now += clock.call_ns
+
+        return part
+
+    segments = (("data", say("data")), ("forward", say("forward")))
+    return Step(
+        call=say("call"), segments=segments, active=None, batch_size=3, state=State(source=lambda: None), trains=True
+    )
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Three ranks: the first one's crew and step, what each did, and a function that ends them."""
+    size, logs, failed = 3, [[], [], []], []
+    clocks = [Clock(begin_ns=10 * number, call_ns=1 + number) for number in range(size)]
+    group = Group(size)
+    for number in range(1, size):
+        os.mkfifo(pipe(tmp_path, number))
+
+    def worker(number):
+        return Worker(session=Session(logs[number]), device=clocks[number], group=group.of(number), number=number)
+
+    def follow(number):
+        follower = Follower(Place(number=number, size=size, folder=tmp_path))
+        try:
+            if not follower.wait():
+                logs[number].append("not begun")
+                return
+
+            @contextmanager
+            def point(key):
+                logs[number].append(str(key))
+                yield step_of(logs[number], clocks[number]), lambda: logs[number].append("first")
+                logs[number].append("closed")
+
+            follower.follow(point, worker(number))
+        except BaseException as error:  # of a thread nobody would see it
+            failed.append(error)
+        finally:
+            follower.close()
+
+    threads = [threading.Thread(target=follow, args=[number], daemon=True) for number in range(1, size)]
+    for thread in threads:
+        thread.start()
+    crew = Leader(Place(number=0, size=size, folder=tmp_path))
+    crew.works_with(worker(0))
+
+    def end():
+        crew.end()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert not failed
+        return logs
+
+    yield crew, step_of(logs[0], clocks[0]), end
+    crew.end()
+
+
+def test_all_make_the_same_calls_in_the_same_order(ranks):
+    crew, plain, end = ranks
+    crew.begin()
+    crew.open(KEY)
+    step = crew.joined(plain)
+    crew.first()
+    step.call()
+    for _ in range(3):
+        for _, part in step.segments:
+            part()
+    step.call()
+    crew.close()
+    crew.open(ANOTHER)
+    crew.joined(plain).call()
+    crew.close()
+    own, second, third = end()
+    assert second == third
+    calls = ["call", *["data", "forward"] * 3, "call"]
+    assert own == [*calls, "call"]
+    assert second == [str(KEY), "first", *calls, "closed", str(ANOTHER), "call", "closed"]
+
+
+def test_a_stretch_is_made_by_all_without_orders_and_told_by_all(ranks):
+    crew, plain, end = ranks
+    crew.begin()
+    crew.open(KEY)
+    step = crew.joined(plain)
+    together = crew.stretch(step, 4, Sharing.all)
+    apart = crew.stretch(step, 2, Sharing.no_gradients)
+    alone = crew.stretch(step, 5, Sharing.alone)
+    crew.close()
+    own, second, third = end()
+    assert [(each.start_ns, each.end_ns) for each in together] == [(0, 4), (10, 18), (20, 32)]
+    assert [each.end_ns - each.start_ns for each in apart] == [2, 4, 6]
+    assert [each.end_ns - each.start_ns for each in alone] == [5, 0, 0], "only the first one works alone"
+    kinds = ["sharing all", *["call"] * 4, "sharing no_gradients", *["call"] * 2, "sharing alone"]
+    assert own == [*kinds, *["call"] * 5]
+    assert second == third == [str(KEY), *kinds, "closed"]
+
+
+def test_ranks_leave_when_the_first_one_does_not_begin(ranks):
+    crew, _, end = ranks
+    assert end()[1:] == [["not begun"], ["not begun"]]
+    assert crew.size == 3
+
+
+def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfexp.ranks.orders._DYING_SECONDS", 0.0)
+    path = pipe(tmp_path, 1)
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    crew = Leader(Place(number=0, size=2, folder=tmp_path))
+    assert not crew.lost()
+    os.close(reader)
+    assert crew.lost()
+
+
+def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):
+    """It reads what still comes, and leaves at the end of the pipe."""
+    path = pipe(tmp_path, 1)
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    follower = Follower(Place(number=1, size=2, folder=tmp_path))
+    os.write(writer, b"call\ncall\n")
+    thread = threading.Thread(target=follower.linger, daemon=True)
+    thread.start()
+    os.close(writer)
+    thread.join(30)
+    follower.close()
+    assert not thread.is_alive()
+
+
+def test_one_alone_has_nobody_to_tell():
+    step = step_of([], Clock())
+    crew = Alone()
+    assert crew.joined(step) is step
+    assert not crew.lost()
+    with pytest.raises(ValueError, match="several ranks"):
+        crew.stretch(step, 1, Sharing.all)

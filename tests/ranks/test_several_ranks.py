@@ -1,0 +1,202 @@
+"""Several ranks: real trainings by two processes with gloo on the CPU, through the command."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from perfexp import rank
+from perfexp.record import Record, Status
+
+QUICK = [
+    *("gpu=cpu", "gpu.count=2", "input_size=32", "ttfp=false", "tracking=none", "quiet=true", "percentiles=[50]"),
+    *("stopping=fixed", "stopping.warmup=1", "stopping.measure=6"),
+]
+MODEL = ["model=resnet18", "mode=train", "batch_size=2"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ranks talk through pipes")]
+
+
+def perfexp(*arguments):
+    command = [sys.executable, "-m", "perfexp", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def ranks_of(folder):
+    """Processes of the ranks of a run, by number."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            arguments = process.cmdline()
+            if str(folder) in arguments and any(each.startswith("--ranks=") for each in arguments):
+                found[int(process.environ()["RANK"])] = process
+        except psutil.Error:  # it has just ended, or is another user's
+            continue
+    return found
+
+
+def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
+    """A second job is where `torchrun -m perfexp --multirun` would hang."""
+    folder = tmp_path / "sweep"
+    asked = ["-m", "model=resnet18", "mode=train", "batch_size=2,3", "probes.scaling=true"]
+    ended = perfexp(*asked, *QUICK, f"output_dir={folder}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    records = [Record.load(path) for path in sorted(folder.glob("*/record.json"))]
+    assert [record.status for record in records] == [Status.OK] * 2
+    for record in records:
+        [point] = record.points
+        values = {metric.name: metric.value for metric in point.metrics}
+        assert point.facts["world_size"] == 2
+        assert record.environment["ranks"]["backend"] == "gloo"
+        assert len(record.environment["ranks"]["devices"]) == 2
+        assert {"ranks/1/samples_per_second", "ranks/scaling_efficiency", "ranks/communication_share"} <= values.keys()
+        assert all(value is not None for name, value in values.items() if name.startswith("ranks/"))
+        assert {"ranks/all", "ranks/no_gradients", "ranks/alone"} <= {series.name for series in point.series}
+
+
+def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path):
+    folder = tmp_path / "run"
+    asked = [*MODEL, *QUICK, "input_size=[32,48]", "stopping.measure=40", f"output_dir={folder}"]
+    command = [sys.executable, "-m", "perfexp", *asked]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while not (folder / "points.jsonl").exists() and process.poll() is None:
+            time.sleep(0.05)
+        running = ranks_of(folder)
+        running[1].send_signal(signal.SIGKILL)
+        printed = process.communicate(timeout=300)[0]
+    finished, killed = Record.load(folder).points
+    assert process.returncode == 1
+    assert finished.status is Status.OK, printed
+    assert killed.status is Status.KILLED, printed
+    assert f"rank 1 of 2 (process {running[1].pid}) was ended by SIGKILL" in killed.error
+    assert ranks_of(folder) == {}
+
+
+def test_gradients_are_shared_so_both_ranks_have_the_same_weights(tmp_path):
+    """The seeds of their data differ; after some steps the weights do not."""
+    script = tmp_path / "rank.py"
+    script.write_text("""
+import json, os, sys
+from pathlib import Path
+import torch
+from perfexp.devices.cpu import CpuDevice
+from perfexp.models import Ddp, Execution, Precision
+from perfexp.models.module import adapt
+from perfexp.ranks import Place, Sharing
+from perfexp.ranks.group import TorchGroup
+
+place = Place(number=int(os.environ["RANK"]), size=2, folder=Path("."))
+device = CpuDevice()
+group = TorchGroup(place, device, threads=1)
+torch.manual_seed(place.number)  # the ranks begin with other weights: those of the first are taken
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 5))
+session = adapt(net, "net").open(
+    device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+)
+session.share(Ddp())
+update = session.optimizer({"name": "sgd", "lr": 0.1})
+
+def step(seed):
+    batch = session.random_batch((8, 8), 2, seed)
+    session.backward(session.loss(session.learn(batch), batch.targets))
+    update()
+
+def spread():
+    totals = group.gather(sum(each.double().sum().item() for each in session.module.parameters()))
+    return abs(totals[0] - totals[1])
+
+found = {"begin": spread()}
+with session.training():
+    for number in range(3):
+        step(10 * place.number + number)
+    found["shared"] = spread()
+    with session.sharing(Sharing.no_gradients):
+        step(100 + place.number)
+    found["not shared"] = spread()
+    with session.sharing(Sharing.alone):
+        if place.number == 0:
+            step(7)
+    found["alone"] = spread()
+if place.number == 0:
+    Path(sys.argv[1]).write_text(json.dumps(found))
+group.barrier()
+os._exit(0)
+""")
+    from perfexp.ranks import start
+
+    code = start.run(
+        [sys.executable, str(script), str(tmp_path / "found.json")], size=2, port=None, tell=lambda *_, **__: None
+    )
+    assert code == 0
+    found = json.loads(Path(tmp_path / "found.json").read_text())
+    assert found["begin"] == 0
+    assert found["shared"] < 1e-9
+    assert found["not shared"] > 1e-6
+    assert abs(found["alone"] - found["not shared"]) > 1e-6
+
+
+def test_two_runs_take_the_locks_of_their_devices_in_one_order():
+    """Whatever CUDA_VISIBLE_DEVICES calls the first: otherwise each could have the one that the other waits for."""
+    first, second = SimpleNamespace(lock_name="GPU-1"), SimpleNamespace(lock_name="GPU-2")
+    assert rank._distinct([first, second]) == rank._distinct([second, first, second]) == [first, second]
+
+
+def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
+    busy = {"code": "shared_device", "detail": "busy", "remedy": "wait"}
+    names = [{"name": "A"}, {"name": "B"}]
+    found = rank._of_all([[busy], [busy]], names)
+    assert [doubt["code"] for doubt in found] == ["shared_device", "mixed_devices"]
+    assert found[0]["detail"] == "rank 1: busy"
+    assert rank._of_all([[], []], [{"name": "A"}] * 2) == []
+
+
+def test_a_compiled_model_trains_by_two_ranks(tmp_path):
+    folder = tmp_path / "run"
+    ended = perfexp(*MODEL, *QUICK, "execution=compile", "probes.scaling=true", f"output_dir={folder}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    [point] = Record.load(folder).points
+    assert {"ranks/all", "ranks/no_gradients", "ranks/alone"} <= {series.name for series in point.series}
+
+
+def test_an_inference_is_made_by_all_ranks_at_once(tmp_path):
+    folder = tmp_path / "run"
+    ended = perfexp("model=resnet18", "mode=inference", "batch_size=2", *QUICK, f"output_dir={folder}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    [point] = Record.load(folder).points
+    values = {metric.name: metric.value for metric in point.metrics}
+    assert {"ranks/samples_per_second", "ranks/0/samples_per_second", "ranks/1/samples_per_second"} <= values.keys()
+    assert "ranks/communication_share" not in values
+
+
+def test_the_memory_that_is_not_enough_fails_a_point_and_the_others_go_on(tmp_path):
+    """A batch that no rank can take; both meet the same error, the first one writes it down."""
+    folder = tmp_path / "run"
+    asked = [*MODEL, *QUICK, "input_size=64", "batch_size=[400000000,2]", f"output_dir={folder}"]
+    ended = perfexp(*asked)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    statuses = {point.key.batch_size: point.status for point in Record.load(folder).points}
+    assert statuses == {400000000: Status.OOM, 2: Status.OK}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["gpu.count=0"], "gpu.count=0: at least one device has to work"),
+        (["gpu.count=2", "execution.cuda_graph=true", "gpu=auto"], "execution.cuda_graph=true is for one device"),
+        (["gpu.count=2", "epochs=1"], "epochs=1 is for one device"),
+        (["gpu.count=2", "probes.layers=true"], "probes.layers=true is for one device"),
+        (["gpu.count=2", "profiler=torch"], "profiler=torch is for one device"),
+        (["gpu.count=1", "probes.scaling=true"], "compares several devices with one"),
+        (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: a port is a number"),
+    ],
+)
+def test_what_several_ranks_can_not_do_is_refused(tmp_path, asked, said):
+    ended = perfexp(*MODEL, *QUICK, *asked, f"output_dir={tmp_path / 'run'}")
+    assert ended.returncode == 2
+    assert said in " ".join((ended.stdout + ended.stderr).split())

@@ -1,0 +1,149 @@
+"""Start: real processes by torch's elastic launcher, and what is told of how they end."""
+
+import socket
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from perfexp.errors import UserError
+from perfexp.ranks import start
+
+RANK = """
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path(next(a for a in sys.argv if a.startswith("--ranks=")).partition("=")[2])
+number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def tell(**event):
+    with open(folder / "events", "w") as pipe: print(json.dumps(event), file=pipe)
+"""
+
+
+@pytest.fixture
+def run():
+    def started(script, size=2, port=None):
+        told = []
+
+        def tell(event, **details):
+            told.append({"event": event, **details})
+
+        code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, tell=tell)
+        return code, told
+
+    return started
+
+
+def test_events_are_passed_on_in_order_and_the_end_is_told(run):
+    code, told = run("""
+if number == 0:
+    for index in range(50): tell(event="block", text=str(index))
+else:
+    assert os.environ["LOCAL_RANK"] == "1" and size == 2
+""")
+    assert code == 0
+    assert told == [*({"event": "block", "text": str(index)} for index in range(50)), {"event": "finished"}]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_is_named_and_the_others_end(run, victim):
+    code, told = run(f"""
+if number == {victim}: os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+""")
+    assert code == 1
+    [failed] = told
+    assert failed["event"] == "failed"
+    assert failed["status"] == "killed"
+    assert f"rank {victim} of 2 (process " in failed["message"]
+    assert "SIGKILL" in failed["message"]
+
+
+class Told:
+    """What a relay heard of the ranks."""
+
+    def __init__(self, told=None, exit_code=None):
+        self.told, self.exit_code = told, exit_code
+
+
+@pytest.mark.parametrize(
+    ("codes", "told", "said"),
+    [
+        ({0: start.RANK_LOST, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
+        ({0: -15, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
+        ({0: -6, 1: -9}, None, "(process 100) was ended by SIGABRT and rank 1 of 2 (process 101) was ended by SIGKILL"),
+        ({0: -9, 1: 1}, {"message": "rank 1 of 2: Connection closed", "status": "failed"}, "rank 0 of 2 (process 100)"),
+        ({0: start.RANK_LOST, 1: 1}, {"message": "rank 1 of 2: no room", "status": "oom"}, "rank 1 of 2: no room"),
+        ({0: start.RANK_LOST, 1: 3}, None, "rank 1 of 2 ended with code 3; see run.log"),
+        ({0: -15, 1: -15}, None, "SIGTERM and rank 1 of 2"),
+        ({0: start.RANK_LOST}, None, "rank 0 of 2 ended with code 76"),
+    ],
+)
+def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
+    """The launcher ends the others by SIGTERM; the first rank leaves with a code of its own when it misses another."""
+    ends = {rank: SimpleNamespace(exitcode=code, pid=100 + rank) for rank, code in codes.items()}
+    heard = []
+    code = start._verdict(ends, Told(told), 2, lambda event, **details: heard.append((event, details)))
+    [(event, details)] = heard
+    assert (code, event) == (1, "failed")
+    assert said in details["message"]
+
+
+def test_a_line_that_is_none_does_not_stop_the_others(run):
+    code, told = run("""
+if number == 0:
+    with open(folder / "events", "w") as pipe: print("{half a line", file=pipe)
+    tell(event="block", text="after it")
+""")
+    assert (code, [each["event"] for each in told]) == (0, ["block", "finished"])
+
+
+def test_what_a_rank_says_of_its_own_error_is_told(run):
+    code, told = run("""
+if number == 1:
+    tell(event="rank", number=1, status="oom", message="rank 1 of 2: OutOfMemoryError: no room")
+    sys.exit(1)
+time.sleep(600)
+""")
+    assert code == 1
+    assert told == [{"event": "failed", "message": "rank 1 of 2: OutOfMemoryError: no room", "status": "oom"}]
+
+
+def test_a_code_without_a_word_is_told(run):
+    code, told = run("""
+if number == 1: sys.exit(3)
+time.sleep(600)
+""")
+    assert code == 1
+    assert told == [{"event": "failed", "message": "rank 1 of 2 ended with code 3; see run.log"}]
+
+
+def test_a_refusal_of_the_first_rank_is_its_own(run):
+    code, told = run("""
+if number == 0:
+    tell(event="refused", message="no such thing", exit_code=2)
+    sys.exit(2)
+time.sleep(600)
+""")
+    assert code == 2
+    assert told == [{"event": "refused", "message": "no such thing", "exit_code": 2}]
+
+
+def test_ranks_out_of_step_after_a_point_are_no_failure(run):
+    """The point is written down; another process measures what is left."""
+    code, told = run(f"""
+if number == 0: sys.exit({start.OUT_OF_STEP})
+time.sleep(600)
+""")
+    assert (code, told) == (0, [{"event": "finished"}])
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(run):
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(UserError, match=r"gpu\.port=\d+ can't be used: Address already in use"):
+        run("sys.exit(9)", port=taken.getsockname()[1])
+
+
+def test_a_port_that_is_free_is_taken(run):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code, told = run("tell(event='block', text='here') if number == 0 else None", port=port)
+    assert (code, [each["event"] for each in told]) == (0, ["block", "finished"])

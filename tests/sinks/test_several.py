@@ -1,0 +1,47 @@
+"""What several ranks did, as people read it."""
+
+from perfexp.record import Metric
+from perfexp.sinks import overview, several
+from perfexp.summary import rows
+
+
+def with_ranks(make_record, *, share_low, **more):
+    record = make_record(phases=("train",), **more)
+    for point in record.points:
+        if point.key.is_timed:
+            figures = {"samples_per_second": 42.7, "0/samples_per_second": 21.6, "1/samples_per_second": 21.74}
+            point.metrics += [
+                Metric(name=f"ranks/{name}", value=value, unit="samples/s") for name, value in figures.items()
+            ]
+            shares = {"communication_share": 0.168, "scaling_efficiency": 0.514}
+            point.metrics += [Metric(name=f"ranks/{name}", value=value, unit="1") for name, value in shares.items()]
+            point.facts["ranks"] = {
+                "communication_share": {"low": share_low, "high": 0.19},
+                "scaling_efficiency": {"low": 0.50, "high": 0.53},
+            }
+    return record
+
+
+def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record):
+    [sentence] = several.sentences(with_ranks(make_record, share_low=0.15))
+    assert sentence == (
+        "together 42.7 samples/s where no rank hears of another but through the gradients, each 21.6 … 21.7, "
+        "waiting for gradients 17 % (15 % … 19 %), scaling efficiency 51 % (50 % … 53 %)"
+    )
+
+
+def test_an_interval_that_there_is_not_is_said(make_record):
+    [sentence] = several.sentences(with_ranks(make_record, share_low=None))
+    assert "waiting for gradients 17 % (no interval)" in sentence
+
+
+def test_points_are_named_where_there_are_several(make_record):
+    told = several.sentences(with_ranks(make_record, share_low=0.15, batches=(4, 8)))
+    assert [sentence.partition(":")[0] for sentence in told] == ["batch 4", "batch 8"]
+
+
+def test_other_figures_do_not_repeat_them_and_other_runs_have_none(make_record):
+    record = with_ranks(make_record, share_low=0.15)
+    grid = overview.metrics(rows(record))
+    assert grid is None or not any("ranks" in column.title for column in grid.columns)
+    assert several.sentences(make_record(phases=("train",))) == []

@@ -1,0 +1,80 @@
+"""Where a speed file may be written, and what is taken for one."""
+
+import json
+import os
+
+import pytest
+
+from perfexp.errors import UserError
+from perfexp.speed import Mode, Speed, placing
+
+
+def speed(log_file="/runs/a/run.log", rate=8.0):
+    return Speed(
+        log_file=log_file,
+        model="fastscnn",
+        mode=Mode.sp,
+        cards=1,
+        batch_size=2,
+        precision="fp32",
+        images_per_second=rate,
+    )
+
+
+NAME = "fastscnn_sp_bs2_fp32_1_speed"
+
+
+def test_a_file_is_written_and_an_earlier_one_replaced(tmp_path):
+    assert placing.put(speed(), tmp_path, remedy="") == tmp_path / NAME
+    placing.put(speed("/runs/b/run.log", 4.0), tmp_path, remedy="")
+    assert json.loads((tmp_path / NAME).read_bytes())["FINAL_RESULT"] == 4.0
+    assert placing.whose(tmp_path / NAME) == "/runs/b/run.log"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "mine", "{}", "[1]", '{"log_file": "x"}', "7", "[" * 50_000, "\x00", " " * 200_000 + "{}"]
+)
+def test_what_is_no_speed_file_stays(content, tmp_path):
+    (tmp_path / NAME).write_text(content)
+    with pytest.raises(UserError, match=r"no speed file, and stays\. Look elsewhere\."):
+        placing.put(speed(), tmp_path, remedy="Look elsewhere.")
+    assert (tmp_path / NAME).read_text() == content
+
+
+def test_so_do_folders_pipes_and_links_to_nothing(tmp_path):
+    makers = (lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("nowhere"))
+    for make in makers:
+        make(tmp_path / NAME)
+        with pytest.raises(UserError, match="no speed file"):
+            placing.put(speed(), tmp_path, remedy="")
+        (tmp_path / NAME).rename(tmp_path / f"old {make}")
+
+
+def test_a_link_to_a_speed_file_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    (tmp_path / "other").mkdir()
+    placing.put(speed("there"), tmp_path / "other", remedy="")
+    (tmp_path / NAME).symlink_to(tmp_path / "other" / NAME)
+    placing.put(speed("here"), tmp_path, remedy="")
+    assert [placing.whose(folder / NAME) for folder in (tmp_path, tmp_path / "other")] == ["here", "there"]
+
+
+def test_a_file_of_the_seed_with_its_keys_in_any_order_is_known(tmp_path):
+    document = dict(reversed(speed().document().items()))
+    (tmp_path / NAME).write_text(json.dumps(document))
+    assert placing.whose(tmp_path / NAME) == "/runs/a/run.log"
+
+
+def test_a_manifest_that_is_there_gets_the_name(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"files": ["record.json"]}')
+    placing.put(speed(), tmp_path, remedy="")
+    assert json.loads((tmp_path / "manifest.json").read_text())["files"] == ["record.json", NAME]
+
+
+def test_a_folder_that_is_missing_or_none_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name, message in (("missing", "There is no folder"), ("file", "is no folder")):
+        with pytest.raises(UserError, match=message):
+            placing.refuse_no_folder(tmp_path / name, "")
+    placing.refuse_no_folder(tmp_path, "")
+    with pytest.raises(UserError, match="can't be written: No such file"):
+        placing.put(speed(), tmp_path / "missing", remedy="")
