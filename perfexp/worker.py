@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfexp import config, timed
+from perfexp import config, lifeline, timed
 from perfexp.errors import PerfexpError, UserError
 from perfexp.events import Events
 from perfexp.first_prediction import first_prediction
@@ -36,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _arguments(argv)
     # a profiler may start this process from a thread of its own, whose end would be taken for that of the parent
-    if arguments.profile is None or os.getppid() == arguments.parent:
-        _die_with_parent(arguments.parent)
+    if arguments.parent is not None and (arguments.profile is None or os.getppid() == arguments.parent):
+        lifeline.die_with(arguments.parent)
     if arguments.ranks is not None:
         from perfexp import rank
 
@@ -230,25 +228,6 @@ def algorithms(plan: config.Plan, paths: RunPaths, tell: Events) -> dict[str, An
         "doubts": [plain_doubt(doubt) for doubt in session.doubts()],
         **found,
     }
-
-
-def _die_with_parent(parent: int | None) -> None:
-    """Have the kernel end this process when its parent ends, however that does (Linux)."""
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent and _has_ended(parent):  # before this process came to here
-        sys.exit(1)
-
-
-def _has_ended(process: int) -> bool:
-    """Whether a process is no more, or is only waited for by its parent (Linux)."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except OSError:
-        return True
-    return state in (b"Z", b"X")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

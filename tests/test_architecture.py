@@ -44,6 +44,7 @@ FLOORS = {
         "metrics",
         "doubts",
         "interrupts",
+        "lifeline",
         "kept",
         "events",
     ),

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perfexp.data.cityscapes_folder import MADE, Pair, find_pairs
 from perfexp.data.cityscapes_masks import CLASSES, read_mask, train_ids
-from perfexp.data.images import ImageBatches
-from perfexp.data.pictures import Split, read_picture, to_tensor
-from perfexp.errors import Unsupported, UserError
+from perfexp.data.loading import LoadedBatches, Loading, check_batch
+from perfexp.data.pictures import read_picture, to_tensor
+from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
 #: A random crop shows the picture at so many times its own size (pytorch/vision, references/segmentation/presets.py,
@@ -85,10 +85,8 @@ class Cityscapes:
         pin_memory: bool = False,
         prefetch_factor: int = 2,
     ) -> None:
-        if workers < 0 or prefetch_factor < 1:
-            raise UserError(f"data.workers={workers} data.prefetch_factor={prefetch_factor}: at least 0 and 1.")
         self._root = Path(root).expanduser()
-        self._workers, self._pin_memory, self._prefetch_factor = workers, pin_memory, prefetch_factor
+        self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
         self._train, self._val = find_pairs(self._root, "train"), find_pairs(self._root, "val")
         self.labelled = not (self._root / MADE).is_file()  # an accuracy on made masks would mean nothing
         self.num_classes: int | None = len(CLASSES)
@@ -101,54 +99,36 @@ class Cityscapes:
     ) -> Iterator[StreetBatches]:
         """See `Data`."""
         pairs = self._train if training else self._val
-        if training and len(pairs) < batch_size:
-            raise Unsupported(
-                f"There are {len(pairs)} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size."
-            )
+        if training:
+            check_batch(len(pairs), batch_size)
         order = _Order(len(pairs), seed if training else None)
         preparation = _preparation(session, input_size, training=training)
-        if not self._workers:  # the pipelines of mmsegmentation draw from these; torch seeds those of its workers
+        if (
+            not self._loading.workers
+        ):  # the pipelines of mmsegmentation draw from these; torch seeds those of its workers
             random.seed(seed)
             np.random.seed(seed % 2**32)
-        loader: DataLoader[Sample] = DataLoader(
-            _Streets(pairs, preparation),
-            batch_size=batch_size,
-            sampler=order,
-            drop_last=training,  # a smaller call would be another measurement
-            num_workers=self._workers,
-            persistent_workers=self._workers > 0,  # starting over must not start processes
-            prefetch_factor=self._prefetch_factor if self._workers else None,
-            pin_memory=self._pin_memory and torch.cuda.is_available(),
-            collate_fn=_Collate(preparation.collate),
-            generator=torch.Generator().manual_seed(seed),
-        )
-        batches = StreetBatches(loader, order, [pair.picture for pair in pairs], batch_size, session)
+        streets, collate = _Streets(pairs, preparation), _Collate(preparation.collate)
+        loader = self._loading.loader(streets, batch_size, collate, training=training, seed=seed, order=order)
+        batches = StreetBatches(loader, order, batch_size, session)
         try:
             yield batches
         finally:
             batches.close()
 
 
-class StreetBatches(ImageBatches):
+class StreetBatches(LoadedBatches):
     """Batches of pictures that follow one another without end, so that no pass over the data begins with a wait.
 
     Args:
         loader: gives inputs and targets on the host.
         order: of its samples.
-        files: the pictures.
         batch_size: of a full batch.
         session: the model that takes them.
     """
 
-    def __init__(
-        self, loader: DataLoader[Sample], order: _Order, files: list[Path], batch_size: int, session: Session
-    ) -> None:
-        super().__init__(
-            loader,  # type: ignore[arg-type]  # of other samples
-            Split(files=files, labels=None, classes=[]),
-            batch_size,
-            session,
-        )
+    def __init__(self, loader: DataLoader[Any], order: _Order, batch_size: int, session: Session) -> None:
+        super().__init__(loader, len(order), batch_size, session)
         self._order = order
 
     def epoch(self) -> Iterator[Batch]:

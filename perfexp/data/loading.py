@@ -1,0 +1,178 @@
+"""Loading: pictures through torch's DataLoader with its processes, which end when this one does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from perfexp import lifeline
+from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.models import Batch, Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a folder's pictures are loaded.
+
+    Attributes:
+        workers: processes that load pictures; 0 loads them between the model's calls.
+        pin_memory: whether batches are put where a CUDA device can fetch them by itself.
+        prefetch_factor: batches that each worker loads ahead.
+
+    Raises:
+        UserError: there are no such numbers of workers or batches.
+    """
+
+    workers: int
+    pin_memory: bool
+    prefetch_factor: int
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.prefetch_factor < 1:
+            raise UserError(
+                f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}: at least 0 and 1."
+            )
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Callable[[list[Any]], Any],
+        *,
+        training: bool,
+        seed: int,
+        order: Sampler[int] | None = None,
+    ) -> DataLoader[Any]:
+        """A loader whose processes stay from one pass over the data to the next.
+
+        Args:
+            dataset: of samples; an error is a sample, since torch would wrap its message into a stack's.
+            batch_size: of a batch; in training every one is full: a smaller call would be another measurement.
+            collate: makes a batch of samples, as `LoadedBatches` takes it.
+            training: whether samples come in another order each time, unless `order` is given.
+            seed: of that order, and of what the processes draw.
+            order: of the samples.
+        """
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=order,
+            shuffle=training and order is None,
+            drop_last=training,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,  # starting over must not start processes
+            prefetch_factor=self.prefetch_factor if self.workers else None,
+            pin_memory=self.pin_memory and torch.cuda.is_available(),
+            collate_fn=collate,
+            generator=torch.Generator().manual_seed(seed),
+            # torch's own look, every five seconds, misses a parent that ended before the process came to it
+            worker_init_fn=partial(_tie, os.getpid()),
+        )
+
+
+class LoadedBatches:
+    """Batches of a loader, as long as their data's context is open.
+
+    Args:
+        loader: gives inputs and targets on the host, or the error of one of its samples.
+        count: of pictures.
+        batch_size: of a full batch.
+        session: the model that takes them.
+    """
+
+    constant = False
+
+    def __init__(self, loader: DataLoader[Any], count: int, batch_size: int, session: Session) -> None:
+        self.per_epoch: int | None = len(loader)
+        self._loader: DataLoader[Any] | None = loader
+        self._iterator: Iterator[Any] = iter(())
+        self._count = count
+        self._batch_size = batch_size
+        self._session = session
+
+    def next(self) -> Batch:
+        """See `Batches`. Always a full one: a smaller call would be another measurement.
+
+        Raises:
+            UserError: a picture, or what is known of it, can't be used.
+            Unsupported: there are fewer pictures than a batch has.
+            PerfexpError: a worker process died.
+        """
+        check_batch(self._count, self._batch_size)
+        while True:
+            batch = self._load()
+            if batch is None:
+                self._restart()
+            elif len(batch.inputs) == self._batch_size:
+                return self._session.place(batch)
+
+    def epoch(self) -> Iterator[Batch]:
+        """See `Batches`. In evaluation the last one may be smaller.
+
+        Raises:
+            UserError: a picture, or what is known of it, can't be used.
+            PerfexpError: a worker process died.
+        """
+        self._restart()
+        while (batch := self._load()) is not None:
+            yield self._session.place(batch)
+
+    def close(self) -> None:
+        """End the worker processes: torch does so when nothing holds the iterator any longer."""
+        self._iterator = iter(())
+        self._loader = None
+
+    def _restart(self) -> None:
+        assert self._loader is not None, "these batches are closed"
+        self._iterator = iter(self._loader)
+
+    def _load(self) -> Batch | None:
+        """The next batch, on the host; None at the end of the data."""
+        died = None
+        try:
+            loaded = next(self._iterator, None)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            died = str(error).splitlines()[0]
+        except (EOFError, OSError) as error:  # it died while its batch was handed over
+            died = f"the process ended while its batch was fetched ({type(error).__name__})."
+        if died:
+            # Until the iterator is gone, torch raises its error again at whatever happens to run when a child ends.
+            # The error's traceback would hold the iterator, so it is not this one's cause.
+            self.close()
+            raise PerfexpError(
+                f"A process that loads pictures failed: {died} It may lack memory, or shared memory (in a container: "
+                "--shm-size=8g); data.workers=0 needs none."
+            )
+        if isinstance(loaded, UserError):
+            raise loaded
+        return None if loaded is None else Batch(inputs=loaded[0], targets=loaded[1])
+
+
+def check_batch(count: int, batch_size: int) -> None:
+    """Whether the pictures are enough for a batch.
+
+    Args:
+        count: of pictures.
+        batch_size: of a batch.
+
+    Raises:
+        Unsupported: they are not.
+    """
+    if count < batch_size:
+        raise Unsupported(
+            f"There are {count} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
+            "pictures."
+        )
+
+
+def _tie(parent: int, worker: int) -> None:
+    """The first thing that process number `worker` of a loader does."""
+    lifeline.die_with(parent)
