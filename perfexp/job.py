@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from perfexp import __version__, config, interrupts, launch
+from perfexp import __version__, config, interrupts, launch, validation
 from perfexp.errors import PerfexpError, UserError
 from perfexp.estimate import longest_seconds
 from perfexp.naming import earlier_stages
@@ -87,7 +87,7 @@ class Run:
             PerfexpError: it can't be measured, or not there.
         """
         plan, paths = self.assignment.plan, self._paths
-        config.check(plan)
+        validation.check(plan)
         paths.create()
         with ExitStack() as stack:
             stack.enter_context(paths.locked())

@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from perfexp import __version__, config, interrupts, naming, usage
+from perfexp import __version__, config, interrupts, naming, usage, validation
 from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error
@@ -94,7 +94,7 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
         plain = config.plan_of(*found[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
-    config.check(config.typed(plain))
+    validation.check(config.typed(plain))
     return plain
 
 

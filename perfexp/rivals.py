@@ -19,7 +19,6 @@ from perfexp.record import Metric, Point, Series
 _SPEEDUP = "algorithm/speedup_over_"
 
 _Computing = Callable[[Callable[[], Any]], Any]
-Capture = Callable[[], timing.Call]
 
 #: A choice layer by layer that is so much slower as a whole has to be told.
 _SLOWER = 0.98
@@ -31,7 +30,7 @@ _TURN_SECONDS, _SAMPLES = 0.15, 5
 _COLD_CALLS = 3
 
 
-def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device, capture: Capture) -> None:
+def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device, capture: timing.Capture) -> None:
     """Add what comes of `compare` to a point; a choice that is slower as a whole is doubted, and not kept.
 
     Args:
@@ -51,7 +50,7 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
 
 
 def compare(
-    algorithm: Algorithm, call: timing.Call, device: Device, capture: Capture
+    algorithm: Algorithm, call: timing.Call, device: Device, capture: timing.Capture
 ) -> tuple[list[Series], list[Metric]]:
     """Series `rival/NAME` of each one's time per call, and how many times faster the algorithm is than each rival.
 
@@ -116,7 +115,7 @@ class _Turn:
     """
 
     def __init__(
-        self, computing: _Computing, call: timing.Call, device: Device, capture: Capture | None = None
+        self, computing: _Computing, call: timing.Call, device: Device, capture: timing.Capture | None = None
     ) -> None:
         self._computing, self._call, self._device, self._capture = computing, call, device, capture
         self.k, self.possible = 1, True

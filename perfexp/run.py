@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from perfexp import doubts, environment, metrics, rivals, stats, verdicts
+from perfexp import doubts, environment, metrics, rivals, training, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
@@ -24,31 +23,17 @@ from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
-from perfexp.probes import Probe, ProbeContext, queue, timing, work
+from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import Alone, Crew, joint
-from perfexp.record import Key, Metric, Point, Series, Status, Stop
+from perfexp.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
 from perfexp.summary import first_median
+from perfexp.times import Times
 from perfexp.work import Work
 
-#: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
-_PHASES_TOLERANCE = 0.05
-#: A device that has been idle for so long is no longer warm.
-_COOLING_SECONDS = 1.0
 #: Calls under the eyes of the probes.
 _PROBED_CALLS = 3
-
-
-class _Counted:
-    """A call that counts how often it is called."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call, self.calls = call, 0
-
-    def __call__(self) -> None:
-        self._call()
-        self.calls += 1
 
 
 @dataclass(kw_only=True)
@@ -96,7 +81,15 @@ class Procedure:
     crew: Crew = field(default_factory=Alone)
     compares_alone: bool = False
     progress: Callable[[str], None] = lambda _: None
-    _last: tuple[Key, float, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._times = Times(
+            device=self.device,
+            stopping=self.stopping,
+            percentiles=self.percentiles,
+            cache=self.cache,
+            progress=self.progress,
+        )
 
     def begin(self) -> None:
         """What is measured once, before the first point, with everything loaded and nothing running."""
@@ -207,12 +200,14 @@ class Procedure:
                 step = graphed(step, self.session, constant=batches.constant)
             self._warm_memory(point, step)
             if step.trains and self.epochs:
-                self._epochs(point, step)
+                with self._batches(point.key, training=True) as anew:
+                    training.run_epochs(point, step, anew, self.device, self.epochs, self.progress)
             else:
-                self._times(point, step)
+                self._times.whole(point, step.call)
             point.metrics += self.device.memory()  # before whatever is not the call that was timed
             if step.trains:
-                self._training_figures(point, step, batches, first_loss)
+                last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
+                training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
             if self.data.labelled and (self.epochs or not step.trains):
                 self._accuracy(point)  # before the passes below, which train on
             if self.energy is not None:
@@ -220,7 +215,7 @@ class Procedure:
                 self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
             self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
             if len(step.segments) > 1:
-                self._phases(point, step, held=batches.constant or isinstance(batches, Rotating))
+                self._times.phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
             if self.crew.size > 1:  # from here on the ranks' weights differ
                 stretches = partial(self._ranks, point, step)
@@ -282,8 +277,7 @@ class Procedure:
             clean_seconds=clean,
         )
         measured.add_to(point)
-        end = time.perf_counter_ns()  # the device has worked all the while
-        self._last = (point.key, verdicts.device_seconds(point) + (end - start) * 1e-9, end)
+        self._times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
 
     def _work(self, point: Point, step: Step, batches: Batches) -> None:
         """What the call takes by definition, whatever computes it."""
@@ -318,10 +312,17 @@ class Procedure:
         if self.graph or self.cache is not Cache.warm or self.crew.size > 1:
             raise Unsupported("rivals are compared on one card, without execution.cuda_graph and with cache=warm")
 
-        def capture() -> timing.Call:
-            return graphed(step, self.session, constant=batches.constant).call
+        rivals.judge(point, self.algorithm, step.call, self.device, self._capture(step, batches))
 
-        rivals.judge(point, self.algorithm, step.call, self.device, capture)
+    def _device_time_by_graph(self, point: Point, step: Step, batches: Batches) -> None:
+        """The device's time of a call that its queue does not take."""
+        if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
+            point.doubts.append(doubts.queue_exceeded("calls of several ranks are not captured"))
+            return
+        self._times.device_by_graph(point, step.call, self._capture(step, batches))
+
+    def _capture(self, step: Step, batches: Batches) -> timing.Capture:
+        return lambda: graphed(step, self.session, constant=batches.constant).call
 
     def _warm_memory(self, point: Point, step: Step) -> None:
         """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""
@@ -366,164 +367,6 @@ class Procedure:
         """
         self.session.first_forward(batches.next())
         self.algorithm.recount()
-
-    def _times(self, point: Point, step: Step) -> None:
-        """The undisturbed call: one time on a synchronous device, three on an asynchronous one."""
-        if self.device.asynchronous:
-            self._asynchronous_times(point, step)
-        else:
-            self._synchronous_time(point, step)
-
-    def _synchronous_time(self, point: Point, step: Step) -> None:
-        self.progress("latency")
-        monitor = self.stopping.begin(percentiles=self.percentiles)
-        point.series.append(timing.series("latency", timing.HostChain(step.call, self.device, self._flush()), monitor))
-
-    def _asynchronous_times(self, point: Point, step: Step) -> None:
-        counted = _Counted(step.call)
-        k, chunk, call_seconds = queue.fit(counted, self.device, self._flush())
-        if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
-            host = queue.issue_seconds(counted, self.device, chunk * k) if chunk else None
-            reason = None if chunk else "a call does not fit into the device's queue, and the host waits for room"
-            point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
-            self.progress("throughput")
-            loop = queue.Loop(step.call, self.device, k)
-            self._take(point, "throughput", loop, k, busy_seconds=counted.calls * call_seconds)
-        self.progress("latency")
-        latency = timing.Latency(step.call, self.device, self._flush())
-        self._take(point, "latency", latency, percentiles=self.percentiles)
-        point.facts["device_method"] = "queue" if chunk else "none"
-        if chunk:
-            self._device_time(point, step.call, k, chunk)
-
-    def _take(
-        self,
-        point: Point,
-        name: str,
-        block: Callable[[int], timing.Samples],
-        k: int = 1,
-        percentiles: Sequence[float] = (),
-        busy_seconds: float = 0.0,
-    ) -> Series:
-        """A series until the stopping rule has enough; the blocks before it, and other calls, have warmed it up."""
-        busy_seconds += self._carried_seconds(point.key) + verdicts.busy_seconds(point)
-        monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
-        series = timing.series(name, block, monitor, k)
-        point.series.append(series)
-        self._last = (point.key, verdicts.device_seconds(point), time.perf_counter_ns())
-        return series
-
-    def _carried_seconds(self, key: Key) -> float:
-        """For how long the device has worked on the point before, if that was of the same kind and has just ended."""
-        if self._last is None:
-            return 0.0
-        before, busy_seconds, ended_ns = self._last
-        alike = before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
-        idle_seconds = (time.perf_counter_ns() - ended_ns) * 1e-9
-        return busy_seconds if alike and idle_seconds < _COOLING_SECONDS else 0.0
-
-    def _device_time(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
-        """The device's own time, and what it says of the loop."""
-        self.progress("device time")
-        device, flush = self.device, self._flush()
-        held = queue.Chain(call, device, chunk, k, flush=flush)
-        series = self._take(point, "device", held, k)
-        verdicts.judge_bound(point)
-        if held.held.starved:
-            point.doubts.append(doubts.queue_starved(held.held.starved))
-        if flush is not None and series.measured:
-            uncertain_seconds = device.event_tick_seconds + device.record_seconds
-            doubt = doubts.below_resolution(float(np.median(series.measured)), uncertain_seconds)
-            point.doubts += [doubt] if doubt else []
-
-    def _device_time_by_graph(self, point: Point, step: Step, batches: Batches) -> None:
-        """The device's time of a call that its queue does not take: as one launch, if it can be captured."""
-        if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
-            point.doubts.append(doubts.queue_exceeded("calls of several ranks are not captured"))
-            return
-        waits = self.device.waits_inside(step.call)
-        self.progress("capturing a graph")
-        try:
-            if self.cache is Cache.rotate:
-                raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
-            call = graphed(step, self.session, constant=batches.constant).call
-            k, chunk, *_ = queue.fit(call, self.device, self._flush())
-            if not chunk:
-                raise Unsupported("neither does the queue take the call as a graph")
-        except Exception as error:
-            if self.device.is_lost():
-                raise
-            status, text = verdicts.verdict(error, self.device)  # what has been measured stays, whatever it is
-            reason = "the memory is not enough for its graph" if status is Status.OOM else text
-            point.doubts.append(doubts.synchronising(reason) if waits else doubts.queue_exceeded(reason))
-            return
-        self._device_time(point, call, k, chunk)
-        point.facts["device_method"] = "graph"
-
-    def _flush(self) -> timing.Call | None:
-        return self.device.flush_cache if self.cache is Cache.flush else None
-
-    def _epochs(self, point: Point, step: Step) -> None:
-        """Whole passes over the data: every step's time, and the runtime of each pass."""
-        assert self.epochs is not None
-        usual, steps, epoch_seconds = step.state.source, [], []
-        # from data opened anew: what the first call left prefetched would be drained in the first pass
-        with self._batches(point.key, training=True) as batches:
-            if batches.per_epoch is None:
-                raise UserError("epochs=N needs data with an end: give data.num_samples, or data=images.")
-            for epoch in range(self.epochs):
-                self.progress(f"epoch {epoch + 1} of {self.epochs}")
-                step.state.source = batches.epoch().__next__
-                with timing.undisturbed():
-                    seconds, whole = timing.whole_pass(step.call, self.device)
-                steps.append(seconds)
-                epoch_seconds.append(whole)
-        step.state.source = usual
-        everything = np.concatenate(steps)
-        # the stopping rule did not choose these steps, so the first ones are warm-up by the rule of MSER-5 alone
-        warmup = stats.mser5_cut(everything)
-        stop = Stop(reason="epochs", achieved=stats.median_interval(everything[warmup:]).relative_half_width)
-        kind = "throughput" if self.device.asynchronous else "latency"  # nothing waits for a step
-        point.series.append(Series(name=kind, samples=everything.tolist(), warmup=warmup, stop=stop))
-        point.series.append(Series(name="epoch", samples=epoch_seconds, stop=Stop(reason="epochs")))
-        point.metrics.append(Metric(name="total_runtime_seconds", value=sum(epoch_seconds), unit="seconds"))
-
-    def _phases(self, point: Point, step: Step, *, held: bool) -> None:
-        """The call's parts, from a pass of their own; their sum has to be the whole call.
-
-        With data that is on the device already they are the device's times, as `device` is; with data that comes from
-        elsewhere the waiting for it is a part.
-        """
-        self.progress("phases")
-        chunk = 0
-        if held and self.device.asynchronous:
-            chunk = queue.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
-        block = queue.Segments(step.segments, self.device, chunk)
-        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=verdicts.busy_seconds(point)))
-        for name, seconds in block.parts().items():
-            point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
-        data = point.find_series("phase/data")
-        if data is not None:
-            share = sum(data.measured) / float(sums[warmup:].sum())
-            point.metrics.append(Metric(name="data_share", value=share, unit="1"))
-        names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
-        whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
-        if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
-            return
-        ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
-        point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
-        if abs(ratio - 1) > _PHASES_TOLERANCE:
-            point.doubts.append(doubts.phases_disagree(ratio))
-
-    def _training_figures(self, point: Point, step: Step, batches: Batches, first_loss: float | None) -> None:
-        last = self.session.number(step.state.loss)
-        for name, loss in (("loss_first", first_loss), ("loss_last", last)):
-            finite = loss is not None and np.isfinite(loss)
-            reason = None if finite else f"the loss is {loss}"
-            point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
-        if not np.isfinite(last):
-            point.doubts.append(doubts.loss_not_finite(last))
-        point.metrics.append(verdicts.epoch_metric(point, self._steps_per_epoch(batches)))
 
     def _steps_per_epoch(self, batches: Batches) -> int | None:
         """Steps in which all ranks together see the data once; None where it has no end."""

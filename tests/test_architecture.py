@@ -26,8 +26,8 @@ FLOORS = {
         "timed",
         "rank",
     ),
-    4: ("config", "settings", "explain", "usage"),
-    3: ("run", "dissect", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
+    4: ("config", "validation", "settings", "explain", "usage"),
+    3: ("run", "times", "training", "dissect", "verdicts", "rivals", "launch", "process", "survey", "sinks"),
     2: ("models", "data", "algorithms", "kernels", "modes", "probes", "work", "layers", "profilers", "ranks"),
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: (

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from perfexp import config
+from perfexp import config, validation
 from perfexp.errors import UserError
 from perfexp.gpus import GpuFacts
 
@@ -151,7 +151,7 @@ def test_the_batch_sweep_goes_from_1_to_128():
 
 def test_a_sweep_of_sizes_and_a_size_contradict_each_other():
     with pytest.raises(UserError, match="leave out input_size"):
-        config.check(config.typed(plan("sweep=sizes", "input_size=300")))
+        validation.check(config.typed(plan("sweep=sizes", "input_size=300")))
 
 
 def test_train_inference_has_both_phases_of_each_point():

@@ -16,6 +16,8 @@ from perfexp.record import Series, Stop
 from perfexp.stopping import Monitor
 
 Call = Callable[[], object]
+#: Makes one launch of a call.
+Capture = Callable[[], Call]
 Samples = NDArray[np.float64]
 
 
