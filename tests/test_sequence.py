@@ -1,0 +1,71 @@
+"""Lists of commands within a limit of time, as `benchmarks/sequence.py` runs them."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import sequence
+
+LISTS = sorted((Path(sequence.__file__).parent / "sequences").glob("*.txt"))
+
+
+def ran(tmp_path, text, capsys, **options):
+    path = tmp_path / "list.txt"
+    path.write_text(text)
+    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    code = sequence.main([str(path), "--out", str(tmp_path / "out"), *flags])
+    told = [line.rpartition(",")[0] for line in capsys.readouterr().out.splitlines() if ": " in line]
+    return code, told, tmp_path / "out"
+
+
+def test_each_step_has_a_folder_and_tells_its_exit_code(tmp_path, capsys):
+    text = "# a comment\n\ngood 1 echo $((40 +\\\n 2)); pwd\nbad 1 ls missing\n"
+    code, told, out = ran(tmp_path, text, capsys)
+    assert (code, told) == (1, ["good: code 0", "bad: code 2"])
+    assert (out / "good" / "printed.txt").read_text().splitlines()[1:] == ["42", str(out / "good")]
+
+
+def test_a_step_that_does_not_fit_is_left_out_and_later_ones_that_do_are_run(tmp_path, capsys):
+    code, told, out = ran(tmp_path, "long 1000 touch here\nshort 1 true\n", capsys, seconds=30)
+    assert (code, told) == (1, ["long: left out", "short: code 0"])
+    assert not (out / "long").exists()
+
+
+def test_a_step_that_takes_longer_than_what_is_left_is_ended_with_all_its_processes(tmp_path, capsys):
+    text = "endless 0.1 sleep 1000 & echo $! > child; sleep 1000\n"
+    code, told, out = ran(tmp_path, text, capsys, seconds=0.5)
+    assert (code, told) == (1, ["endless: out of time"])
+    child, end = int((out / "endless" / "child").read_text()), time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_some_of_the_steps(tmp_path, capsys):
+    code, told, _ = ran(tmp_path, "one 1 false\ntwo 1 true\n", capsys, only="two")
+    assert (code, told) == (0, ["two: code 0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("name command\n", {}, "no name, seconds and command: name command"),
+        ("name soon command\n", {}, "no name, seconds and command"),
+        ("name 1 true\nname 1 true\n", {}, "there twice: name"),
+        ("name 1 true\n", {"only": "other"}, "has no other"),
+    ],
+)
+def test_what_is_no_list_is_refused(tmp_path, capsys, text, options, message):
+    with pytest.raises(SystemExit):
+        ran(tmp_path, text, capsys, **options)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_the_lists_are_lists(path):
+    steps = sequence.read(path)
+    assert steps and all(step.seconds <= 600 for step in steps)
+    for step in steps:
+        assert "$PERFEXP" in step.command or "$PYTHON" in step.command
