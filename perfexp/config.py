@@ -18,7 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from perfexp.devices import Cache
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.models import Execution, Precision
 from perfexp.profilers import Profiler
 from perfexp.record import Key, layers_key
@@ -314,6 +314,7 @@ def build(node: Any, **extra: Any) -> Any:
 
     Raises:
         UserError: the target can't be found, or does not take these arguments.
+        MemoryError: the host's memory is not enough to load it.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     if not target:
@@ -324,6 +325,8 @@ def build(node: Any, **extra: Any) -> Any:
         cause = error.__cause__ or error
         if isinstance(cause, PerfexpError):
             raise cause from error
+        if is_out_of_host_memory(error):
+            raise MemoryError(f"{target} can't be loaded: {cause}") from error
         raise UserError(f"{target} can't be built: {cause}") from error
 
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: What allocators, the system and its loader of libraries say when the host's memory is not enough.
+_HOST_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment", re.I
+)
 
 
 class PerfexpError(Exception):
@@ -37,6 +43,20 @@ class OutOfMemory(PerfexpError):
 
 class RankLost(PerfexpError):
     """Another rank of the same run has ended: this one can't go on, and the launcher knows why."""
+
+
+def is_out_of_host_memory(error: BaseException) -> bool:
+    """Whether an exception, or what it came from, says that the host's memory was not enough.
+
+    Args:
+        error: raised by whatever.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or _HOST_MEMORY.search(str(cause)):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:

@@ -493,9 +493,10 @@ class _Lines:
 
 
 def _lines(folder: Path) -> list[bytes]:
-    """The complete lines of a points.jsonl."""
+    """The complete lines of a points.jsonl, among them a last one that lacks its end only."""
     file = folder / "points.jsonl"
-    return [line for line in file.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"] if file.exists() else []
+    *complete, rest = (file.read_bytes() if file.exists() else b"").split(b"\n")
+    return [line + b"\n" for line in [*complete, *([rest] if points_from_lines(rest) else [])]]
 
 
 def _final_lines(folder: Path) -> list[bytes]:

@@ -175,3 +175,18 @@ def test_differences_name_the_keys():
         "model.name: alexnet → vgg16",
         "seed: 0 → 3",
     ]
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "OSError(12, 'Cannot allocate memory')",
+        "ImportError('libtorch_python.so: failed to map segment from shared object')",
+        "MemoryError()",
+    ],
+)
+def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(tmp_path, monkeypatch, raised):
+    (tmp_path / "hungry.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MemoryError, match=r"hungry\.Model can't be loaded: "):
+        config.build({"_target_": "hungry.Model"})

@@ -17,6 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from perfexp.devices import Event
+from perfexp.errors import is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
 from perfexp.record import Doubt, Metric
@@ -25,8 +26,6 @@ from perfexp.record import Doubt, Metric
 _FLUSH_FACTOR = 2
 #: Size of the largest cache where the system does not tell it.
 _UNKNOWN_CACHE_BYTES = 64 * 2**20
-
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc", re.I)
 
 
 class _Stamp:
@@ -120,7 +119,7 @@ class CpuDevice:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Device`."""
-        return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+        return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
         """Load average and the processor's present frequency."""

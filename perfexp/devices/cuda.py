@@ -16,7 +16,7 @@ import torch
 from perfexp.devices import Event
 from perfexp.devices.cpu import processor_name
 from perfexp.devices.nvml import find_board
-from perfexp.errors import DeviceMismatch
+from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
 from perfexp.record import Doubt, Metric
@@ -169,7 +169,8 @@ class CudaDevice:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Device`."""
-        return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+        of_device = isinstance(error, torch.OutOfMemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+        return of_device or is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
         """What the driver says, and the clock that the spin of known cycles shows."""
