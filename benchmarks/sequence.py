@@ -8,9 +8,9 @@ A line of the list is a name, the seconds that it takes about, and a command of 
 
 They run one after the other, in the list's order, each in `out/NAME` with what it prints in `out/NAME/printed.txt`;
 `$PERFEXP` is `$PYTHON -m perfexp`, `$ROOT` the project's folder. A command whose seconds do not fit into what is left
-is left out, one that takes longer than what is left is ended with all its processes. A table at the end says which
-ended how. `--only NAME…` takes some of them, `--list` says what they would take. The lists in `benchmarks/sequences`
-are those behind the tables of docs/ that need a GPU.
+is left out, one that takes twice its seconds, or longer than what is left, is ended with all its processes. A table at
+the end says which ended how. `--only NAME…` takes some of them, `--list` says what they would take. The lists in
+`benchmarks/sequences` are those behind the tables of docs/ that need a GPU.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments.listing:
             left = end - begun
             fits = step.seconds <= left
-            code = run(step, arguments.out.absolute() / step.name, left) if fits else None
+            code = run(step, arguments.out.absolute() / step.name, min(left, 2 * step.seconds)) if fits else None
             ended = "left out" if not fits else "out of time" if code is None else f"code {code}"
             well = well and code == 0
         took = f"{time.monotonic() - begun:.0f}"

@@ -98,17 +98,23 @@ def queue_exceeded(no_graph: str) -> Doubt:
     )
 
 
-def synchronising(no_graph: str) -> Doubt:
-    """A call waits for the device inside, so that its queue can't be filled, and is no graph either.
-
-    Args:
-        no_graph: why it could not be measured as a captured graph.
-    """
+def synchronising() -> Doubt:
+    """A call waits for the device inside, so that neither can its queue be filled nor the call be captured."""
     return Doubt(
         code="synchronising",
-        detail=f"the call waits for the device inside (it reads a value back), and {no_graph}: "
-        "there is no `device` time",
+        detail="the call waits for the device inside (it reads a value back), so that neither can the device's queue "
+        "be filled nor the call be captured as a graph: there is no `device` time",
         remedy="take the `.item()`, `.cpu()` or print out of the call, or read `throughput` and `latency`",
+    )
+
+
+def not_captured_together() -> Doubt:
+    """A call of several ranks does not fit into the device's queue."""
+    return Doubt(
+        code="queue_exceeded",
+        detail="a call does not fit into the device's queue, or waits inside (each layer of SyncBatchNorm does), and "
+        "calls of several ranks are not captured: there is no `device` time",
+        remedy="read `throughput` and `latency`; one card has `device` where its queue takes the call",
     )
 
 

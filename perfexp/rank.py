@@ -131,7 +131,7 @@ def _open(
     device.start()
     group, data = TorchGroup(place, device, plan.execution.threads), config.build(plan.data)
     session = open_session(plan, device, data)
-    shared: dict[str, Any] = {"backend": group.backend}
+    shared = group.facts()
     if "train" in plan.phases:
         if not isinstance(session, Shareable):
             raise UserError(f"model={plan.model_name} does not say how several ranks train it (`share`): gpu.count=1.")

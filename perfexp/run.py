@@ -25,7 +25,7 @@ from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import Alone, Crew, joint
+from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
 from perfexp.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
 from perfexp.summary import first_median
@@ -199,6 +199,7 @@ class Procedure:
             if self.graph:
                 step = graphed(step, self.session, constant=batches.constant)
             self._warm_memory(point, step)
+            self._settle(step)
             if step.trains and self.epochs:
                 with self._batches(point.key, training=True) as anew:
                     training.run_epochs(point, step, anew, self.device, self.epochs, self.progress)
@@ -317,7 +318,7 @@ class Procedure:
     def _device_time_by_graph(self, point: Point, step: Step, batches: Batches) -> None:
         """The device's time of a call that its queue does not take."""
         if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
-            point.doubts.append(doubts.queue_exceeded("calls of several ranks are not captured"))
+            point.doubts.append(doubts.not_captured_together())
             return
         self._times.device_by_graph(point, step.call, self._capture(step, batches))
 
@@ -332,6 +333,13 @@ class Procedure:
         if peak is not None:
             point.metrics.append(msgspec.structs.replace(peak, name="memory/warmup_peak_bytes"))
         self.device.reset_peak_memory(give_back=False)
+
+    def _settle(self, step: Step) -> None:
+        """Calls after which a training that is shared waits for the device no more; they show in no time."""
+        if self.crew.size > 1 and step.trains and self.device.asynchronous:
+            for _ in range(SETTLING_CALLS):
+                step.call()
+            self.device.synchronize()
 
     @contextmanager
     def _batches(self, key: Key, *, training: bool) -> Iterator[Batches]:

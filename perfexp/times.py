@@ -144,7 +144,10 @@ class Times:
             call: of it.
             capture: makes one launch of it.
         """
-        waits = self.device.waits_inside(call)
+        if self.device.waits_inside(call):
+            # it would fail, and of a capture that failed something always stays: memory, a stream, random numbers
+            point.doubts.append(doubts.synchronising())
+            return
         self.progress("capturing a graph")
         try:
             if self.cache is Cache.rotate:
@@ -158,7 +161,7 @@ class Times:
                 raise
             status, text = verdicts.verdict(error, self.device)  # what has been measured stays, whatever it is
             reason = "the memory is not enough for its graph" if status is Status.OOM else text
-            point.doubts.append(doubts.synchronising(reason) if waits else doubts.queue_exceeded(reason))
+            point.doubts.append(doubts.queue_exceeded(reason))
             return
         self._device(point, captured, k, chunk)
         point.facts["device_method"] = "graph"

@@ -33,10 +33,11 @@ def test_a_step_that_does_not_fit_is_left_out_and_later_ones_that_do_are_run(tmp
     assert not (out / "long").exists()
 
 
-def test_a_step_that_takes_longer_than_what_is_left_is_ended_with_all_its_processes(tmp_path, capsys):
-    text = "endless 0.1 sleep 1000 & echo $! > child; sleep 1000\n"
-    code, told, out = ran(tmp_path, text, capsys, seconds=0.5)
-    assert (code, told) == (1, ["endless: out of time"])
+@pytest.mark.parametrize(("limit", "after"), [({"seconds": 1.5}, "next: left out"), ({}, "next: code 0")])
+def test_a_step_that_takes_much_longer_than_it_should_is_ended_with_all_its_processes(tmp_path, capsys, limit, after):
+    text = "endless 1 sleep 1000 & echo $! > child; sleep 1000\nnext 1 true\n"
+    code, told, out = ran(tmp_path, text, capsys, **limit)
+    assert (code, told) == (1, ["endless: out of time", after])
     child, end = int((out / "endless" / "child").read_text()), time.monotonic() + 10
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end

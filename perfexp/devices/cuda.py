@@ -22,7 +22,11 @@ from perfexp.meters.finding import find_meters
 from perfexp.record import Doubt, Metric
 
 #: What libraries say that do not get their memory from torch's allocator.
-_OUT_OF_MEMORY = re.compile(r"CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|HIP out of memory", re.I)
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|HIP out of memory"
+    r"|Cuda failure[^']*'out of memory'",  # as NCCL says it
+    re.I,
+)
 #: So many times the size of the second-level cache is written to drive everything else out of it.
 _FLUSH_FACTOR = 2
 #: Cycles of the spin by which its rate is found; from here on its time is proportional to them.

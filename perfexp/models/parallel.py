@@ -34,10 +34,7 @@ class Parallel:
             self.shared = DistributedDataParallel(module, **given)
         except (RuntimeError, ValueError, TypeError) as error:
             raise UserError(f"The model can't be trained by several ranks: {error}") from error
-        self._normalised = [each for each in module.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
-        self._own = None
-        if self._normalised:
-            self._own, _ = dist.new_subgroups(group_size=1)  # type: ignore[no-untyped-call]
+        self._normalised = sum(isinstance(each, torch.nn.SyncBatchNorm) for each in module.modules())
         self.settings = given
 
     @contextmanager
@@ -48,16 +45,22 @@ class Parallel:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While entered, SyncBatchNorm asks nobody: the module itself can be called by one rank."""
-        before = [each.process_group for each in self._normalised]
-        for each in self._normalised:
-            each.process_group = self._own
+        """While entered, the module itself can be called by one rank: whatever is in it finds no other ranks.
+
+        SyncBatchNorm, mmengine's functions and heads that share statistics all ask torch whether there are any.
+        """
+        before = dist.is_initialized
+        dist.is_initialized = _nobody
         try:
             yield
         finally:
-            for each, group in zip(self._normalised, before, strict=True):
-                each.process_group = group
+            dist.is_initialized = before
 
     def facts(self) -> dict[str, Any]:
         """What is to be recorded."""
-        return {"ddp": dict(self.settings), "sync_batch_norms": len(self._normalised)}
+        return {"ddp": dict(self.settings), "sync_batch_norms": self._normalised}
+
+
+def _nobody() -> bool:
+    """No ranks, as far as the module is concerned."""
+    return False

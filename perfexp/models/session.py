@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import IO, Any
 
 import torch
@@ -229,6 +229,17 @@ class TorchSession:
         """See `Session`. A few calls on the stream that is captured come first, as torch demands."""
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
+        if self.device.waits_inside(call):
+            raise Unsupported("the call waits for the device inside (it reads a value back), which no graph can do")
+        with torch.cuda.stream(torch.cuda.current_stream()):  # one that fails leaves its own behind
+            return self._captured(call)
+
+    def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
+        """A replay of the call.
+
+        Raises:
+            Unsupported: it can't be captured.
+        """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -242,6 +253,7 @@ class TorchSession:
             graph.replay()
             torch.cuda.synchronize()
         except RuntimeError as error:
+            _forget_capture()
             if self.device.is_out_of_memory(error):
                 raise
             raise Unsupported(f"the call can't be captured as a CUDA graph: {str(error).splitlines()[0]}") from error
@@ -386,3 +398,10 @@ def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
     """The layout with the channels last, for a tensor that has channels; its own otherwise."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.ndim, torch.preserve_format)
+
+
+def _forget_capture() -> None:
+    """Have random numbers drawn as usual again: a capture that failed leaves its mark on their generator."""
+    with suppress(RuntimeError):  # of a device that is lost
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())

@@ -12,6 +12,10 @@ from typing import Any, Protocol, runtime_checkable
 from perfexp.modes import Step
 from perfexp.record import Key
 
+#: DistributedDataParallel waits for the device in its first ten iterations, of which it keeps statistics, and in every
+#: hundredth after them (torch/csrc/distributed/c10d/reducer.hpp); so many calls take it beyond those ten.
+SETTLING_CALLS = 12
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -51,10 +55,12 @@ class Stretch:
     Attributes:
         start_ns: of the first, by the clock that all processes of a host share.
         end_ns: when the device had done the last; equal to the start for a rank that made none.
+        error: why they were not all made, where one rank was to do without the others.
     """
 
     start_ns: int
     end_ns: int
+    error: str | None = None
 
 
 class Crew(Protocol):

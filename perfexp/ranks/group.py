@@ -15,6 +15,13 @@ from perfexp.ranks import Place
 
 #: Ranks of one host find one another here; its name need not be known to anybody.
 _LOOPBACK = "lo"
+#: A rank may compile or search while the others wait. One that is gone is noticed by its launcher, a silent one by
+#: `timeout_seconds`.
+_PATIENCE = timedelta(days=1)
+#: Otherwise NCCL's watchdog ends a process whose device failed, before that can say how (ProcessGroupNCCL.hpp).
+_NO_RETHROW = ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+#: What the environment says to the libraries below, by how it begins.
+_SETTINGS = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 
 
 class TorchGroup:
@@ -35,9 +42,15 @@ class TorchGroup:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         if device.kind == "cpu" and threads is None:
             torch.set_num_threads(max(1, torch.get_num_threads() // place.size))
+        os.environ.setdefault(*_NO_RETHROW)
         identifier = torch.device(str(device.identifier)) if device.kind == "cuda" else None
-        dist.init_process_group(self.backend, device_id=identifier)
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+        dist.init_process_group(self.backend, device_id=identifier, timeout=_PATIENCE)
+        self._control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def facts(self) -> dict[str, Any]:
+        """What is to be recorded."""
+        told = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
+        return {"backend": self.backend, "environment": told}
 
     def barrier(self) -> None:
         """See `Group`."""

@@ -19,8 +19,11 @@ from perfexp.summary import first_median
 
 #: A stretch lasts about so long; what its barrier leaves of skew, some ten microseconds, is little of that.
 _STRETCH_SECONDS = 0.05
+#: It begins with an idle device, so that longer calls have to be several too, unless that takes longer than this.
+_CALLS, _LONGEST_SECONDS = 4, 0.2
 #: Rounds, of which the first are warm-up: a kind of stretch that is new may still choose kernels.
 _ROUNDS, _WARMUP = 22, 2
+_COMMUNICATION, _EFFICIENCY = "ranks/communication_share", "ranks/scaling_efficiency"
 #: The stretches of all and the calls of the first rank may differ by this fraction before the point says so.
 _TOLERANCE = 0.05
 
@@ -40,14 +43,19 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
     seconds = first_median(point, "throughput", "latency")
     if seconds is None or seconds <= 0:
         raise Unsupported("the call was not timed")
-    calls = max(1, math.ceil(_STRETCH_SECONDS / seconds))
+    calls = max(math.ceil(_STRETCH_SECONDS / seconds), min(_CALLS, math.ceil(_LONGEST_SECONDS / seconds)))
     kinds = [Sharing.all]
     kinds += [Sharing.no_gradients] if step.trains else []
     kinds += [Sharing.alone] if compares_alone else []
     found: dict[Sharing, list[Sequence[Stretch]]] = {kind: [] for kind in kinds}
     for _ in range(_ROUNDS):
-        for kind in kinds:
-            found[kind].append(crew.stretch(step, calls, kind))
+        for kind in list(found):
+            stretches = crew.stretch(step, calls, kind)
+            found[kind].append(stretches)
+            if error := stretches[0].error:
+                del found[kind]
+                reason = f"the first rank alone can't make the call: {error}"
+                point.metrics.append(Metric(name=_EFFICIENCY, value=None, unit="1", reason=reason))
     for kind, rounds in found.items():
         samples = [_seconds(stretches[:1] if kind is Sharing.alone else stretches) / calls for stretches in rounds]
         stop = Stop(reason="fixed", achieved=stats.median_interval(samples[_WARMUP:]).relative_half_width)
@@ -77,15 +85,17 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Stretch]], calls: int, 
     point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
     ratios: Mapping[str, stats.Interval] = {
         **(
-            {"communication_share": _one_minus(_ratio(times[Sharing.no_gradients], together))}
+            {_COMMUNICATION: _one_minus(_ratio(times[Sharing.no_gradients], together))}
             if Sharing.no_gradients in times
             else {}
         ),
-        **({"scaling_efficiency": _ratio(times[Sharing.alone], together)} if Sharing.alone in times else {}),
+        **({_EFFICIENCY: _ratio(times[Sharing.alone], together)} if Sharing.alone in times else {}),
     }
     for name, ratio in ratios.items():
-        point.metrics.append(Metric(name=f"ranks/{name}", value=ratio.value, unit="1"))
-    point.facts["ranks"] = {name: {"low": ratio.low, "high": ratio.high} for name, ratio in ratios.items()}
+        point.metrics.append(Metric(name=name, value=ratio.value, unit="1"))
+    point.facts["ranks"] = {
+        name.removeprefix("ranks/"): {"low": ratio.low, "high": ratio.high} for name, ratio in ratios.items()
+    }
 
 
 def _seconds(stretches: Sequence[Stretch]) -> float:

@@ -65,12 +65,18 @@ class Worker:
                 stack.enter_context(session.sharing(sharing))
             device.synchronize()
             self.group.barrier()
-            start = device.now_ns()
-            for _ in range(calls if works else 0):
-                step.call()
-            device.synchronize()
+            start, error = device.now_ns(), None
+            try:
+                for _ in range(calls if works else 0):
+                    step.call()
+                device.synchronize()
+            except Exception as raised:
+                if sharing is not Sharing.alone or device.is_lost():
+                    raise
+                error = f"{type(raised).__name__}: {raised}"  # the others wait for nothing but its word
             end = device.now_ns() if works else start
-        return [Stretch(start_ns=first, end_ns=last) for first, last in self.group.gather((start, end))]
+        found = self.group.gather((start, end, error))
+        return [Stretch(start_ns=first, end_ns=last, error=why) for first, last, why in found]
 
 
 class Leader:

@@ -106,6 +106,8 @@ def _verdict(failures: Mapping[int, Any], relay: _Relay, size: int, tell: Tell) 
     consequences = ((0, RANK_LOST), *((rank, -signal.SIGTERM) for rank in failures))
     causes = {rank: each for rank, each in failures.items() if (rank, each.exitcode) not in consequences} or failures
     killed = [rank for rank in causes if causes[rank].exitcode < 0]
+    # a library whose peer is gone may abort; what was not aborted went first
+    killed = [rank for rank in killed if causes[rank].exitcode != -signal.SIGABRT] or killed
     if killed:
         names = {rank: signal.Signals(-causes[rank].exitcode).name for rank in killed}
         hint = "; the system may have run out of memory" if "SIGKILL" in names.values() else ""

@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -425,6 +428,60 @@ def test_cuda_graphs_need_cuda() -> None:
         open_session(cuda_graph=True)
     with pytest.raises(Unsupported, match="has no CUDA graphs"):
         open_session().capture(lambda: None)
+
+
+class Capturing:
+    """CUDA's streams, graphs and random numbers, as far as a capture that fails needs them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.states = "before", ["marked by the capture"]
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        generator = SimpleNamespace(clone_state=lambda: "afresh", graphsafe_set_state=self.states.append)
+        for name, fake in {
+            "CUDAGraph": SimpleNamespace,
+            "Stream": lambda: stream,
+            "stream": self.on,
+            "current_stream": lambda: SimpleNamespace(wait_stream=lambda _: None, name=self.current),
+            "graph": self.graph,
+            "current_device": lambda: 0,
+            "default_generators": [generator],
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, getattr(stream, "name", "of the capture")
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: Any, stream: Any) -> Iterator[None]:
+        self.current = "of the capture"
+        yield
+        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream\nand more")
+
+
+def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, session = Capturing(monkeypatch), open_session()
+    monkeypatch.setattr(session.device, "kind", "cuda")
+    monkeypatch.setattr(session.device, "waits_inside", lambda _: False)
+    with pytest.raises(Unsupported, match=r"can't be captured as a CUDA graph: operation would make .* stream$"):
+        session.capture(lambda: None)
+    assert cuda.current == "before"
+    assert cuda.states[-1] == "afresh"
+
+
+def test_a_call_that_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, calls = open_session(), []
+    monkeypatch.setattr(session.device, "kind", "cuda")
+    monkeypatch.setattr(session.device, "waits_inside", lambda call: call() or True)
+    with pytest.raises(Unsupported, match="waits for the device inside"):
+        session.capture(lambda: calls.append("to see whether it waits"))
+    assert calls == ["to see whether it waits"]
 
 
 def test_a_copy_shares_nothing_and_takes_what_is_put_into_it() -> None:

@@ -124,3 +124,32 @@ def test_a_call_that_was_not_timed_has_no_stretches():
     with pytest.raises(Unsupported, match="not timed"):
         joint.measure(untimed, step(), crew, compares_alone=True)
     assert crew.asked == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls"),
+    [(0.001, 50), (0.010, 5), (0.025, 4), (0.070, 3), (0.100, 2), (0.300, 1)],
+)
+def test_a_stretch_is_of_several_calls_unless_they_are_very_long(seconds, calls):
+    crew = Scripted(call_ns={Sharing.all: (round(seconds * 1e9),) * 2})
+    joint.measure(point(phase="inference", seconds=seconds), step(trains=False), crew, compares_alone=False)
+    assert {asked for _, asked in crew.asked} == {calls}
+
+
+def test_a_call_that_one_rank_alone_can_not_make_costs_the_efficiency_only():
+    """A batch norm over one value for each channel, which several ranks have two of."""
+
+    class Refusing(Scripted):
+        def stretch(self, step, calls, sharing):
+            found = super().stretch(step, calls, sharing)
+            error = "ValueError: more than 1 value" if sharing is Sharing.alone else None
+            return [dataclasses.replace(found[0], error=error), found[1]]
+
+    measured, crew = point(), Refusing()
+    joint.measure(measured, step(), crew, compares_alone=True)
+    assert [sharing for sharing, _ in crew.asked].count(Sharing.alone) == 1, "it is not tried again"
+    assert values(measured)["ranks/communication_share"] == pytest.approx(0.2)
+    efficiency = measured.metric("ranks/scaling_efficiency")
+    assert efficiency.value is None
+    assert "ValueError: more than 1 value" in efficiency.reason
+    assert measured.find_series("ranks/alone") is None

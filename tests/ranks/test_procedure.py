@@ -8,6 +8,7 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.errors import OutOfMemory, RankLost, Unsupported
 from perfexp.meters import Found
 from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
+from perfexp.probes import queue
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import Sharing, Stretch
 from perfexp.record import Key, Status
@@ -66,6 +67,22 @@ def test_all_ranks_open_a_point_make_every_call_and_close_it():
     assert crew.calls >= measured
     assert point.facts["world_size"] == 3
     assert value(point, "ranks/samples_per_second") == pytest.approx(3 * 4 / 0.010)
+
+
+@pytest.mark.parametrize(("crew", "key"), [(True, "train"), (True, "inference"), (False, "train")])
+def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(monkeypatch, crew, key):
+    """DistributedDataParallel waits for the device in its first ten iterations: no queue could be filled."""
+    device = FakeDevice(enqueue_seconds=1e-6)
+    measuring = procedure(device, **({"crew": Crew()} if crew else {}))
+    before, usual = [], queue.fit
+
+    def fit(*arguments):
+        before.append(measuring.crew.calls if crew else 0)
+        return usual(*arguments)
+
+    monkeypatch.setattr(queue, "fit", fit)
+    measuring.measure(TRAIN if key == "train" else inference_key(batch_size=4))
+    assert (before[0] >= 10) is (crew and key == "train")
 
 
 def test_one_card_is_compared_where_that_is_asked_for():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +101,7 @@ session = adapt(net, "net").open(
     device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
 )
 session.share(Ddp())
+norm = torch.nn.SyncBatchNorm(4)
 update = session.optimizer({"name": "sgd", "lr": 0.1})
 
 def step(seed):
@@ -121,6 +123,8 @@ with session.training():
     found["not shared"] = spread()
     with session.sharing(Sharing.alone):
         if place.number == 0:
+            norm(torch.ones(2, 4, 3, 3))  # as several ranks it would wait for the other, and be refused on a CPU
+            found["heads"] = torch.distributed.is_initialized()
             step(7)
     found["alone"] = spread()
 if place.number == 0:
@@ -139,6 +143,29 @@ os._exit(0)
     assert found["shared"] < 1e-9
     assert found["not shared"] > 1e-6
     assert abs(found["alone"] - found["not shared"]) > 1e-6
+    assert found["heads"] is False
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
+def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(monkeypatch, kind, backend):
+    import torch.distributed as dist
+
+    from perfexp.ranks.group import TorchGroup
+
+    asked = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: asked.append((given, named)))
+    monkeypatch.setattr(dist, "new_group", lambda **named: asked.append(named))
+    monkeypatch.delenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", raising=False)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setenv("ANOTHER", "word")
+    group = TorchGroup(None, SimpleNamespace(kind=kind, identifier="cuda:1"), threads=1)
+    ((given, named), control) = asked
+    assert given == (backend,)
+    assert str(named["device_id"]) == ("cuda:1" if kind == "cuda" else "None")
+    assert named["timeout"] == control["timeout"] >= timedelta(hours=12)
+    told = group.facts()
+    assert (told["backend"], "ANOTHER" in told["environment"]) == (backend, False)
+    assert told["environment"].items() >= {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}.items()
 
 
 def test_two_runs_take_the_locks_of_their_devices_in_one_order():
