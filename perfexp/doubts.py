@@ -108,6 +108,19 @@ def synchronising() -> Doubt:
     )
 
 
+def waits_left_out(how: str) -> Doubt:
+    """The device's time is that of a call which does not wait.
+
+    Args:
+        how: it does without.
+    """
+    return Doubt(
+        code="waits_left_out",
+        detail=f"the call waits for the device inside; its `device` time is that of one which comes to the same: {how}",
+        remedy="`throughput` and `latency` are those of the call as it is, waits included",
+    )
+
+
 def not_captured_together() -> Doubt:
     """A call of several ranks does not fit into the device's queue."""
     return Doubt(

@@ -21,7 +21,7 @@ from perfexp.data import Batches, Data
 from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
-from perfexp.models import Session
+from perfexp.models import Session, Unwaiting
 from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
@@ -223,7 +223,7 @@ class Procedure:
                 self._aside(point, "ranks/samples_per_second", stretches, "samples/s", together=True)
             self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain), together=True)
             if point.facts.get("device_method") == "none":
-                self._device_time_by_graph(point, step, batches)
+                self._device_time_otherwise(point, step, batches)
             if self.counts_work:  # when every time is there
                 self._aside(point, "work/flops", partial(self._work, point, step, batches))
         self._of_algorithm(point, "output_error", partial(self._output_error, point))
@@ -315,12 +315,16 @@ class Procedure:
 
         rivals.judge(point, self.algorithm, step.call, self.device, self._capture(step, batches))
 
-    def _device_time_by_graph(self, point: Point, step: Step, batches: Batches) -> None:
+    def _device_time_otherwise(self, point: Point, step: Step, batches: Batches) -> None:
         """The device's time of a call that its queue does not take."""
         if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
             point.doubts.append(doubts.not_captured_together())
             return
-        self._times.device_by_graph(point, step.call, self._capture(step, batches))
+        with ExitStack() as stack:
+            changed = None
+            if isinstance(self.session, Unwaiting) and self.device.waits_inside(step.call):
+                changed = stack.enter_context(self.session.without_waits())
+            self._times.device_otherwise(point, step.call, self._capture(step, batches), changed)
 
     def _capture(self, step: Step, batches: Batches) -> timing.Capture:
         return lambda: graphed(step, self.session, constant=batches.constant).call

@@ -136,18 +136,28 @@ class Times:
             doubt = doubts.below_resolution(float(np.median(series.measured)), uncertain_seconds)
             point.doubts += [doubt] if doubt else []
 
-    def device_by_graph(self, point: Point, call: timing.Call, capture: timing.Capture) -> None:
-        """The device's time of a call that its queue does not take: as one launch, if it can be captured.
+    def device_otherwise(
+        self, point: Point, call: timing.Call, capture: timing.Capture, changed: str | None = None
+    ) -> None:
+        """The device's time of a call that its queue did not take: as one launch, if it can be captured.
 
         Args:
             point: under way.
             call: of it.
             capture: makes one launch of it.
+            changed: how the call does without the waits that it had; its queue may take it now. None if it is the same.
         """
         if self.device.waits_inside(call):
             # it would fail, and of a capture that failed something always stays: memory, a stream, random numbers
             point.doubts.append(doubts.synchronising())
             return
+        if changed is not None:
+            point.doubts.append(doubts.waits_left_out(changed))
+            k, chunk, *_ = queue.fit(call, self.device, self._flush())
+            if chunk:
+                self._device(point, call, k, chunk)
+                point.facts["device_method"] = "queue"
+                return
         self.progress("capturing a graph")
         try:
             if self.cache is Cache.rotate:

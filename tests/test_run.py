@@ -1,5 +1,7 @@
 """The measuring procedure of one point, on the scripted device: which times there are and what is doubted."""
 
+from contextlib import contextmanager
+
 import msgspec
 import numpy as np
 import pytest
@@ -100,6 +102,28 @@ def test_a_call_that_waits_inside_has_no_device_time_and_says_why():
     assert point.facts["device_method"] == "none"
     assert "synchronising" in codes(point)
     assert point.status is Status.OK
+
+
+@pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
+def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_says_so(launches, method):
+    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
+    measuring = procedure(device, model={"waits": True, "launches": launches})
+    model = measuring.session._model
+
+    @contextmanager
+    def without_waits():
+        model.waits = False
+        yield "it counts otherwise"
+        model.waits = True
+
+    measuring.session.without_waits = without_waits
+    point = measuring.measure(KEY)
+    assert point.facts["device_method"] == method
+    assert median(point) == pytest.approx(1e-3, rel=0.01)
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "waits_left_out"]
+    assert "it counts otherwise" in doubt.detail
+    assert "synchronising" not in codes(point)
+    assert model.waits, "everything else is of the call as it is"
 
 
 @pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])

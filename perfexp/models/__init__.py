@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
 from perfexp.record import Doubt
@@ -223,3 +223,11 @@ class Model(Protocol):
         Raises:
             UserError: name, weights or settings do not fit.
         """
+
+
+@runtime_checkable
+class Unwaiting(Protocol):
+    """A session whose call reads values back for figures of its own, and can do without."""
+
+    def without_waits(self) -> AbstractContextManager[str]:
+        """While entered, a call comes to the same without waiting for the device; gives how, in words."""

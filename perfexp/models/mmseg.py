@@ -12,7 +12,7 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.errors import UserError
-from perfexp.models import Batch, Ddp, Execution, Precision
+from perfexp.models import Batch, Ddp, Execution, Precision, mmseg_unwaiting
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, tell_apart, version, without_other_cards
@@ -194,7 +194,7 @@ class MmsegSession(TorchSession):
         if not self._own_optimizer:
             return super().optimizer(settings)
         wrapper, schedules = self._own_training()
-        optimizer: torch.optim.Optimizer = wrapper.optimizer
+        self._optimizer = optimizer = wrapper.optimizer
         self._scaler = scaler = self._new_scaler()
 
         def update() -> None:
@@ -208,6 +208,12 @@ class MmsegSession(TorchSession):
                 schedule.step()
 
         return update
+
+    @contextmanager
+    def without_waits(self) -> Iterator[str]:
+        """See `perfexp.models.Unwaiting`."""
+        with mmseg_unwaiting.masks():
+            yield "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection of pixels"
 
     def work(self, inputs: Any, *, training: bool) -> Work:
         """See `Session`. Of a training without its losses, as of any model."""

@@ -27,8 +27,6 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-#: Optimisers that are captured only if they are told before.
-_CAPTURABLE = ("adam", "adamw")
 #: Calls on the stream of a CUDA graph before it is captured. Source: torch's notes on CUDA graphs.
 _CALLS_BEFORE_CAPTURE = 3
 
@@ -84,6 +82,7 @@ class TorchSession:
         self._run = self._single = self._compiled(self.module)
         self._shared: Callable[..., Any] | None = None
         self._scaler = self._new_scaler()
+        self._optimizer: torch.optim.Optimizer | None = None
         self._untrained: IO[bytes] | None = None
         self._parallel: Parallel | None = None
 
@@ -204,7 +203,7 @@ class TorchSession:
         Raises:
             UserError: unknown optimiser or setting, or nothing to train.
         """
-        optimizer = self._build_optimizer(**settings)
+        self._optimizer = optimizer = self._build_optimizer(**settings)
         self._scaler = scaler = self._new_scaler()
 
         def update() -> None:
@@ -240,6 +239,8 @@ class TorchSession:
         Raises:
             Unsupported: it can't be captured.
         """
+        if self._optimizer is not None:
+            _make_capturable(self._optimizer)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -360,8 +361,6 @@ class TorchSession:
             raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
         if self._fuses(settings):
             settings = {"fused": True, **settings}
-        if self._execution.cuda_graph and name in _CAPTURABLE:
-            settings = {"capturable": True, **settings}
         try:
             optimizer = _OPTIMIZERS[name](parameters, **settings)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -398,6 +397,23 @@ def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
     """The layout with the channels last, for a tensor that has channels; its own otherwise."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.ndim, torch.preserve_format)
+
+
+def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Have Adam and its like count their steps on the device: what a graph replays can't ask the host.
+
+    torch wants this said when they are made, and then takes it for all steps; it costs them some kernels.
+
+    Args:
+        optimizer: that has made a step.
+    """
+    for group in optimizer.param_groups:
+        if group.get("capturable") is False:
+            group["capturable"] = True
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"] = state["step"].to(parameter.device)
 
 
 def _forget_capture() -> None:

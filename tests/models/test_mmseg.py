@@ -12,7 +12,7 @@ import torch
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.models import Batch, Execution, Precision
+from perfexp.models import Batch, Execution, Precision, mmseg_unwaiting
 from perfexp.models import mmseg_config as room
 from perfexp.models.mmseg import Mmseg, MmsegSession
 from perfexp.models.torchvision_import import import_torchvision
@@ -228,3 +228,66 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
     with pytest.raises(UserError, match=r"pip install 'perfexp\[seg\]'"):
         opened(FASTSCNN)
     room.import_mmseg.cache_clear()
+
+
+@pytest.mark.parametrize("config", [FASTSCNN, SEGFORMER, OCRNET])
+def test_without_waits_a_training_comes_to_the_same_and_selects_nothing(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(config)
+    batch = session.random_batch((64, 64), 2, 0)
+    batch.targets[:, :20] = 255  # void
+
+    def told() -> dict[str, float]:
+        session.reset()
+        torch.manual_seed(0)
+        return {name: float(value) for name, value in session.learn(batch).items()}
+
+    selecting = torch.Tensor.__getitem__
+
+    def selects(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, torch.Tensor) and part.dtype is torch.bool for part in parts):
+            selected.append(index)
+        return selecting(tensor, index)
+
+    selected: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "__getitem__", selects)
+    with session.training():
+        usual = told()
+        assert selected, "this is where mmsegmentation waits for the device"
+        selected.clear()
+        with session.without_waits() as how:
+            assert told() == pytest.approx(usual, rel=1e-5)
+            assert not selected
+        assert "by a mask" in how
+        assert told() == pytest.approx(usual, rel=1e-5)
+        assert selected
+    shares = [value for name, value in usual.items() if name.endswith("acc_seg")]
+    assert shares and all(0 <= share <= 100 for share in shares)
+
+
+@pytest.mark.parametrize("ignored", [255, None])
+def test_the_accuracy_of_no_labelled_pixel_at_all_is_mmsegmentations_too(ignored: int | None) -> None:
+    from mmseg.models import losses
+
+    scores, void = torch.rand(1, 4, 3, 3), torch.full((1, 3, 3), 255)
+    usual = losses.accuracy(scores, void, ignore_index=ignored)
+    with mmseg_unwaiting.masks():
+        torch.testing.assert_close(losses.accuracy(scores, void, ignore_index=ignored), usual)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_hot_labels_are_mmsegmentations(weighted: bool) -> None:
+    from mmseg.models.losses import cross_entropy_loss as room_of_losses
+
+    torch.manual_seed(0)
+    labels = torch.randint(-1, 6, (2, 5, 7))
+    labels[labels == 5] = 255
+    weights = torch.rand(2, 5, 7) if weighted else None
+    usual = room_of_losses._expand_onehot_labels(labels, weights, (2, 5, 5, 7), 255)
+    with mmseg_unwaiting.masks():
+        found = room_of_losses._expand_onehot_labels(labels, weights, (2, 5, 5, 7), 255)
+    for one, other in zip(found, usual, strict=True):
+        torch.testing.assert_close(one, other)
+    assert found[0].sum() == ((labels >= 0) & (labels < 255)).sum()

@@ -475,6 +475,25 @@ def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_n
     assert cuda.states[-1] == "afresh"
 
 
+@pytest.mark.parametrize(("name", "capturable"), [("adamw", True), ("sgd", None)])
+def test_an_optimizer_that_counts_on_the_host_counts_on_the_device_in_a_capture(
+    monkeypatch: pytest.MonkeyPatch, name: str, capturable: bool | None
+) -> None:
+    Capturing(monkeypatch)
+    session = open_session()
+    monkeypatch.setattr(session.device, "kind", "cuda")
+    monkeypatch.setattr(session.device, "waits_inside", lambda _: False)
+    update, seen = session.optimizer({"name": name, "lr": 0.1}), []
+    for parameter in session.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    update()
+    optimizer = session._optimizer
+    assert optimizer is not None
+    with pytest.raises(Unsupported):
+        session.capture(lambda: seen.extend(group.get("capturable") for group in optimizer.param_groups))
+    assert set(seen) == {capturable}
+
+
 def test_a_call_that_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     session, calls = open_session(), []
     monkeypatch.setattr(session.device, "kind", "cuda")

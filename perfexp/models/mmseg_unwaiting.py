@@ -1,0 +1,70 @@
+"""Mmseg unwaiting: what heads and losses of mmsegmentation wait for the device for, come by without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def masks() -> Iterator[None]:
+    """While entered, labelled pixels are told by a mask.
+
+    mmsegmentation selects them, for the accuracy that goes with each loss and for the labels of its binary cross
+    entropy: how many there are the host has to ask the device.
+    """
+    from mmseg.models import losses
+    from mmseg.models.losses import cross_entropy_loss
+
+    usual: dict[str, Callable[..., Any]] = {
+        "accuracy": losses.accuracy,
+        "_expand_onehot_labels": cross_entropy_loss._expand_onehot_labels,
+    }
+    others = {"accuracy": _accuracy_or(losses.accuracy), "_expand_onehot_labels": _one_hot}
+    # each module that is loaded names them for itself
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("mmseg.models")]
+    taken = [(names, name) for names in modules for name in usual if names.get(name) is usual[name]]
+    for names, name in taken:
+        names[name] = others[name]
+    try:
+        yield
+    finally:
+        for names, name in taken:
+            names[name] = usual[name]
+
+
+def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """Mmsegmentation's accuracy as its heads ask for it; everything else is left to its own."""
+
+    def accuracy(
+        pred: torch.Tensor,
+        target: torch.Tensor,
+        topk: Any = 1,
+        thresh: float | None = None,
+        ignore_index: int | None = None,
+    ) -> Any:
+        """The share of labelled pixels that are right, per cent, shape (1,)."""
+        if topk != 1 or thresh is not None or ignore_index is None or not len(pred):
+            return usual(pred, target, topk, thresh, ignore_index)
+        labelled = target != ignore_index
+        right = pred.topk(1, dim=1)[1].transpose(0, 1).eq(target[None]) & labelled
+        least = torch.finfo(torch.float32).eps
+        return (right.reshape(-1).float().sum(0, keepdim=True) + least) * 100.0 / (labelled.float().sum() + least)
+
+    return accuracy
+
+
+def _one_hot(
+    labels: torch.Tensor, label_weights: torch.Tensor | None, target_shape: Sequence[int], ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A plane for each class, weights and mask, all of `target_shape` (batch, classes, …); labels lack the classes."""
+    valid = ((labels >= 0) & (labels != ignore_index)).unsqueeze(1)
+    classes = labels.clamp(0, target_shape[1] - 1).unsqueeze(1)
+    planes = labels.new_zeros(target_shape).scatter_(1, classes, valid.to(labels.dtype))
+    mask = valid.expand(target_shape).float()
+    weights = mask if label_weights is None else label_weights.unsqueeze(1).expand(target_shape) * mask
+    return planes, weights, mask
