@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,15 +36,14 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
         UserError: what the user asked for can't be done for any point.
     """
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-    start = time.perf_counter_ns()
-    try:
-        _dissect(procedure, point, first_median(timed, "device", "latency") if timed else None, first)
-    except UserError:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        point.status, point.error = verdicts.verdict(error, procedure.device)
-    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    with verdicts.watching_the_host(point):
+        try:
+            _dissect(procedure, point, first_median(timed, "device", "latency") if timed else None, first)
+        except UserError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            point.status, point.error = verdicts.verdict(error, procedure.device)
     return point
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import Container
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from perfexp.errors import UserError, did_you_mean
 
+#: What Hydra says of a value with commas.
+_SEVERAL = "Ambiguous value"
+#: … and OmegaConf of one value where several may be.
+_NO_LIST = "is not a ListConfig"
 #: Errors that come from what the user typed or wrote in a configuration file.
-FOREIGN_ERRORS = (HydraException, OmegaConfBaseException)
+FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
 def user_error(error: BaseException) -> UserError:
@@ -23,6 +28,8 @@ def user_error(error: BaseException) -> UserError:
     """
     chain = list(_chain(error))
     for link in chain:
+        if isinstance(link, yaml.YAMLError):
+            return UserError(f"This is no YAML: {_place_in_file(link)}.")
         if isinstance(link, MissingConfigException):
             return _missing_option(link)
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
@@ -31,9 +38,21 @@ def user_error(error: BaseException) -> UserError:
             return UserError(
                 f"'{link.override}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b]."
             )
+        if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
+            return UserError(f"{link.full_key} is a list: {link.full_key}=[…], of one value too.")
         if isinstance(link, OmegaConfBaseException) and link.full_key:
             return UserError(f"{link.full_key}: {_first_line(link)}.")
-    return UserError(_first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error))
+    text = _first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error)
+    if text.startswith(_SEVERAL):
+        text += ". Several values are a sweep: add -m; or one list: KEY=[A,B]"
+    return UserError(text)
+
+
+def _place_in_file(error: yaml.YAMLError) -> str:
+    """File, line and what is wrong there, as far as the parser says."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+    return f"{where}{problem or _first_line(error)}"
 
 
 def _missing_option(error: MissingConfigException) -> UserError:

@@ -251,7 +251,7 @@ def assemble(assignment: Assignment, job: launch.Job) -> Record:
         perfexp_version=__version__,
         status=overall_status([point for point in points if not is_profile(point.key)] or points),
         started=min((point.started for point in points if point.started), default=ended),
-        ended=ended,
+        ended=before.ended if before and before.points == points else ended,  # where nothing was measured anew
         command=without_passwords(assignment.plain["command"]),
         plan=without_passwords(assignment.plain),
         plan_hash=config.plan_hash(assignment.plain),
@@ -268,7 +268,9 @@ def _with_layers(points: list[Point]) -> list[Point]:
     profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
     for point in points:
         if (layers := found.get(point.key)) is not None:
-            point.metrics, point.doubts = [*point.metrics, *layers.metrics], [*point.doubts, *layers.doubts]
+            known = {doubt.code for doubt in point.doubts}  # of a busy host once
+            point.metrics = [*point.metrics, *layers.metrics]
+            point.doubts = [*point.doubts, *(doubt for doubt in layers.doubts if doubt.code not in known)]
         if (profile := profiles.get(point.key)) is not None and profile is not point:
             point.doubts = [*point.doubts, *profile.doubts]
     return points

@@ -20,10 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from perfexp import __version__, config, interrupts, naming, usage, validation
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.explain import FOREIGN_ERRORS, user_error
 from perfexp.paths import disk_error
-from perfexp.resume import CONFIG_DIR, joined_flags, with_resumed
+from perfexp.resume import CONFIG_DIR, MULTIRUN, joined_flags, with_resumed
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(application: _Application, arguments: list[str]) -> None:
     try:
-        application.arguments = arguments = with_resumed(joined_flags(arguments))
+        arguments = joined_flags(arguments)
+        _refuse_words(arguments)
+        application.arguments = arguments = with_resumed(arguments)
         _hand_over(arguments, application)
         application.measure_rounds()
     except PerfexpError as error:
@@ -115,6 +117,7 @@ class _Application:
         self.exit_codes: list[int] = []
         self.campaign: Campaign | None = None
         self._console: Console | None = None
+        self._folder: Path | None = None
 
     @property
     def console(self) -> Console:
@@ -135,9 +138,12 @@ class _Application:
         with suppress(KeyboardInterrupt), interrupts.held():  # another one tells nothing new
             if 130 not in self.exit_codes:
                 self.exit_codes.append(130)
+                folder = self.campaign.paths.root if self.campaign is not None else self._folder
+                there = folder is not None and folder.is_dir()
                 self.console.error(
-                    "Interrupted. What is finished is on disk: repeat the command with that folder as output_dir, or "
-                    "say resume=DIR, to go on."
+                    f"Interrupted. What is finished is on disk; go on with it: perfexp resume={folder}"
+                    if there
+                    else "Interrupted before anything was measured."
                 )
 
     def close(self) -> None:
@@ -169,6 +175,7 @@ class _Application:
             plain = config.plan_of(composed, settings.runtime.choices, command)
             self._console = Console(quiet=plain["quiet"])
             assignment = self._assignment(plain)
+            self._folder = assignment.folder
         except PerfexpError as error:
             return self.failed(error)
         if settings.mode == RunMode.MULTIRUN and assignment.plan.replicate > 1:
@@ -278,6 +285,18 @@ def _flag_values(arguments: Sequence[str], *names: str) -> list[str]:
     return found + [value for name, _, value in (text.partition("=") for text in arguments) if name in names and value]
 
 
+def _refuse_words(arguments: Sequence[str]) -> None:
+    """A word that is neither an override nor a flag, nor the value of one, was meant as a command."""
+    for before, word in pairwise(["", *arguments]):
+        of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
+        if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
+            from perfexp.commands import NAMES
+
+            if word in NAMES:
+                raise UserError(f"'{word}' is a command, and comes first: perfexp {word} …")
+            raise UserError(f"'{word}' is neither a command nor KEY=VALUE. {did_you_mean(word, NAMES)}")
+
+
 def _refuse_targets(arguments: Sequence[str]) -> None:
     """Code is chosen by files of conf/ and of --config-dir, never on the command line, and never unpickled."""
     for argument in arguments:
@@ -291,7 +310,7 @@ def _refuse_targets(arguments: Sequence[str]) -> None:
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Hand a command line to Hydra, which reads sys.argv, and have it raise its errors instead of printing them."""
     # argparse takes flags before or after all overrides, but not between them
-    ordered = sorted(arguments, key=lambda text: text not in ("-m", "--multirun") and not re.match("--[^=]+=", text))
+    ordered = sorted(arguments, key=lambda text: text not in MULTIRUN and not re.match("--[^=]+=", text))
     saved, sys.argv = sys.argv, ["perfexp", *ordered]
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -12,7 +12,7 @@ from perfexp.record import Sweep
 
 #: Hydra's flags for a folder of the user's own groups.
 CONFIG_DIR = ("--config-dir", "-cd")
-_MULTIRUN = ("-m", "--multirun")
+MULTIRUN = ("-m", "--multirun")
 #: Overrides that could have code run which nobody typed here, and what could read the environment.
 _UNSAFE, _UNSAFE_ANYWHERE = ("hydra", "profiler.options", "profiler.tool"), ("_target_", "${")
 #: Overrides that say where output goes or who looks on and are kept all the same: names of options, not addresses.
@@ -35,7 +35,7 @@ def with_resumed(arguments: Sequence[str]) -> list[str]:
     folder = Path(folders[-1])
     stored, is_sweep = _stored(folder)
     _refuse_unsafe(stored, others, folder)
-    kept = [text for text in stored if text in _MULTIRUN or (text[0] != "-" and (_is_measured(text) or _is_kept(text)))]
+    kept = [text for text in stored if text in MULTIRUN or (text[0] != "-" and (_is_measured(text) or _is_kept(text)))]
     alone = [] if is_sweep else ["hydra.mode=RUN"]  # a file of the experiment's may ask for a sweep
     return [*kept, *alone, f"output_dir={_quoted(str(folder.absolute()))}", *others]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp import doubts, environment, metrics, rivals, training, verdicts
+from perfexp import doubts, metrics, rivals, training, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
@@ -112,8 +112,13 @@ class Procedure:
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
         several = self.crew.size > 1
         point.facts |= {"world_size": self.crew.size} if several else {}
-        start, others = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=several)
         before = self.device.state()
+        with verdicts.watching_the_host(point, of_ranks=several):
+            self._measure_or_say_why(point, before)
+        return point
+
+    def _measure_or_say_why(self, point: Point, before: dict[str, Any]) -> None:
+        """Measure a point, or put what went wrong into it."""
         with metrics.collecting() as custom:
             try:
                 self._measure(point)
@@ -121,18 +126,12 @@ class Procedure:
                 raise
             except Exception as error:
                 traceback.print_exc()
-                if several and self.crew.lost():
+                if self.crew.size > 1 and self.crew.lost():
                     raise RankLost("another rank is no more") from error
                 point.status, point.error = verdicts.verdict(error, self.device)
         point.metrics += custom.values()
         if not self.device.is_lost():
             self._close(point, before)
-        point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
-        other_cores = (environment.other_cpu_seconds(of_ranks=several) - others) / point.wall_seconds
-        point.facts["other_cpu_cores"] = round(other_cores, 3)
-        if point.status is Status.OK and other_cores > doubts.BUSY_SHARE * environment.cores():
-            point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
-        return point
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
         """What the device says after a point; where its memory ran out, what it would be enough for."""

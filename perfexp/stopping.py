@@ -17,6 +17,8 @@ from perfexp.record import Stop
 _MINIMUM_BLOCK_SECONDS = 0.005
 #: … and n grows by this fraction from look to look.
 _GROWTH = 0.1
+#: Calls that a fixed measurement may have: 800 MB of times.
+_MOST_CALLS = 100_000_000
 
 
 class Monitor(Protocol):
@@ -82,9 +84,15 @@ class Precision:
         warmup_seconds: float = 0.5,
         min_effective: float = 30.0,
     ) -> None:
-        if min(epsilon, max_seconds) <= 0 or min(max_calls, min_calls) < 1 or min(warmup_calls, warmup_seconds) < 0:
+        times = (epsilon, max_seconds, warmup_seconds, min_effective)
+        if (
+            not all(map(math.isfinite, times))
+            or min(epsilon, max_seconds) <= 0
+            or min(max_calls, min_calls) < 1
+            or min(warmup_calls, warmup_seconds) < 0
+        ):
             raise UserError(
-                f"stopping: epsilon={epsilon} and max_seconds={max_seconds} have to be positive, "
+                f"stopping: epsilon={epsilon} and max_seconds={max_seconds} have to be positive and finite, "
                 f"max_calls={max_calls} and min_calls={min_calls} at least 1, "
                 f"warmup_calls={warmup_calls} and warmup_seconds={warmup_seconds} at least 0."
             )
@@ -116,8 +124,11 @@ class Fixed:
     """
 
     def __init__(self, *, warmup: int = 10, measure: int = 20) -> None:
-        if warmup < 0 or measure < 1:
-            raise UserError(f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at least 1.")
+        if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
+            raise UserError(
+                f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at least 1, and neither "
+                f"more than {_MOST_CALLS:,}: every time is kept."
+            )
         self.warmup_calls = warmup
         self.measure_calls = measure
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from perfexp import doubts, stats
+from perfexp import doubts, environment, stats
 from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.errors import OutOfMemory, Unsupported
@@ -25,6 +27,23 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
     return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
+
+
+@contextmanager
+def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]:
+    """While entered, what other processes use of the processors is counted; at the end the point says so, and how long.
+
+    Args:
+        point: under way.
+        of_ranks: whether other ranks of the same run are not other processes.
+    """
+    start, others = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=of_ranks)
+    yield
+    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    other_cores = (environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
+    point.facts["other_cpu_cores"] = round(other_cores, 3)
+    if point.status is Status.OK and other_cores > doubts.BUSY_SHARE * environment.cores():
+        point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
 
 
 def busy_seconds(point: Point) -> float:

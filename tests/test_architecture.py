@@ -210,3 +210,17 @@ def top_level_imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+def test_every_doubt_is_explained():
+    """Wherever a doubt is made, its code stands in the table of all doubts."""
+    explained = (PACKAGE.parent / "docs" / "measuring.md").read_text()
+    codes = {
+        node.value.value
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
+    }
+    assert len(codes) > 30
+    assert not [code for code in sorted(codes) if f"`{code}`" not in explained]

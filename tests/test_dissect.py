@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfexp import environment
 from perfexp.algorithms.forced import Forced
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
@@ -89,6 +90,14 @@ def test_a_point_that_was_not_timed_well_is_not_tried_again():
         point = not_tried(layers_key(KEY), before)
         assert (point.status, point.facts) == (Status.OK, {})
         assert why in point.metric("layers/closure").reason
+
+
+def test_other_work_on_the_machine_is_a_doubt_of_the_layers_too(monkeypatch):
+    spent = iter([0.0, 1e6])
+    monkeypatch.setattr(environment, "other_cpu_seconds", lambda of_ranks: next(spent))
+    point = dissect(of_torch(), layers_key(KEY), None)
+    assert point.facts["other_cpu_cores"] > 1
+    assert "busy_host" in [doubt.code for doubt in point.doubts]
 
 
 def test_what_goes_wrong_is_the_points_status():

@@ -368,6 +368,7 @@ def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, numbe
     assert set(statuses) == {Status.OK, Status.INTERRUPTED}
     assert record.status is Status.INTERRUPTED
     assert "Traceback" not in printed
+    assert "go on with it: perfexp resume=x\n" in printed
 
 
 @pytest.mark.slow
@@ -497,7 +498,37 @@ def test_a_repetition_with_nothing_left_says_so_and_keeps_the_times(run):
     code, printed, [after] = run(*FAKE, "output_dir=x")
     assert code == 0
     assert "Nothing is left to measure" in printed
-    assert after.started == before.started
+    assert (after.started, after.ended) == (before.started, before.ended)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["statuss"], "'statuss' is neither a command nor KEY=VALUE. Did you mean status"),
+        ([*FAKE, "resnet18"], "'resnet18' is neither a command nor KEY=VALUE. Possible: benchmark, "),
+        (["-m", "modle"], "'modle' is neither a command nor KEY=VALUE"),
+        (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
+        (["--config-dir=mine", "status"], "'status' is a command, and comes first"),
+        ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
+        ([*FAKE, "percentiles=50"], "percentiles is a list: percentiles=[…], of one value too."),
+        ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is kept"),
+    ],
+)
+def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_path, arguments, said):
+    (tmp_path / "mine").mkdir()
+    code, printed, records = run(*arguments)
+    assert (code, records) == (2, [])
+    assert said in printed
+
+
+def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp_path):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\nbad: [1, 2\nworse: 3\n")
+    code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
+    assert code == 2
+    assert "This is no YAML: " in printed
+    assert "tiny.yaml, line 3: " in printed
+    assert "Traceback" not in printed
 
 
 def test_points_of_another_environment_are_not_mixed_in(run, tmp_path):

@@ -1,9 +1,12 @@
 """Stopping rules on simulated calls: how many they take, how right they are, and where they end."""
 
+import math
+
 import numpy as np
 import pytest
 
 from perfexp import stats
+from perfexp.errors import UserError
 from perfexp.stopping import Fixed, Precision
 from tests.simulation import SERIES, nvbench_stdrel_calls, take, true_median
 
@@ -108,3 +111,15 @@ def test_fixed_takes_exactly_what_it_says():
 def test_fixed_without_warm_up():
     samples, monitor = take(Fixed(warmup=0, measure=5), np.ones(100))
     assert (samples.size, monitor.warmup(samples)) == (5, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": math.nan}, {"max_seconds": math.inf}, {"warmup_seconds": math.nan}])
+def test_times_that_are_no_numbers_are_refused(wrong):
+    with pytest.raises(UserError, match="positive and finite"):
+        Precision(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"measure": 10**9}, {"warmup": 10**9}])
+def test_more_calls_than_can_be_kept_are_refused(wrong):
+    with pytest.raises(UserError, match="every time is kept"):
+        Fixed(**wrong)
