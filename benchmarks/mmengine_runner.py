@@ -4,13 +4,13 @@
     python benchmarks/mmengine_runner.py streets [--config NAME] [--batch-size 2] [--size 512x1024] [--seconds 60]
 
 All three train the same configuration of mmsegmentation on the same pictures through its own training pipeline, with as
-many workers of a DataLoader, in float32, one after the other on the same device:
+many workers of a DataLoader, in float32, one after the other on the same device, each in a process of its own:
 
 * **Runner**: mmengine's, with its IterTimerHook; the mean of the `time` that it logs, without the first lines, and the
   time by the clock from the first step behind these to the last.
 * **loop**: mmengine's data loader and data preprocessor, the model's loss, its optimiser and its schedule in a `for`
   statement, for so many seconds after a warm-up; a wait for the device at both ends.
-* **perfexp**: `throughput` of `model=mmseg data=cityscapes mode=train`, in a process of its own.
+* **perfexp**: `throughput` of `model=mmseg data=cityscapes mode=train`.
 
 A line for each: images/s, and over the loop's.
 """
@@ -20,11 +20,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,21 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+def apart(clock: Callable[..., Any], arguments: argparse.Namespace, folder: Path) -> Any:
+    """What a clock says in a process of its own, which leaves the device and the processors to the next one."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(configured, clock, arguments, folder).result()
+
+
+def configured(clock: Callable[..., Any], arguments: argparse.Namespace, folder: Path) -> Any:
+    """Have a clock measure the configuration that is asked for."""
+    importlib.import_module("cv2").setNumThreads(0)  # as the Runner does
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    [size] = parse_sizes(arguments.size)
+    config = configuration(arguments.config, arguments.data, size, arguments.batch_size, arguments.workers, folder)
+    return clock(config, arguments.seconds)
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,20 +177,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--gpu", default="auto")
     arguments = parser.parse_args()
-    [size] = parse_sizes(arguments.size)
-    importlib.import_module("cv2").setNumThreads(0)  # as the Runner does
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    images = arguments.batch_size
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-
-        def config(part: str) -> Any:
-            return configuration(
-                arguments.config, arguments.data, size, arguments.batch_size, arguments.workers, folder / part
-            )
-
-        images = arguments.batch_size
-        loop = images / by_loop(config("loop"), arguments.seconds)
-        logged, clocked = by_runner(config("runner"), arguments.seconds)
+        loop = images / apart(by_loop, arguments, folder / "loop")
+        logged, clocked = apart(by_runner, arguments, folder / "runner")
         ours = by_perfexp(arguments, folder / "perfexp")
     print(f"{arguments.config}, batch {images}, {arguments.size}, {arguments.workers} workers")
     print("| clock | images/s | over the loop |\n|---|---:|---:|")

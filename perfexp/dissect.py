@@ -72,7 +72,8 @@ def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None, fi
         _warm_up(step.call, procedure)
         procedure.progress("layers")
         look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
-        times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
+        with procedure.without_waits(step):  # as `device` is that of a call without
+            times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
         work, why_not = _work(lambda: procedure.work(step, batches))
     if times.reason is not None:
         _say_none(point, times.reason)

@@ -171,13 +171,20 @@ class _Application:
             )
         command = [f"--config-dir={folder}" for folder in _flag_values(self.arguments, *CONFIG_DIR)]
         command += list(settings.overrides.task)
+        self._console = Console(quiet=composed.quiet)
         try:
+            if settings.mode == RunMode.MULTIRUN:
+                self._join()
             plain = config.plan_of(composed, settings.runtime.choices, command)
-            self._console = Console(quiet=plain["quiet"])
             assignment = self._assignment(plain)
             self._folder = assignment.folder
+            if self.campaign is not None:
+                self.campaign.announce(assignment.plan)
         except PerfexpError as error:
-            return self.failed(error)
+            self.failed(error)
+            if self.campaign is not None:
+                self.campaign.refused(*self._place(self.campaign), error)
+            return
         if settings.mode == RunMode.MULTIRUN and assignment.plan.replicate > 1:
             self._waiting.append(assignment)
             return
@@ -185,6 +192,8 @@ class _Application:
             record = job.run(assignment, self.console)
         except PerfexpError as error:
             self._ended(assignment, error)
+        except OSError as error:
+            self._ended(assignment, disk_error(error))
         except KeyboardInterrupt:
             with suppress(UserError), interrupts.held():  # interrupted so early that there is no record
                 self._enter(assignment, Record.load(assignment.folder))
@@ -213,15 +222,12 @@ class _Application:
         """What this job has to do, and where its files go."""
         from perfexp.job import Assignment
 
-        settings = HydraConfig.get()
-        plan, overrides = config.typed(plain), list(settings.overrides.task)
+        plan, campaign = config.typed(plain), self.campaign
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
-        if settings.mode != RunMode.MULTIRUN:
+        if campaign is None:
             name = naming.run_name(parts, {})
             return Assignment(plan=plan, plain=plain, folder=naming.run_folder(plan, name), name=name)
-        campaign = self._joined(plan)
-        number, values = int(settings.job.num), _values(overrides)
-        axes = {axis: values.get(axis, "") for axis in campaign.axes}
+        number, axes = self._place(campaign)
         folder = naming.child_folder(plan, campaign.paths.root, number, axes)
         return Assignment(
             plan=plan,
@@ -231,8 +237,14 @@ class _Application:
             sweep=campaign.membership(number, axes, folder),
         )
 
-    def _joined(self, plan: config.Plan) -> Campaign:
-        """The sweep that this job belongs to; its first job begins it."""
+    def _place(self, campaign: Campaign) -> tuple[int, dict[str, str]]:
+        """The number of this job in its sweep, and its values of what varies."""
+        settings = HydraConfig.get()
+        values = _values(list(settings.overrides.task))
+        return int(settings.job.num), {axis: values.get(axis, "") for axis in campaign.axes}
+
+    def _join(self) -> None:
+        """Take part in the sweep that this job belongs to; its first job begins it."""
         if self.campaign is None:
             from perfexp.campaign import Campaign
 
@@ -246,8 +258,6 @@ class _Application:
             self.campaign = Campaign(
                 folder=folder, command=self.arguments, axes=list(axes), jobs=jobs, console=self.console
             )
-            self.campaign.announce(plan)
-        return self.campaign
 
     def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if self.campaign is not None and assignment.sweep is not None:

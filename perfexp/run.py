@@ -319,11 +319,21 @@ class Procedure:
         if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
             point.doubts.append(doubts.not_captured_together())
             return
-        with ExitStack() as stack:
-            changed = None
-            if isinstance(self.session, Unwaiting) and self.device.waits_inside(step.call):
-                changed = stack.enter_context(self.session.without_waits())
+        with self.without_waits(step) as changed:
             self._times.device_otherwise(point, step.call, self._capture(step, batches), changed)
+
+    @contextmanager
+    def without_waits(self, step: Step) -> Iterator[str | None]:
+        """While entered, a call that waits for the device does not, if it can do without; gives how, or None.
+
+        Args:
+            step: of the point.
+        """
+        if isinstance(self.session, Unwaiting) and self.device.waits_inside(step.call):
+            with self.session.without_waits() as how:
+                yield how
+        else:
+            yield None
 
     def _capture(self, step: Step, batches: Batches) -> timing.Capture:
         return lambda: graphed(step, self.session, constant=batches.constant).call

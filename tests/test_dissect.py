@@ -1,5 +1,7 @@
 """The layers of a point, from a process of its own: what becomes of them whatever happens."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.dissect import dissect, not_tried
+from perfexp.layers import LayerTimes, stamps
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
@@ -90,6 +93,27 @@ def test_a_point_that_was_not_timed_well_is_not_tried_again():
         point = not_tried(layers_key(KEY), before)
         assert (point.status, point.facts) == (Status.OK, {})
         assert why in point.metric("layers/closure").reason
+
+
+def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypatch):
+    measuring, entered, seen = of_torch(), [], []
+
+    @contextmanager
+    def without_waits():
+        entered.append(True)
+        yield "it counts otherwise"
+        entered.pop()
+
+    def look(step, module, device, *, clean_seconds):
+        seen.append(bool(entered))
+        return LayerTimes(reason="looked")
+
+    measuring.session.without_waits = without_waits
+    monkeypatch.setattr(stamps, "stamp_layers", look)
+    for waits in (True, False):
+        monkeypatch.setattr(measuring.device, "waits_inside", lambda call, waits=waits: waits)
+        dissect(measuring, layers_key(KEY), None)
+    assert (seen, entered) == ([True, False], [])
 
 
 def test_other_work_on_the_machine_is_a_doubt_of_the_layers_too(monkeypatch):

@@ -1,5 +1,6 @@
 """The command line from end to end, on the scripted device: real processes, real files, simulated time."""
 
+import errno
 import hashlib
 import json
 import os
@@ -519,6 +520,19 @@ def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_pa
     code, printed, records = run(*arguments)
     assert (code, records) == (2, [])
     assert said in printed
+
+
+def test_a_disk_that_can_not_be_written_is_told_in_one_line(run, monkeypatch):
+    from perfexp import job
+
+    def refuse(assignment, console):
+        raise OSError(errno.EROFS, "Read-only file system", "x/run.log")
+
+    monkeypatch.setattr(job, "run", refuse)
+    code, printed, _ = run(*FAKE, "output_dir=x")
+    assert code == 1
+    assert printed.startswith("error: Read-only file system: x/run.log. ")
+    assert len(printed.splitlines()) == 1
 
 
 def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp_path):
