@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfexp import config
+from perfexp import config, naming
 from perfexp.errors import PerfexpError, UserError
 from perfexp.estimate import longest_seconds
 from perfexp.paths import SweepPaths, write_atomically
@@ -40,9 +40,10 @@ class Campaign:
         self.axes = tuple(axes)
         self._console = console
         self._tracker: Tracker | None = None
+        self._announced = False
         self.sweep = self._before(command) or Sweep(
             uid=uuid.uuid4().hex,
-            name=" × ".join(self.axes) or "sweep",
+            name=" × ".join(self.axes) or "one run",
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
             command=list(command),
             jobs=jobs,
@@ -68,15 +69,21 @@ class Campaign:
         return sweep
 
     def announce(self, plan: config.Plan) -> None:
-        """Say how much there is to do, before the first run.
+        """Say how much there is to do, once, before the first run.
 
         Args:
-            plan: of the first run; the others are taken to be like it.
+            plan: of the first run that has one; the others are taken to be like it.
+
+        Raises:
+            UserError: its settings contradict one another.
         """
-        longest = longest_seconds(plan)
+        if self._announced:
+            return
+        points, longest = len(plan.timed_keys()), longest_seconds(plan)
+        self._announced = True
         self._tracker = config.build(plan.tracking)
         self._console.sweep_header(
-            self.sweep, points=len(plan.timed_keys()), longest_seconds=longest and longest * (self.sweep.jobs or 1)
+            self.sweep, points=points, longest_seconds=longest and longest * (self.sweep.jobs or 1)
         )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
@@ -117,6 +124,17 @@ class Campaign:
             )
         )
         self._write()
+
+    def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
+        """Enter a run that its configuration refuses.
+
+        Args:
+            job: number of the run.
+            axes: the overrides that vary, with the run's values.
+            error: why.
+        """
+        folder = naming.child_folder(None, self.paths.root, job, axes)
+        self.ended(self.membership(job, axes, folder), naming.run_name((), axes), folder, error)
 
     def close(self) -> None:
         """Sum up: table, picture, tracker, console. What fails here loses nothing."""

@@ -6,9 +6,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,6 +262,30 @@ class _Application:
     def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if self.campaign is not None and assignment.sweep is not None:
             self.campaign.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
+
+
+def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]]:
+    """The overrides of each run of a sweep, as Hydra hands them to its jobs; nothing is composed.
+
+    Args:
+        command: of the sweep.
+        params: axes that a configuration file gives to the sweeper.
+
+    Raises:
+        UserError: they can't be told from the command.
+    """
+    given = [f"{key}={value}" for key, value in params.items()] + [text for text in command if text[:1] != "-"]
+    values: dict[str, list[str]] = {}
+    try:
+        for override in OverridesParser.create().parse_overrides(given):
+            key = override.get_key_element()
+            if override.is_sweep_override() and not override.is_hydra_override():
+                values[key] = [f"{key}={text}" for text in override.sweep_string_iterator()]
+            elif not override.is_hydra_override():
+                values[key] = [f"{key}={override.get_value_element_as_str()}"]
+    except FOREIGN_ERRORS as error:
+        raise user_error(error) from error
+    return [list(job) for job in product(*values.values())]
 
 
 def _overrides(arguments: Sequence[str]) -> list[Override]:

@@ -47,16 +47,16 @@ def run_folder(plan: Plan, name: str) -> Path:
     return next(path for path in _numbered(wanted) if not path.exists())
 
 
-def child_folder(plan: Plan, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
+def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
     """Where the files of a sweep's run go.
 
     Args:
-        plan: of the run.
+        plan: of the run; None where its configuration makes none.
         sweep: the sweep's folder.
         job: number of the run.
         axes: the overrides that vary, with the run's values.
     """
-    if plan.stage:
+    if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     return sweep / safe_name("_".join([str(job), *axes.values()]))[:100]
 

@@ -143,10 +143,9 @@ class _Folder:
     def claimed(self) -> list[str]:
         """The names in the manifest, relative to the run's folder."""
         try:
-            files = json.loads(self.manifest.read_bytes())["files"]
+            return [str(name) for name in json.loads(self.manifest.read_bytes())["files"]]
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        return [str(name) for name in files]
 
 
 class RunPaths(_Folder):

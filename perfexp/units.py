@@ -58,6 +58,16 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`.
+
+    Args:
+        number: how many.
+        noun: of one.
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def digits(value: float, significant: int = 3) -> str:
     """A number with so many significant digits, never in scientific notation between 0.001 and 1e6."""
     if value == 0 or not math.isfinite(value):

@@ -51,7 +51,7 @@ def check(plan: config.Plan) -> None:
     if plan.speed_dir:
         from perfexp.speed import placing  # late: the help of the commands needs no numpy
 
-        placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "Make it, or choose another speed_dir=DIR.")
+        placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
     mmseg_names.check(plan.model)
     _check_ranks(plan)
     plan.profile_keys()

@@ -59,7 +59,7 @@ def benchmark(
     """
     asked = _Asked(
         model=_model(model, config_dir),
-        run_mode=_one_of("run mode", run_mode, _MODES),
+        run_mode=one_of("run mode", run_mode, _MODES),
         precision=_precision(precision, config_dir),
         batch_size=_number("BATCH_SIZE", batch_size, least=1),
         iterations=_number("ITERATIONS", iterations, least=1),
@@ -181,7 +181,7 @@ def _look_ahead(plan: Plan) -> None:
     if not plan.speed_dir:
         return
     folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
-    placing.refuse_no_folder(folder, f"Make it, or {remedy}")
+    placing.refuse_no_folder(folder, remedy)
     count = int(plan.gpu.get("count") or 1)
     keys = plan.timed_keys()
     if len(keys) == 1:  # several have names that their record makes
@@ -236,23 +236,33 @@ def _went_wrong(speed: Speed, path: Path | None, asked: str | None) -> bool:
 
 
 def _model(name: str, config_dir: Path | None) -> str:
-    return _one_of("model", name, _options("model", config_dir))
+    return one_of("model", name, options("model", config_dir))
 
 
 def _precision(name: str, config_dir: Path | None) -> str:
     """The precision that a name means here."""
-    options = _options("precision", config_dir)
-    return _MIXED[name] if name in _MIXED else _one_of("precision", name, [*options, *_MIXED])
+    known = [*options("precision", config_dir), *_MIXED]
+    return _MIXED[name] if name in _MIXED else one_of("precision", name, known)
 
 
-def _options(group: str, config_dir: Path | None) -> list[str]:
-    """The names of a group's options."""
+def options(group: str, config_dir: Path | None = None) -> list[str]:
+    """The names of a group's options.
+
+    Args:
+        group: `model`, `precision`, ….
+        config_dir: folder with groups of the user's own.
+    """
     folders = [config.conf_dir(), *([config_dir] if config_dir else [])]
     return sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*.yaml")})
 
 
-def _one_of(what: str, name: str, valid: Sequence[str]) -> str:
+def one_of(what: str, name: str, valid: Sequence[str]) -> str:
     """A name that is one of several.
+
+    Args:
+        what: it is.
+        name: that was given.
+        valid: all that are possible.
 
     Raises:
         UserError: it is none of them.

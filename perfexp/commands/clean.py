@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfexp import units
-from perfexp.errors import UserError
+from perfexp.errors import UserError, did_you_mean
 from perfexp.paths import RunPaths
 from perfexp.sinks.folders import below
 
@@ -144,7 +144,9 @@ def _found(
             seen.busy += 1
             continue
         seen.folders += 1
-        for name in run.claimed():
+        if not (names := run.claimed()):  # perfexp writes none that does not name itself
+            refused.append(OSError(errno.EBADMSG, "names no file: it is damaged, and nothing goes", str(manifest)))
+        for name in names:
             path = manifest.parent / name
             if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(home):
                 seen.away += path.is_symlink() or path.is_file()
@@ -175,6 +177,10 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
         yield f"  {found}, none older than {older_than or '0s'}: the oldest was written {age} ago"
     else:
         yield f"  no file ending in {', '.join(endings)} that is still there"
+        known = {*seen.others, *_KINDS.split(",")}
+        for kind in (ending.removeprefix(".") for ending in endings):
+            if kind not in known:
+                yield f"  nothing of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
     if seen.others:
         kinds = ", ".join(f"{count} {ending}" for ending, count in seen.others.most_common())
         yield f"  {_counted(seen.others.total(), 'file', 'files')} with other endings, which --kind chooses: {kinds}"

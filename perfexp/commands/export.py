@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfexp import units
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import write_atomically
 from perfexp.record import Record, Sweep
 
 if TYPE_CHECKING:
     from perfexp.sinks.tables import Line
-    from perfexp.sinks.tidy import Block
+    from perfexp.sinks.tidy import Block, Row
 
 _RECORD, _SWEEP = "record.json", "sweep.json"
 
@@ -49,14 +50,15 @@ def export(
     A point is what is compared, and its figures have different units, so each has a line with a column for each figure:
     run, machine and axes of the sweep first, then those of MODEL_ALGORITHM_overall.csv with their units. A run that was
     refused in a sweep has a line that says why. The samples are long, a line for each, those of the first prediction
-    among them. The layers of runs with probes.layers=true have a line for each row and pass, with the algorithm that
-    was the fastest for it among these runs.
+    among them. The layers of runs with probes.layers=true have a line for each row and pass; that of a layer or an
+    operation names the algorithm that was the fastest for it among these runs: default, or one that computed it itself.
     """
     targets = _targets(out, form, samples=samples, layers=layers)
-    _refuse_to_overwrite(list(targets.values()), force=force)
     collected = _Collected(samples=samples, layers=layers)
-    for place in places:
-        collected.add(place)
+    files = [file for place in places for file in collected.files(place)]
+    _refuse_to_overwrite(list(targets.values()), force=force)
+    for file in files:
+        collected.add(file)
     lines = collected.lines()
     rows = collected.layer_lines()
     if layers and not rows:
@@ -64,7 +66,8 @@ def export(
         targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
     if lines:
         _write(targets, lines, collected.blocks(), rows)
-        typer.echo(f"{len(lines)} lines of {len(collected.runs)} runs: {', '.join(map(str, targets.values()))}")
+        exported = f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
+        typer.echo(f"{exported}: {', '.join(map(str, targets.values()))}")
     raise typer.Exit(collected.exit_code)
 
 
@@ -76,7 +79,7 @@ class _Run:
     sweep: tuple[str, int] | None
     lines: list[Line]
     blocks: list[Block]
-    layers: list[Line]
+    layers: list[Row]
 
 
 @dataclass(kw_only=True)
@@ -98,8 +101,11 @@ class _Collected:
     exit_code: int = 0
     _read: set[Path] = field(default_factory=set)
 
-    def add(self, place: Path) -> None:
-        """Every record in and below a folder, and those of its sweeps' runs wherever they lie.
+    def files(self, place: Path) -> list[Path]:
+        """Every record and sweep in and below a folder.
+
+        Args:
+            place: a folder, or one such file.
 
         Raises:
             UserError: there is none.
@@ -114,11 +120,18 @@ class _Collected:
                 f"There is no {_RECORD} and no {_SWEEP} in or below {place}. Name a run's folder, its {_RECORD}, "
                 "a sweep's folder, or any folder above some."
             )
-        for file in files:
-            if file.name == _SWEEP:
-                self._add_sweep(file)
-            else:
-                self._add_record(file)
+        return files
+
+    def add(self, file: Path) -> None:
+        """A record, or those of a sweep's runs wherever they lie.
+
+        Args:
+            file: from `files`.
+        """
+        if file.name == _SWEEP:
+            self._add_sweep(file)
+        else:
+            self._add_record(file)
 
     def lines(self) -> list[Line]:
         """The lines of all runs, then those of runs that left no record."""

@@ -43,6 +43,8 @@ def roofline(
 ) -> None:
     """Draw the roofline of kernels that ncu profiled, or of a run's layers, and say what holds each back.
 
+    Of a run with several sizes or batches, the largest point of each phase is drawn.
+
     Peaks are those of --peak-compute and --peak-bw, of --gpu, of the GPU that the file or the record names, or those
     that ncu or the run recorded, in this order.
     """
@@ -189,15 +191,22 @@ def _write(found: _Found, targets: dict[str, Path]) -> None:
     from perfexp.sinks import roofline as sink
 
     folder = RunPaths(found.stem.parent)
-    if folder.manifest.is_file():
-        root = folder.root
-        folder.claim(*(path.absolute() for path in targets.values() if path.absolute().is_relative_to(root)))
+    inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(folder.root)]
+    try:
+        if folder.manifest.is_file():
+            folder.claim(*inside)
+    except OSError as error:
+        raise _unwritable(folder.manifest, error) from error
     try:
         written = sink.write(found.roofline, targets)
     except OSError as error:
-        raise UserError(
-            f"{error.filename or found.stem} can't be written: {error.strerror}. Choose another."
-        ) from error
+        raise _unwritable(error.filename, error) from error
     typer.echo(f"written: {', '.join(map(str, written))}")
     if targets["html"] not in written:
         typer.echo('no interactive page: pip install "perfexp[html]"', err=True)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} can't be written: {error.strerror}. Choose another place with --out PNG and --summary CSV."
+    )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfexp.record import Record, Sweep
+from perfexp import units
+from perfexp.errors import PerfexpError, UserError
+from perfexp.paths import RunPaths
+from perfexp.record import Record, Sweep, read_points
+
+_RECORD, _SWEEP, _PLAN = "record.json", "sweep.json", "plan.yaml"
+#: Runs that are named before the rest is counted.
+_NAMED = 3
 
 
 def show(
@@ -20,9 +28,57 @@ def show(
     from perfexp.sinks.console import Console  # late: `perfexp --help` imports all commands
 
     console = Console(quiet=quiet)
-    if (folder / "sweep.json").is_file() and not (folder / "record.json").is_file():
+    if (folder / _SWEEP).is_file() and not (folder / _RECORD).is_file():
         sweep = Sweep.load(folder)
         console.show_sweep(sweep, folder.absolute(), sweep.records(folder))
         return
+    if folder.is_dir() and not (folder / _RECORD).exists():
+        _refuse(folder)
     record = Record.load(folder)
     console.show(record, (folder if folder.is_dir() else folder.parent).absolute())
+
+
+def _refuse(folder: Path) -> None:
+    """Nothing, where a folder without a record has nothing to do with perfexp.
+
+    Raises:
+        UserError: it is that of a run that has none yet, or runs lie below it.
+    """
+    from perfexp.sinks import folders, standing
+
+    paths = RunPaths(folder)
+    if paths.plan.is_file():
+        finished = units.counted(len(read_points(paths.points)), "point")
+        if paths.in_use():
+            raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")
+        if why := standing.refusal(paths.log):
+            raise UserError(
+                f"The run in {folder} was refused and has no record: {why}\n"
+                f"Where the command was right, go on with it: perfexp resume={folder}. Otherwise give it again, "
+                "mended, with another output_dir."
+            )
+        raise UserError(
+            f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
+            f"perfexp resume={folder} measures the rest and makes it."
+        )
+    found = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
+    below = list(dict.fromkeys(path.parent for path in found))
+    if below:
+        more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
+        raise UserError(
+            f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of them: "
+            f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)}"
+        )
+
+
+def _sweep_of(places: list[Path]) -> str:
+    """Where the sweep of some runs lies, whose folder is elsewhere, as a sentence; nothing where none is known."""
+    for place in places:
+        try:
+            sweep = Record.load(place).sweep
+        except PerfexpError:
+            continue
+        home = Path(os.path.normpath(place / sweep.directory)) if sweep and sweep.directory else None
+        if home and home not in places and (home / _SWEEP).is_file():
+            return f" The sweep that measured {place.name} lies in {home}."
+    return ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfexp.commands.benchmark import one_of, options
 from perfexp.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def speed(
     run_mode: Annotated[
         str | None, typer.Option(metavar="sp|mp", help="One card or several; by default by their number.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(metavar="P", help="fp32, amp_fp16, ….")] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16.")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to.")] = Path(),
 ) -> None:
     """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all cards.
@@ -49,10 +52,11 @@ def speed(
 
     if run_mode not in (None, *_MODES):
         raise UserError(f"--run-mode {run_mode!r}: say sp for one card or mp for several.")
-    for name, text in (("--model", model), ("--precision", precision)):
-        if text is not None and not text.strip():
-            raise UserError(f"{name} is empty.")
-    placing.refuse_no_folder(out, "Make it, or choose another with --out DIR.")
+    if model is not None and not model.strip():
+        raise UserError("--model is empty.")
+    if precision is not None:
+        one_of("precision", precision, options("precision"))
+    placing.refuse_no_folder(out, "choose another with --out DIR.")
     given = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     for place in places:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ import typer
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths
-from perfexp.record import Sweep
+from perfexp.record import Status, Sweep
 from perfexp.resume import measures_the_same
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def status(
         Path, typer.Argument(metavar="DIR", help="A run's folder, a sweep's, or any folder above some.")
     ] = Path("outputs"),
 ) -> None:
-    """Show what is done, has failed, is missing or is being measured: models down, algorithms across.
+    """Show what is done, has failed, was refused, is missing or is being measured: models down, algorithms across.
 
     Exit code 0 if all is done, profiles that were asked for among it, 1 if something is not.
     """
@@ -40,7 +40,7 @@ def status(
             f"There is no run in or below {folder}: no {_PLAN} and no {_SWEEP}. Name a folder that perfexp wrote to, "
             "or measure something."
         )
-    complete = _show(found, console.Console())
+    complete = _show(found, folder, console.Console())
     raise typer.Exit(0 if complete and not found.unreadable else 1)
 
 
@@ -68,20 +68,24 @@ class _Found:
 
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
-        for path in folders.below(folder, _PLAN, _SWEEP, refused=self._failed):
-            if path.name == _PLAN:
-                self._enter_run(path.parent)
-            else:
+        paths = list(folders.below(folder, _PLAN, _SWEEP, refused=self._failed))
+        for path in paths:
+            if path.name == _SWEEP:
                 self._enter_sweep(path.parent)
-        for sweep, place in self.sweeps:
-            for _, child in folders.run_folders(sweep, place):
-                if (child / _PLAN).is_file() and not child.is_symlink():
-                    self._enter_run(child)
+        children = [pair for sweep, place in self.sweeps for pair in folders.run_folders(sweep, place)]
+        reasons = {child_folder.absolute(): child.error for child, child_folder in children}
+        for path in paths:
+            if path.name == _PLAN:
+                self._enter_run(path.parent, reasons)
+        for _, child_folder in children:
+            if (child_folder / _PLAN).is_file() and not child_folder.is_symlink():
+                self._enter_run(child_folder, reasons)
 
-    def _enter_run(self, folder: Path) -> None:
+    def _enter_run(self, folder: Path, reasons: Mapping[Path, str | None]) -> None:
+        """A run; where its sweep says why it left no record, that may be a refusal."""
         if folder.absolute() not in self.runs:
             try:
-                self.runs[folder.absolute()] = _run(folder)
+                self.runs[folder.absolute()] = _run(folder, reasons.get(folder.absolute()))
             except (PerfexpError, OSError) as error:
                 self._failed(error, folder)
 
@@ -111,7 +115,7 @@ class _Group:
     """What lies in one folder.
 
     Attributes:
-        runs: with a plan.
+        runs: with a plan, and those of its sweeps that have none yet.
         sweeps: how many runs of each sweep have ended, in words.
         refused: a line for each run that left no record.
         not_begun: how many runs of its sweeps have not ended.
@@ -123,7 +127,7 @@ class _Group:
     not_begun: int = 0
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path, reason: str | None) -> Run:
     from perfexp.sinks import standing
 
     paths = RunPaths(folder)
@@ -133,7 +137,9 @@ def _run(folder: Path) -> Run:
     keys = standing.expected(plan)
     if keys is None and paths.record.is_file():
         keys = standing.expected_of_record(paths.record.read_bytes())
-    return standing.run(folder, plan, keys=keys, known=known, running=running)
+    empty = not (known or running or paths.record.is_file())
+    refusal = standing.refusal(paths.log, reason) if empty else None
+    return standing.run(folder, plan, keys=keys, known=known, running=running, refusal=refusal)
 
 
 def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
@@ -150,31 +156,53 @@ def _child_folders(sweep: Sweep, folder: Path) -> list[Path]:
     return [path for _, path in run_folders(sweep, folder)]
 
 
-def _show(found: _Found, console: Console) -> bool:
+def _show(found: _Found, folder: Path, console: Console) -> bool:
     """A table for each folder that runs lie in; returns whether everything is done."""
     from perfexp.sinks import standing
 
-    groups, runs = _groups(found), list(found.runs.values())
-    for folder, group in groups.items():
-        title = ": ".join([str(folder), *(["; ".join(group.sweeps)] if group.sweeps else [])])
-        console.show_grid(title, standing.matrix(group.runs) if group.runs else None, failed=group.refused)
-    total = standing.tally(runs)
+    groups = _groups(found)
+    runs = [run for group in groups.values() for run in group.runs]
+    pace = standing.Pace(runs)
+    for place, group in groups.items():
+        named = folder if [run.folder for run in group.runs] == [folder] else place  # the run that was asked for
+        title = ": ".join([_title(named), *(["; ".join(group.sweeps)] if group.sweeps else [])])
+        console.show_grid(title, standing.matrix(group.runs, pace) if group.runs else None, failed=group.refused)
+    total = standing.tally(runs, pace)
     if len(groups) > 1 and runs:
         console.note(f"in all: {total}")
     return total.complete and not any(group.refused or group.not_begun for group in groups.values())
 
 
+def _title(folder: Path) -> str:
+    """A folder as it was named; where one stands, by its own name."""
+    return str(folder if folder.name else folder.absolute())
+
+
 def _groups(found: _Found) -> dict[Path, _Group]:
     """By the folders that the runs lie in: a stage's, a sweep's, or a day's."""
+    from perfexp.commands import pending
+
     groups: dict[Path, _Group] = {}
     for run in found.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
+    told: set[Path] = set()
     for sweep, place in found.current_sweeps:
-        group = groups.setdefault(next((path.parent for path in _child_folders(sweep, place)), place), _Group())
+        children = _child_folders(sweep, place)
+        begun = (path.parent for path in children if path.absolute() in found.runs)
+        group = groups.setdefault(next(begun, place), _Group())
+        waiting = pending.runs(sweep, place, found.runs.values())
+        group.runs += waiting or []
+        ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
+        left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""
-        group.sweeps.append(f"sweep over {sweep.name}, {len(sweep.children)}{of} runs have ended")
-        group.not_begun += max((sweep.jobs or 0) - len(sweep.children), 0)
+        unknown = "; those that have not begun are not counted" if left and waiting is None else ""
+        group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
+        group.not_begun += left
         group.refused += _refused(sweep, place, found)
+        told.update(path.absolute() for child, path in zip(sweep.children, children, strict=True) if child.error)
+    for path, run in found.runs.items():
+        if run.refusal is not None and path not in told:
+            groups[run.folder.parent].refused.append(f"{run.folder.name}: refused: {run.refusal}")
     return dict(sorted(groups.items()))
 
 

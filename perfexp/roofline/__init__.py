@@ -6,7 +6,8 @@ layers; `perfexp.sinks.roofline` draws and writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfexp.errors import UserError
@@ -17,6 +18,9 @@ from perfexp.roofline.below import Roofline
 from perfexp.roofline.counters import COLLECT, wanted
 from perfexp.roofline.listing import Listing, is_listing
 from perfexp.roofline.peaks import Peaks, Sheet, by_ceilings, matching, of_record_point, of_sheet
+
+#: So many points that are not drawn are named.
+_TOLD = 3
 
 __all__ = ["COLLECT", "Peaks", "Roofline", "is_listing", "of_csv", "of_record", "of_sheet", "of_text"]
 
@@ -64,7 +68,7 @@ def of_text(
 def _of(found: Listing, peaks: Peaks | None, sheets: Mapping[str, Sheet] | None, title: str) -> Roofline:
     own, product = recorded(found)
     known = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(own)
-    return of_listing(found, known, title)
+    return of_listing(found, known.held_against(product), title)
 
 
 def of_record(
@@ -88,15 +92,29 @@ def of_record(
         raise UserError(
             f"The run {record.name} has no layers: measure it with probes.layers=true, or name a CSV of:\n  {COLLECT}"
         )
-    found: dict[str, Point] = {}
+    found: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: (point.key.pixels, point.key.batch_size)):
-        found[point.key.phase.removesuffix("_layers")] = point
+        found.setdefault(point.key.phase.removesuffix("_layers"), []).append(point)
     device = record.environment.get("device")
     product = str(device.get("name") or "") if isinstance(device, Mapping) else ""
     rooflines = {}
-    for phase, point in found.items():
+    for phase, alike in found.items():
+        point = alike[-1]
         own = of_record_point(record, point)
         known = (peaks or Peaks()).or_else(own).or_else(matching(product, sheets or {})).or_else(by_ceilings(own))
         what = title or f"{record.name} · {phase} {point.key.size_label}, batch {point.key.batch_size}"
-        rooflines[phase] = of_point(record, point, known, what)
+        drawn = of_point(record, point, known.held_against(product), what)
+        rooflines[phase] = replace(drawn, notes=(*drawn.notes, *_others(alike)))
     return rooflines
+
+
+def _others(alike: Sequence[Point]) -> Iterator[str]:
+    """What is not drawn of a phase, of which the last point is."""
+    if len(alike) > 1:
+        key = alike[-1].key
+        others = ", ".join(f"{point.key.size_label} batch {point.key.batch_size}" for point in alike[:-1][-_TOLD:])
+        more = f" and {len(alike) - 1 - _TOLD} smaller ones" if len(alike) - 1 > _TOLD else ""
+        yield (
+            f"Only the largest of {len(alike)} points with layers is drawn, {key.size_label} batch {key.batch_size}: "
+            f"for {others}{more} measure a run of their own."
+        )

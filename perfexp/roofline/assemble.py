@@ -64,7 +64,8 @@ def of_listing(listing: Listing, peaks: Peaks, title: str) -> Roofline:
     _refuse_unknown(listing, peaks)
     loads = [_load(each, peaks) for each in counted]
     known = [(launch, load) for launch, load in zip(listing.launches, loads, strict=True) if load]
-    percentages = any(each.flops is None for each in counted)
+    used = [each for each, load in zip(counted, loads, strict=True) if load]
+    percentages = any(each.flops is None for each in used)
     whole = together(load for _, load in known)
     make = _Maker(peaks=peaks, seconds=whole.seconds)
     by_kernel: defaultdict[str, list[Load]] = defaultdict(list)
@@ -89,9 +90,9 @@ def of_listing(listing: Listing, peaks: Peaks, title: str) -> Roofline:
         total=make("total", "total", whole),
         notes=(),
         percentages=percentages,
-        estimated=percentages or any(each.estimated or each.dram_bytes is None for each in counted),
+        estimated=percentages or any(each.estimated or each.dram_bytes is None for each in used),
     )
-    return replace(roofline, notes=tuple(of_counters(roofline, counted, len(known))))
+    return replace(roofline, notes=(*listing.notes, *of_counters(roofline, used, len(counted))))
 
 
 def of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
@@ -113,7 +114,7 @@ def of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline
     if not timed:
         raise UserError(f"{where}: no layer took time that could be measured.")
     if not (peaks.of(kind) and peaks.dram_bytes_per_second):
-        raise UserError(f"{where}: {_unknown_peaks(_device(record), peaks)} {_BY_MEASURING}")
+        raise UserError(f"{where}: {_unknown_peaks(*_device(record), peaks)} {_BY_MEASURING}")
     whole = _sum(lines, kind)
     make = _Maker(peaks=peaks, seconds=whole.seconds)
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -266,6 +267,7 @@ def _refuse_missing(listing: Listing, counted: Sequence[Counted]) -> None:
     refused = (
         f" ncu could not measure {', '.join(sorted(listing.unavailable)[:4])} (n/a)." if listing.unavailable else ""
     )
+    refused = " ".join([refused, *listing.notes])
     raise UserError(
         f"{listing.source} lacks {'; '.join(missing)}.{refused} It has: {has}. "
         f"Collect what is needed with:\n  {COLLECT}"
@@ -277,23 +279,26 @@ def _refuse_unknown(listing: Listing, peaks: Peaks) -> None:
         product = next((launch.product for launch in listing.launches if launch.product), "")
         capability = next((launch.capability for launch in listing.launches if launch.capability), "")
         device = product or (f"a GPU of compute capability {capability}" if capability else "a GPU that is not named")
-        raise UserError(f"{listing.source}: {_unknown_peaks(device, peaks)}")
+        raise UserError(f"{listing.source}: {_unknown_peaks(device, True, peaks)}")
 
 
-def _unknown_peaks(device: str, peaks: Peaks) -> str:
+def _unknown_peaks(device: str, is_gpu: bool, peaks: Peaks) -> str:
     missing = [] if peaks.flops_per_second else ["FLOP/s"]
     missing += [] if peaks.dram_bytes_per_second else ["memory bandwidth"]
+    told = f"it was measured on {device}, whose peak {' and '.join(missing or ['in this precision'])} is not known"
+    if not is_gpu:
+        return f"{told}: there are data sheets of GPUs only. Give --peak-compute TFLOP/s and --peak-bw GB/s."
     return (
-        f"it was measured on {device}, whose peak {' and '.join(missing or ['in this precision'])} is not known. "
-        f"Say which GPU it was (--gpu t4, h100, …), give --peak-compute TFLOP/s and --peak-bw GB/s, or add {ADD} "
-        "and say --gpu NAME."
+        f"{told}. Say which GPU it was (--gpu t4, h100, …), give --peak-compute TFLOP/s and --peak-bw GB/s, or "
+        f"add {ADD} and say --gpu NAME."
     )
 
 
-def _device(record: Record) -> str:
+def _device(record: Record) -> tuple[str, bool]:
+    """The name of the device that a record was measured on, and whether it may be a GPU."""
     device = record.environment.get("device")
-    name = device.get("name") if isinstance(device, Mapping) else None
-    return str(name or "a device that is not known")
+    known = device if isinstance(device, Mapping) else {}
+    return str(known.get("name") or "a device that is not known"), known.get("kind") != "cpu"
 
 
 def _pass(line: Mapping[str, Any]) -> str:

@@ -11,9 +11,10 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from perfexp.errors import UserError
 from perfexp.roofline.figures import decimal_mark, factor, number
@@ -39,6 +40,8 @@ _OTHERS = {
     "KernelName": "rocprof",
     "DurationNs": "rocprof",
 }
+#: So many values are named in a note.
+_TOLD = 3
 #: How a report becomes a file that can be read.
 EXPORT = "ncu --import FILE.ncu-rep --page raw --csv --print-units base > FILE.csv"
 
@@ -77,12 +80,36 @@ class Listing:
         launches: in the order of the file.
         names: of all metrics in it, those among them that nobody asked for.
         unavailable: metrics that ncu was asked for and could not give (`n/a`).
+        notes: what has to be known of the file.
     """
 
     source: str
     launches: tuple[Launch, ...]
     names: frozenset[str]
     unavailable: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+class _Row(NamedTuple):
+    """A line below a header."""
+
+    line: int
+    cells: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """What is seen of a file besides its launches.
+
+    Attributes:
+        names: of all metrics.
+        unavailable: those without a value.
+        negative: values that can't be, with their lines.
+    """
+
+    names: set[str] = field(default_factory=set)
+    unavailable: set[str] = field(default_factory=set)
+    negative: list[str] = field(default_factory=list)
 
 
 #: The number of a range of the process, before its domain; a range of a thread has none.
@@ -156,13 +183,36 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     """What a CSV says; see `read`."""
     if not text.strip():
         raise UserError(f"{source} is empty. ncu leaves such a file where it failed; it says why on the console.")
-    lines = text.splitlines(keepends=True)
+    lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
-    rows = _rows(lines[start + 1 :], delimiter, header, source, first=start + 2)
-    if not rows:
+    found = [rows for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2) if rows]
+    otherwise, seen = "," if delimiter == ";" else ".", _Seen()
+    read_one = _long if _VALUE in header else _wide
+    tables = [read_one(header, rows, source, wanted, otherwise, seen) for rows in found]
+    launches = tuple(launch for table in tables for launch in table)
+    if not launches:
         raise UserError(f"{source} has a header and no kernel: the range or filter that ncu was given caught none.")
-    otherwise = "," if delimiter == ";" else "."
-    return (_long if _VALUE in header else _wide)(header, rows, source, wanted, otherwise)
+    return Listing(
+        source=source,
+        launches=launches,
+        names=frozenset(seen.names),
+        unavailable=frozenset(seen.unavailable),
+        notes=tuple(_notes(sum(map(bool, tables)), seen)),
+    )
+
+
+def _notes(tables: int, seen: _Seen) -> Iterator[str]:
+    """What has to be known of a file."""
+    if tables > 1:
+        yield f"The file holds {tables} tables with the same header: the launches of all of them are counted."
+    if seen.negative:
+        more = len(seen.negative) - _TOLD
+        told = ", ".join(seen.negative[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+        yield f"Values below zero are left out, since no counter has one: {told}. Is the file damaged?"
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    return _KERNEL in cells and ("ID" in cells or _VALUE in cells)
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
@@ -172,7 +222,7 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
             continue
         for delimiter in (",", ";", "\t"):
             cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
-            if _KERNEL in cells and ("ID" in cells or _VALUE in cells):
+            if _is_header(cells):
                 return number_, delimiter, cells
             _refuse_others(cells, source)
     _refuse_messages(lines, source)
@@ -200,23 +250,36 @@ def _refuse_messages(lines: Sequence[str], source: str) -> None:
         raise UserError(f"{source} holds no kernel, only messages of ncu: {reason}")
 
 
-def _rows(
+def _tables(
     lines: Sequence[str], delimiter: str, header: Sequence[str], source: str, *, first: int
-) -> list[dict[str, str]]:
-    """The lines below the header as cells by column."""
-    found: list[dict[str, str]] = []
-    body = "".join(line for line in lines if not line.startswith("=="))
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
+) -> list[list[_Row]]:
+    """The lines below the header as cells by column; where the header comes again, another table begins.
+
+    Raises:
+        UserError: a line is cut off, or is another header.
+    """
+    tables: list[list[_Row]] = [[]]
+    body = [(number_, line) for number_, line in enumerate(lines, first) if not line.startswith("==")]
+    reader = csv.reader((line for _, line in body), delimiter=delimiter, strict=True)
     try:
         for cells in reader:
+            line = body[reader.line_num - 1][0]
             if not any(cells):
                 continue
+            if _is_header(names := [cell.strip() for cell in cells]):
+                if names != list(header):
+                    raise UserError(
+                        f"{source}: another table begins at line {line}, with other columns than the first. "
+                        "Give each a file of its own."
+                    )
+                tables.append([])
+                continue
             if len(cells) < _least(header) or (len(cells) < len(header) and _VALUE not in header):
-                raise _cut_off(source, first + reader.line_num - 1, f"{len(cells)} of {len(header)} columns")
-            found.append(dict(zip(header, cells, strict=False)))
+                raise _cut_off(source, line, f"{len(cells)} of {len(header)} columns")
+            tables[-1].append(_Row(line, dict(zip(header, cells, strict=False))))
     except csv.Error as error:
-        raise _cut_off(source, first + reader.line_num - 1, str(error)) from error
-    return found
+        raise _cut_off(source, body[max(reader.line_num, 1) - 1][0], str(error)) from error
+    return tables
 
 
 def _least(header: Sequence[str]) -> int:
@@ -232,22 +295,22 @@ def _cut_off(source: str, line: int, seen: str) -> UserError:
 
 
 def _long(
-    header: Sequence[str], rows: Sequence[dict[str, str]], source: str, wanted: Callable[[str], bool], otherwise: str
-) -> Listing:
-    mark = _agreed((row[_VALUE] for row in rows if wanted(_metric(row))), source, otherwise)
+    header: Sequence[str], rows: Sequence[_Row], source: str, wanted: Callable[[str], bool], otherwise: str, seen: _Seen
+) -> list[Launch]:
+    mark = _agreed((row[_VALUE] for _, row in rows if wanted(_metric(row))), source, otherwise)
     metrics: dict[tuple[str, str], dict[str, float]] = {}
     about: dict[tuple[str, str], dict[str, str]] = {}
-    names, unavailable = set[str](), set[str]()
-    for row in rows:
+    for line, row in rows:
         key = (row.get("Process ID", ""), row.get("ID", ""))
         known = about.setdefault(key, dict(row))
         name = _metric(row)
-        names |= {name} if name else set()
+        seen.names |= {name} if name else set()
         if name == _PRODUCT:
             known[_PRODUCT] = row[_VALUE]
-        _keep(metrics.setdefault(key, {}), unavailable, name, row[_VALUE], row.get(_UNIT, ""), mark, source, wanted)
-    launches = tuple(_launch(about[key], found) for key, found in metrics.items())
-    return Listing(source=source, launches=launches, names=frozenset(names), unavailable=frozenset(unavailable))
+        into = metrics.setdefault(key, {})
+        if wanted(name):
+            _keep(into, seen, name, row[_VALUE], row.get(_UNIT, ""), mark, source, line)
+    return [_launch(about[key], found) for key, found in metrics.items()]
 
 
 def _metric(row: Mapping[str, str]) -> str:
@@ -257,25 +320,24 @@ def _metric(row: Mapping[str, str]) -> str:
 
 
 def _wide(
-    header: Sequence[str], rows: Sequence[dict[str, str]], source: str, wanted: Callable[[str], bool], otherwise: str
-) -> Listing:
+    header: Sequence[str], rows: Sequence[_Row], source: str, wanted: Callable[[str], bool], otherwise: str, seen: _Seen
+) -> list[Launch]:
     columns = {column: _in_header(column) for column in header}
-    units = dict(rows[0]) if not (rows[0].get("ID", "").strip() or rows[0][_KERNEL].strip()) else {}
+    _, first = rows[0]
+    units = first if not (first.get("ID", "").strip() or first[_KERNEL].strip()) else {}
     body = rows[1:] if units else rows
-    if not body:
-        raise UserError(f"{source} has a header and no kernel: the range or filter that ncu was given caught none.")
     metrics = {column: name for column, (name, _) in columns.items() if "__" in name}
     kept = {column: name for column, name in metrics.items() if wanted(name)}
-    mark = _agreed((row[column] for row in body for column in kept), source, otherwise)
-    launches, unavailable = [], set[str]()
-    for row in body:
+    mark = _agreed((row[column] for _, row in body for column in kept), source, otherwise)
+    seen.names |= set(metrics.values())
+    launches = []
+    for line, row in body:
         found: dict[str, float] = {}
         for column, name in kept.items():
             unit = columns[column][1] or units.get(column, "")
-            _keep(found, unavailable, name, row[column], unit, mark, source, wanted)
+            _keep(found, seen, name, row[column], unit, mark, source, line)
         launches.append(_launch(row, found))
-    names = frozenset(metrics.values())
-    return Listing(source=source, launches=tuple(launches), names=names, unavailable=frozenset(unavailable))
+    return launches
 
 
 def _in_header(column: str) -> tuple[str, str]:
@@ -295,25 +357,21 @@ def _agreed(cells: Iterable[str], source: str, otherwise: str) -> str:
 
 
 def _keep(
-    into: dict[str, float],
-    unavailable: set[str],
-    name: str,
-    cell: str,
-    unit: str,
-    mark: str,
-    source: str,
-    wanted: Callable[[str], bool],
+    into: dict[str, float], seen: _Seen, name: str, cell: str, unit: str, mark: str, source: str, line: int
 ) -> None:
-    """Keep a metric, if it is wanted and has a value; the first of several equal names counts."""
-    if name in into or not wanted(name):
+    """Keep a metric, if it has a value that can be; the first of several equal names counts."""
+    if name in into:
         return
     value = number(cell, mark)
     if value is None:
-        unavailable |= {name} if cell.strip() else set()
+        seen.unavailable |= {name} if cell.strip() else set()
         return
     scale = factor(unit)
     if scale is None:
         raise UserError(f"{source}: {name} is in '{unit}', which is no known unit. Export it with --print-units base.")
+    if value < 0:
+        seen.negative.append(f"{name} at line {line} ({cell.strip()})")
+        return
     into[name] = value * scale
 
 

@@ -12,14 +12,15 @@ from perfexp.roofline.sentences import pretty
 from perfexp.roofline.standing import PROCESS, THREAD
 
 
-def of_counters(roofline: Roofline, counted: Sequence[Counted], known: int) -> Iterable[str]:
+def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterable[str]:
     """Of a file of ncu.
 
     Args:
         roofline: without notes.
-        counted: what each launch did.
-        known: how many of them are in it.
+        counted: what each launch did that is in it.
+        launches: how many the file has.
     """
+    yield from _foreign(roofline)
     backward = [missing_backward({row.name: row.load.launches for row in roofline.ranges if row.where == kind})
                 for kind in (THREAD, PROCESS)]  # fmt: skip
     # a process-wide range that holds the backward pass holds it, whatever the threads' ranges lack
@@ -48,9 +49,19 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], known: int) -> I
             f"{pretty(moves, 'FLOP')} of half precision in kernels of single precision are left out: they move "
             "constants."
         )
-    if left := len(counted) - known:
-        yield f"{left} of {len(counted)} launches lack metrics that others have, and are left out: is the file whole?"
+    if left := launches - len(counted):
+        yield f"{left} of {launches} launches lack metrics that others have, and are left out: is the file whole?"
     yield from _unroofed(roofline)
+
+
+def _foreign(roofline: Roofline) -> Iterable[str]:
+    """Of peaks that are not those of the device that was measured."""
+    peaks = roofline.peaks
+    if peaks.foreign:
+        yield (
+            f"The peaks are another device's than the one that was measured: {', '.join(peaks.sources)}; measured on "
+            f"{peaks.foreign}. Parts of a roof say what of that device it would be, not how well this one is used."
+        )
 
 
 def _unroofed(roofline: Roofline) -> Iterable[str]:
@@ -70,6 +81,7 @@ def of_definitions(roofline: Roofline, doubts: Sequence[Doubt]) -> Iterable[str]
         roofline: without notes.
         doubts: of the layers' times.
     """
+    yield from _foreign(roofline)
     yield from (f"Doubtful ({doubt.code}): {doubt.detail}." for doubt in doubts)
     yield (
         "FLOPs and bytes are analytic: what layers take by definition (direct convolution, each operand moved once), "

@@ -16,7 +16,7 @@ from perfexp.record import Point, Record, is_layers, timed_key
 
 #: What a roof is called; a data sheet's half-precision and TF32 peaks are those of matrix units.
 NAMES = {
-    "peak": "peak",
+    "peak": "compute",
     "fp64": "FP64",
     "fp32": "FP32",
     "half": "half",
@@ -39,6 +39,8 @@ class Peaks:
         l2_bytes_per_second: of the L2 cache; no data sheet says it.
         ceilings: what the device was seen to reach: data types and `dram`.
         sources: where the figures come from.
+        match: searched in the name of a device to know whether it is theirs; None where that can't be known.
+        foreign: the device that was measured, where they are those of another.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -46,6 +48,8 @@ class Peaks:
     l2_bytes_per_second: float | None = None
     ceilings: Mapping[str, float] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    match: str | None = None
+    foreign: str = ""
 
     def of(self, kind: str) -> tuple[str, float] | None:
         """The name of the roof for FLOPs of a kind, and its height; None where it is not known.
@@ -80,7 +84,17 @@ class Peaks:
             l2_bytes_per_second=self.l2_bytes_per_second or other.l2_bytes_per_second,
             ceilings=self.ceilings or other.ceilings,
             sources=(*self.sources, *(other.sources if used else ())),
+            match=self.match or (other.match if used else None),
         )
+
+    def held_against(self, product: str) -> Peaks:
+        """These peaks, which know whether they are another device's than the one that was measured.
+
+        Args:
+            product: name of the device that was measured; empty where it is not known.
+        """
+        own = not (self.match and product) or re.search(self.match, product)
+        return self if own else replace(self, foreign=product)
 
 
 def given(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
@@ -218,7 +232,7 @@ def named(name: str, known: Mapping[str, Sheet]) -> Peaks:
             f"There is no data sheet of a GPU '{name}'. {did_you_mean(name.lower(), known)} For another, add {ADD} "
             "or give --peak-compute TFLOP/s and --peak-bw GB/s."
         )
-    return of_sheet(sheet.facts)
+    return replace(of_sheet(sheet.facts), match=sheet.match)
 
 
 #: What is added for hardware that is not known.

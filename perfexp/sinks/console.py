@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfexp import units
-from perfexp.record import Record, Status, Sweep
+from perfexp.record import Record, Sweep
 from perfexp.sinks import convolutions, overview, profiles, several, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
@@ -69,7 +69,7 @@ class Console:
         self._headed = str(subject(plan))
         self._line(self._headed, style="bold")
         self._line(f"on {one_line(device) if device else 'the device that the job finds'}", indent=2)
-        self._line(f"{_counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
+        self._line(f"{units.counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: int, longest_seconds: float | None) -> None:
         """How much a sweep is about to measure.
@@ -82,8 +82,8 @@ class Console:
         if self.quiet:
             return
         self._line(f"sweep over {one_line(sweep.name)}", style="bold")
-        runs = _counted(sweep.jobs, "run") if sweep.jobs else "runs"
-        self._line(f"{runs} of {_counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
+        runs = units.counted(sweep.jobs, "run") if sweep.jobs else "runs"
+        self._line(f"{runs} of {units.counted(points, 'point')}, {_at_most(longest_seconds)}", indent=2)
 
     def note(self, message: str) -> None:
         """Something worth knowing before the rest.
@@ -132,9 +132,7 @@ class Console:
             records: those of its runs, as far as there are any.
             tracking: how to look at it in the tracker, if it was sent to one.
         """
-        ended, bad = len(sweep.children), sum(child.status is not Status.OK for child in sweep.children)
-        of = f" of {sweep.jobs}" if sweep.jobs else ""
-        self._line(f"sweep over {one_line(sweep.name)}: {ended}{of} runs ended, {bad} failed", style="bold")
+        self._line(sweeps.headline(sweep), style="bold")
         if sweep.children:
             self._grid(sweeps.runs(sweep, records))
         self._section("failed", sweeps.child_failures(sweep, records), style="red")
@@ -248,10 +246,6 @@ class Console:
         self._line(title, style="bold")
         for line in lines:
             self._out.print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _at_most(longest_seconds: float | None) -> str:

@@ -87,15 +87,19 @@ def write(roofline: Roofline, targets: dict[str, Path]) -> list[Path]:
         Those that were written: without plotly there is no page.
 
     Raises:
-        OSError: a folder can't be written.
+        OSError: a file can't be written; it is the error's `filename`.
     """
     make: dict[str, Callable[[Roofline], bytes | None]] = {"png": draw, "svg": to_svg, "html": to_html, "csv": to_csv}
     written = []
     for kind, path in targets.items():
         content = make[kind](roofline)
-        if content is not None:
+        if content is None:
+            continue
+        try:
             write_atomically(path, content)
-            written.append(path)
+        except OSError as error:  # it names the file that was to be renamed, or none
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        written.append(path)
     return written
 
 

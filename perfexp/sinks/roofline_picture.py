@@ -332,6 +332,7 @@ def _caption(roofline: Roofline, placed: int) -> Caption:
     launches = "" if roofline.analytic else f"{count} launch{'es' if count > 1 else ''} of "
     noun = roofline.noun if parts > 1 else roofline.noun[:-1]
     peaks = ", ".join(roofline.peaks.sources) or "unknown source"
+    peaks += f", another device than {roofline.peaks.foreign}" if roofline.peaks.foreign else ""
     apart = f" ({placed} with a place here)" if placed < parts else ""
     return Caption(
         title=one_line(roofline.title),

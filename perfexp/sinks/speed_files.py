@@ -72,7 +72,7 @@ def _place(found: Sequence[Speed], folder: Path, logs: Collection[str]) -> None:
         logs: of the runs of its sweep.
     """
     try:
-        placing.refuse_no_folder(folder, f"Make it, or choose another speed_dir=DIR. {_KEPT}")
+        placing.refuse_no_folder(folder, f"choose another speed_dir=DIR. {_KEPT}")
     except UserError as error:
         return _tell(error)
     for speed in found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,6 +31,11 @@ _FIRST = "ttfp"
 #: Whose profiles can be counted, likewise; the last one only marks a call.
 _MARKS = "perfexp.profilers.nvtx.Nvtx"
 _PROFILERS = ("perfexp.profilers.nsys.Nsys", "perfexp.profilers.ncu.Ncu", "perfexp.profilers.kineto.Torch", _MARKS)
+
+#: What `launch` raises where a worker refuses, as the traceback names it.
+_REFUSED = re.compile(r"^perfexp\.launch\._Refused: (.*)$", re.MULTILINE)
+#: What is read of a run.log.
+_END_BYTES = 65_536
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -60,6 +67,8 @@ class Run:
         expected: all its points, those of the first prediction too; None where that can't be known.
         results: what there is of them.
         running: whether a process is measuring it.
+        plan: as plain data.
+        refusal: why it was refused before it measured anything; None where it was not.
     """
 
     folder: Path
@@ -68,6 +77,8 @@ class Run:
     expected: frozenset[Key] | None
     results: Mapping[Key, Result]
     running: bool
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -85,6 +96,7 @@ class Tally:
         profiles: how many profiles have ended how.
         profiles_missing: how many have none.
         running: how many of the runs are being measured.
+        refused: how many runs were refused; their points are not among the others.
         left_seconds: how long the timed points that are missing take, or None where nothing tells.
     """
 
@@ -98,6 +110,7 @@ class Tally:
     profiles: Counter[Status] = field(default_factory=Counter)
     profiles_missing: int = 0
     running: int = 0
+    refused: int = 0
     left_seconds: float | None = 0.0
 
     @property
@@ -105,14 +118,14 @@ class Tally:
         """Whether every point is known to have been measured well, and every profile made that was asked for."""
         ended = set().union(self.statuses, self.first, self.layers, self.profiles)
         left = self.missing + self.first_missing + self.layers_missing + self.profiles_missing
-        return ended <= {Status.OK} and self.expected is not None and not left and not self.running
+        return ended <= {Status.OK} and self.expected is not None and not (left or self.running or self.refused)
 
     def __str__(self) -> str:
         """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
         done = self.statuses[Status.OK], "?" if self.expected is None else self.expected
         if self.expected == 0 and (marked := self.profiles.total() + self.profiles_missing):  # nothing was to be timed
             done = self.profiles[Status.OK], marked
-        parts = [f"{done[0]}/{done[1]} done"]
+        parts = [f"{done[0]}/{done[1]} done"] if done != (0, 0) or not self.refused else []
         parts += [f"{count} {status.value}" for status, count in _bad(self.statuses)]
         parts += [f"{self.missing} missing"] if self.missing else []
         for name, statuses, missing in (
@@ -123,6 +136,7 @@ class Tally:
             found = [(status.value, count) for status, count in _bad(statuses)]
             found += [("missing", missing)] if missing and not self.missing else []  # otherwise it goes without saying
             parts += [f"{name} {what}" + (f" ({count})" if count > 1 else "") for what, count in found]
+        parts += [f"{units.counted(self.refused, 'run')} refused"] if self.refused else []
         parts += ["running"] if self.running else []
         if self.missing and self.left_seconds is not None:
             parts.append(f"~{units.format_seconds(self.left_seconds, 2)} left")
@@ -146,6 +160,24 @@ def results(text: bytes) -> dict[Key, Result]:
     with suppress(msgspec.MsgspecError):
         found.append(decoder.decode(lines[-1]))
     return {result.key: result for result in found}
+
+
+def refusal(log: Path, reason: str | None = None) -> str | None:
+    """Why the last worker of a run refused to begin, or to go on; None where it did not.
+
+    Args:
+        log: run.log, where that stands as a traceback behind the worker's command; it need not exist.
+        reason: why the run left no record, as its sweep knows: a refusal where the last worker said so.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
+            end = file.read()
+    except OSError:
+        return None
+    said = end.decode(errors="replace").rpartition("\n$ ")[2]
+    told = _REFUSED.findall(said) or ([reason] if reason and reason in said else [])
+    return one_line(told[-1]) if told else None
 
 
 def expected(plan: Mapping[str, Any]) -> frozenset[Key] | None:
@@ -201,6 +233,7 @@ def run(
     keys: frozenset[Key] | None,
     known: Mapping[Key, Result],
     running: bool,
+    refusal: str | None = None,
 ) -> Run:
     """One run from what is in its folder.
 
@@ -210,23 +243,60 @@ def run(
         keys: all its points, from `expected` or `expected_of_record`.
         known: from `results`.
         running: whether a process is measuring it.
+        refusal: why it was refused before it measured anything; None where it was not.
     """
     profiler, gpu = _profiler(plan), plan.get("gpu")
     if keys is not None:  # what only other commands asked for is no part of this run
         keys = frozenset(key for key in keys if profiler or not is_profile(key))
         keys |= {key for key in known if (is_profile(key) and profiler) or profiler.get("_target_") == _MARKS}
     name = one_line(str((gpu.get("name") if isinstance(gpu, Mapping) else gpu) or "unknown"))
-    return Run(folder=folder, about=subject(plan), gpu=name, expected=keys, results=known, running=running)
+    return Run(
+        folder=folder,
+        about=subject(plan),
+        gpu=name,
+        expected=keys,
+        results=known,
+        running=running,
+        plan=plan,
+        refusal=refusal,
+    )
 
 
-def tally(runs: Sequence[Run]) -> Tally:
+class Pace:
+    """How long a timed point takes: as those of the same run did, else of all that measure the same, else of all.
+
+    Args:
+        runs: all that there are.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._seconds: dict[tuple[Subject, str] | None, list[float]] = {}
+        for run in runs:
+            for kind in (None, (run.about, run.gpu)):
+                self._seconds.setdefault(kind, []).extend(_seconds(run.results.values()))
+
+    def of(self, run: Run) -> float | None:
+        """Seconds; None where nothing tells.
+
+        Args:
+            run: one of them.
+        """
+        levels = (_seconds(run.results.values()), self._seconds[run.about, run.gpu], self._seconds[None])
+        return next((statistics.median(known) for known in levels if known), None)
+
+
+def tally(runs: Sequence[Run], pace: Pace) -> Tally:
     """Count the points of some runs.
 
     Args:
-        runs: any.
+        runs: any of those that the pace knows.
+        pace: what tells how long those take that are missing.
     """
-    total, every = Tally(), _seconds(result for run in runs for result in run.results.values())
+    total = Tally()
     for run in runs:
+        if run.refusal is not None:
+            total.refused += 1
+            continue
         keys = run.results.keys() if run.expected is None else run.expected
         for key in keys:
             _count(total, key, run.results.get(key))
@@ -236,17 +306,18 @@ def tally(runs: Sequence[Run]) -> Tally:
         elif total.expected is not None:
             total.expected += len(_timed(run.expected))
         if left := len(_timed(keys - run.results.keys())):
-            seconds = _seconds(run.results.values()) or every
+            seconds = pace.of(run)
             known = total.left_seconds is not None and seconds is not None
             total.left_seconds = (total.left_seconds or 0.0) + left * (seconds or 0.0) if known else None
     return total
 
 
-def matrix(runs: Sequence[Run]) -> Grid:
+def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
     """Models down, algorithms across; precision, mode and device where they vary.
 
     Args:
         runs: those of one folder; at least one.
+        pace: see `tally`.
     """
     rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     fields = [name for name in ("precision", "mode") if len({getattr(run.about, name) for run in runs}) > 1]
@@ -264,7 +335,7 @@ def matrix(runs: Sequence[Run]) -> Grid:
                 for index, title in enumerate(("model", *fields))
             ),
             *(
-                Column(title=title, cells=tuple(_cell(rows[row].get(title)) for row in order), prose=True)
+                Column(title=title, cells=tuple(_cell(rows[row].get(title), pace) for row in order), prose=True)
                 for title in titles
             ),
         )
@@ -311,15 +382,14 @@ def _timed(keys: Collection[Key]) -> list[Key]:
     return [key for key in keys if key.is_timed]
 
 
-def _seconds(known: Iterable[Result]) -> float | None:
-    """How long a point takes: the median of those that were measured well."""
-    seconds = [
+def _seconds(known: Iterable[Result]) -> list[float]:
+    """How long the points took that were measured well."""
+    return [
         result.wall_seconds
         for result in known
         if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None
     ]
-    return statistics.median(seconds) if seconds else None
 
 
-def _cell(runs: Sequence[Run] | None) -> str:
-    return str(tally(runs)) if runs else ""
+def _cell(runs: Sequence[Run] | None, pace: Pace) -> str:
+    return str(tally(runs, pace)) if runs else ""

@@ -24,6 +24,20 @@ def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Re
     return [(child, by_job.get(child.job)) for child in sorted(sweep.children, key=lambda child: child.job)]
 
 
+def headline(sweep: Sweep) -> str:
+    """What varies, and how many runs have ended how.
+
+    Args:
+        sweep: the summary.
+    """
+    statuses = [child.status for child in sweep.children]
+    interrupted = statuses.count(Status.INTERRUPTED)
+    failed = len(statuses) - statuses.count(Status.OK) - interrupted
+    ended = f"{len(statuses) - interrupted}{f' of {sweep.jobs}' if sweep.jobs else ''}"
+    parts = [f"{ended} runs ended", f"{failed} failed", *([f"{interrupted} interrupted"] if interrupted else [])]
+    return f"sweep over {one_line(sweep.name)}: {', '.join(parts)}"
+
+
 def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     """One line for each run: the axes, its time, and how it ended.
 

@@ -103,7 +103,7 @@ class Head:
             model=_model(self.experiment, config.get("work_dir")),
             batch_size=_batch_size(config),
             cards=self.cards or _cards(config, self.distributed),
-            precision=_precision(config),
+            precision=_precision(config, self.config),
         )
 
 
@@ -171,18 +171,23 @@ def _cards(config: Mapping[str, Any], distributed: bool | None) -> int | None:
     return cards if cards and cards > 1 else None
 
 
-def _precision(config: Mapping[str, Any]) -> str | None:
-    """The precision that the configuration asks for; None where it does not say, or asks for one of another library."""
+def _precision(config: Mapping[str, Any], text: str) -> str | None:
+    """The precision that a configuration asks for: fp32 where nothing in it asks for another.
+
+    None where there is no configuration, where it asks for one of another library, or where what asks can't be read.
+    """
     wrapper = config.get("optim_wrapper")
     if isinstance(wrapper, dict):
         kind = str(wrapper.get("type", "OptimWrapper")).rsplit(".", 1)[-1]
         if kind == "AmpOptimWrapper":
             return {"None": "amp_fp16", "float16": "amp_fp16", "bfloat16": "amp_bf16"}.get(str(wrapper.get("dtype")))
         return "fp32" if kind == "OptimWrapper" else None
-    if isinstance(config.get("optimizer"), dict):
-        hook = str(_get(config, "optimizer_config", "type") or "")
-        return "fp16" if config.get("fp16") is not None or "Fp16" in hook else "fp32"
-    return None
+    said = {name[1] for name in map(_NAME.match, _STATEMENT.split(text)) if name}
+    unread = said & {"optim_wrapper", "optimizer_config", "fp16"} - config.keys()
+    if not said or unread or "optim_wrapper" in config:
+        return None
+    hook = str(_get(config, "optimizer_config", "type") or "")
+    return "fp16" if config.get("fp16") is not None or "Fp16" in hook else "fp32"
 
 
 def _model(experiment: str | None, work_dir: object) -> str | None:

@@ -35,6 +35,10 @@ _TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})", re.IGNORECASE)
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
 _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
+#: How mmengine and mmcv begin a line: time, logger, level.
+_LOGGER = re.compile(
+    r"(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d(?:,\d{1,3})? - (?:[\w.-]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
+)
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|\s*$)")
 _FAILURES = (
     (
@@ -110,6 +114,11 @@ class Meta:
     facts: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A line that begins like JSON and is none."""
+
+
 Said = Step | Failure | Meta | Mark
 
 
@@ -141,6 +150,15 @@ def of_text(text: str, *, whole: bool = True) -> Said | None:
     return None
 
 
+def is_logged(text: str) -> bool:
+    """Whether a line is one of the logger of mmengine or mmcv, whatever it says.
+
+    Args:
+        text: as `plain` leaves it.
+    """
+    return bool(_LOGGER.match(text))
+
+
 def is_exception(text: str) -> bool:
     """Whether a line is the last one of a traceback.
 
@@ -150,8 +168,8 @@ def is_exception(text: str) -> bool:
     return bool(_EXCEPTION.match(text))
 
 
-def of_json(line: str) -> Said | None:
-    """What a line of JSON says; nothing where it is none, or was cut off.
+def of_json(line: str) -> Said | Unreadable | None:
+    """What a line of JSON says; nothing where it says nothing of a training.
 
     Args:
         line: that begins with a brace.
@@ -159,7 +177,7 @@ def of_json(line: str) -> Said | None:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
-        return None
+        return Unreadable()
     if not isinstance(values, dict):
         return None
     mode = values.get("mode")

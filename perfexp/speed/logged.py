@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from perfexp.errors import UserError
@@ -34,7 +35,8 @@ def of_log(path: Path, given: Facts | None = None, *, mode: Mode | None = None, 
         skip: how many of the first lines about steps to skip, instead of until they are steady.
 
     Raises:
-        UserError: it can't be read, or does not say what has to be known.
+        UserError: it can't be read, is no training log, or does not say what has to be known; or nothing is left
+            behind what is to be skipped.
     """
     log = read(path)
     facts = (given or Facts()).or_else(log.facts)
@@ -44,8 +46,11 @@ def of_log(path: Path, given: Facts | None = None, *, mode: Mode | None = None, 
     if mode is Mode.sp and cards > 1:
         raise UserError(f"{path}: run mode sp is one card, and there are {cards}. Say --run-mode mp or --gpus 1.")
     left = steady(log.run.steps, log.run.interrupted, skip)
+    ended = _why_failed(log.run)
+    if not ended and left.seconds is None:
+        raise UserError(f"{path}: --skip {skip} leaves no usable line of {len(log.run.steps)}.")
     rate = batch_size * cards / left.seconds if left.seconds else math.inf
-    why = _why_failed(log.run, left, skip) or ("" if math.isfinite(rate) else "the time of its steps is zero")
+    why = ended or ("" if math.isfinite(rate) else "the time of its steps is zero")
     return Speed(
         log_file=str(path.resolve()),
         model=model,
@@ -55,7 +60,7 @@ def of_log(path: Path, given: Facts | None = None, *, mode: Mode | None = None, 
         precision=precision,
         images_per_second=0.0 if why else rate,
         failed=bool(why),
-        remark="; ".join([why or _how(left, batch_size, cards), *_which(log)]),
+        remark="; ".join([why or _how(left, batch_size, cards), *_about(log)]),
     )
 
 
@@ -72,16 +77,14 @@ def _known(facts: Facts, path: Path) -> tuple[str, int, int, str]:
     return model, batch_size, cards, precision
 
 
-def _why_failed(run: Run, left: Steady, skip: int | None) -> str:
-    """Why there is no figure; nothing where there is one."""
+def _why_failed(run: Run) -> str:
+    """Why there can be no figure; nothing where there can."""
     for what in _WORST:
         if found := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {found[-1].text}"
     if lost := [step for step in run.steps if not step.finite]:
         return f"the loss is no finite number, first at {_place(lost[0])}"
-    if left.seconds is None:
-        if run.steps and skip:
-            return f"--skip {skip} leaves no usable line of {len(run.steps)}"
+    if steady(run.steps, skip=0).seconds is None:
         return "no line about its steps has a time" if run.steps else "no steps of a training in it"
     return ""
 
@@ -103,7 +106,9 @@ def _how(left: Steady, batch_size: int, cards: int) -> str:
     return ", ".join(parts)
 
 
-def _which(log: Log) -> list[str]:
-    """Which training of several it is."""
-    others = log.runs - bool(log.run.steps)
-    return [f"the last of {others + 1} trainings in the log"] if others else []
+def _about(log: Log) -> Iterator[str]:
+    """What was left out of a log: lines that can't be read, and all trainings but one."""
+    if log.unreadable:
+        yield f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be read as JSON"
+    if others := log.runs - bool(log.run.steps):
+        yield f"the last of {others + 1} trainings in the log"

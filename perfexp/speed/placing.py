@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from perfexp.errors import UserError
@@ -67,15 +68,22 @@ def whose(path: Path) -> str | None:
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """See that there is a folder.
+    """See that there is a folder, and that a file can be made in it.
 
     Args:
         folder: where speed files are to go.
-        remedy: what to do where there is none.
+        remedy: what to do beside making it: `choose another …`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it can't be written.
     """
     if not folder.is_dir():
         what = f"{folder} is no folder" if folder.exists() else f"There is no folder {folder}"
-        raise UserError(f"{what}. {remedy}")
+        raise UserError(f"{what}. Make it, or {remedy}")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return  # one that is made says more than its permissions: of root, and of what is mounted read-only
+    except OSError as error:
+        raise UserError(
+            f"The folder {folder} can't be written: {error.strerror}. Make it writable, or {remedy}"
+        ) from error

@@ -11,7 +11,19 @@ from pathlib import Path
 
 from perfexp.errors import UserError
 from perfexp.speed.facts import Facts, Head
-from perfexp.speed.lines import Failure, Mark, Meta, Said, Step, is_exception, of_json, of_text, plain
+from perfexp.speed.lines import (
+    Failure,
+    Mark,
+    Meta,
+    Said,
+    Step,
+    Unreadable,
+    is_exception,
+    is_logged,
+    of_json,
+    of_text,
+    plain,
+)
 
 #: Longer lines, and longer configurations, are cut: a file without line ends is no log.
 _LONGEST = 1_000_000
@@ -54,21 +66,23 @@ class Log:
         run: the last training in it.
         facts: of that.
         runs: how many trainings with steps there are.
+        unreadable: how many lines of a log of JSON are none.
     """
 
     run: Run
     facts: Facts
     runs: int
+    unreadable: int = 0
 
 
 def read(path: Path) -> Log:
-    """Read a log of mmengine or mmcv; of any other file there are no steps.
+    """Read a log of mmengine or mmcv.
 
     Args:
         path: of the file.
 
     Raises:
-        UserError: it can't be read.
+        UserError: it can't be read, or nothing in it is of a training.
     """
     reader = _Reader()
     try:
@@ -77,12 +91,18 @@ def read(path: Path) -> Log:
         reader.end()
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
+    if not reader.is_log:
+        raise UserError(
+            f"{path} is no training log: no line of it is one of mmengine or mmcv. Name TIMESTAMP.log, "
+            "vis_data/scalars.json or TIMESTAMP.log.json, or a run's folder of perfexp."
+        )
     trained = [run for run in reader.runs if not run.only_tests] or reader.runs
     run = trained[-1]
     facts = run.head.facts()
     for neighbour in _neighbours(path):
         facts = facts.or_else(neighbour)
-    return Log(run=run, facts=facts, runs=sum(bool(run.steps) for run in reader.runs))
+    runs = sum(bool(run.steps) for run in reader.runs)
+    return Log(run=run, facts=facts, runs=runs, unreadable=reader.unreadable if reader.is_json else 0)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -115,10 +135,19 @@ def _neighbours(path: Path) -> Iterator[Facts]:
 
 
 class _Reader:
-    """Sorts the lines of a log into runs."""
+    """Sorts the lines of a log into runs.
+
+    Attributes:
+        runs: in their order.
+        is_log: whether any line is of a training.
+        is_json: whether a line of JSON is.
+        unreadable: how many lines are neither JSON nor text that says something.
+    """
 
     def __init__(self) -> None:
         self.runs = [Run()]
+        self.is_log = self.is_json = False
+        self.unreadable = 0
         self._config: list[str] | None = None
         self._paused = False
         self._in_traceback = False
@@ -128,6 +157,11 @@ class _Reader:
         """Take in the next line."""
         if line.startswith("{"):
             said = of_json(line)
+            if isinstance(said, Unreadable):
+                self.unreadable += 1
+                return
+            self.is_json |= said is not None
+            self.is_log |= said is not None
             if isinstance(said, Meta):
                 self._begin()
                 self.runs[-1].head.take_meta(said.facts)
@@ -139,6 +173,8 @@ class _Reader:
             self._before = text
             if ignored:
                 return
+            self.is_log |= said is not None or is_logged(text) or bool(_CONFIG.search(text))
+            self.unreadable += said is None and bool(text) and not self.runs[-1].failures
             self._take_head(text, said)
         match said:
             case Step():

@@ -182,6 +182,7 @@ def changed(position, word):
         ([*SIX, "gpu=fake", "data=cityscapes"], "data.root"),
         ([*SIX, "gpu=fake", "speed_dir=missing"], "There is no folder missing"),
         ([*SIX, "gpu=fake", "speed_dir=file"], "file is no folder"),
+        ([*SIX, "gpu=fake", "speed_dir=/proc"], "The folder /proc can't be written"),
         ([*SIX, "gpu=fake", "speed_dir=taken"], "no speed file, and stays"),
         ([*SIX, "--config-dir", "missing", "gpu=fake"], "missing"),
     ],

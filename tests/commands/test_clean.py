@@ -164,11 +164,28 @@ def test_where_there_is_nothing_it_says_so(tmp_path, capsys):
     assert "is no folder" in capsys.readouterr().err
 
 
-def test_a_broken_manifest_names_nothing(tmp_path):
-    leave(tmp_path, "a.csv")
-    (tmp_path / "manifest.json").write_text("{broken")
-    assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
-    assert (tmp_path / "a.csv").exists()
+@pytest.mark.parametrize("content", ["{broken", "[", "", "[]", '{"files": 3}'])
+def test_a_broken_manifest_names_nothing_and_is_told_of(tmp_path, capsys, content):
+    leave(tmp_path / "whole", "b.csv")
+    leave(tmp_path / "broken", "a.csv")
+    (tmp_path / "broken" / "manifest.json").write_text(content)
+    assert commands.run(["clean", str(tmp_path), "--yes"]) == 1
+    assert left(tmp_path) == ["broken/a.csv", "broken/manifest.json", "whole/manifest.json"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {tmp_path}/broken/manifest.json: names no file: it is damaged, and nothing goes"
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [("pngs", "Did you mean png?"), ("nsysrep", "Did you mean nsys-rep?"), ("profiles", "Possible: csv, md, ncu-rep")],
+)
+def test_a_kind_that_nothing_is_of_is_told_with_those_that_there_are(tmp_path, capsys, kind, hint):
+    leave(tmp_path, "time.png", "report.md", "record.json")
+    assert commands.run(["clean", str(tmp_path), "--kind", kind, "--yes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"  no file ending in .{kind} that is still there"
+    assert lines[2].startswith(f"  nothing of the kind {kind}. {hint}")
+    assert "2 files with other endings, which --kind chooses: 1 png, 1 md" in lines[3]
 
 
 def test_a_folder_without_a_manifest_is_told_so(tmp_path, capsys):

@@ -182,6 +182,17 @@ def test_nothing_is_overwritten_unless_it_is_asked_for(make_record, leave_run, t
     assert len(pd.read_parquet(here / "export.parquet")) == 1
 
 
+def test_what_is_not_there_is_told_before_what_would_be_overwritten(tmp_path, here, capsys):
+    (here / "export.csv").write_text("mine")
+    assert commands.run(["export", str(tmp_path / "nowhere")]) == 2
+    assert "There is no record.json" in capsys.readouterr().err
+
+
+def test_one_line_of_one_run_is_said_so(make_record, leave_run, tmp_path, capsys):
+    assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run"))]) == 0
+    assert capsys.readouterr().out.startswith("1 line of 1 run: ")
+
+
 @pytest.mark.parametrize(
     ("options", "files"),
     [
@@ -261,36 +272,74 @@ def test_its_help_does_not_import_pandas():
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
-def with_layers(record, seconds):
-    """The record with the layers of its first point: a convolution and an addition of so many seconds."""
+def with_layers(record, seconds, *, algorithm="default", status=None):
+    """The record with the layers of its first point: the model, a block, its convolution and its addition.
 
-    def line(operation, kind, taken):
-        key = LayerKey(
-            path="conv1" if operation is None else "", call=0, operation=operation, kind=kind, which="forward"
-        )
+    Args:
+        record: of a run.
+        seconds: of the convolution and of the addition.
+        algorithm: that was asked for.
+        status: of the convolution's pass; None where no algorithm was.
+    """
+
+    def line(path, operation, kind, taken):
+        key = LayerKey(path=path, call=0, operation=operation, kind=kind, which="forward")
         nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
         spread = Spread(mean=taken, median=taken, low=None, high=None)
         return msgspec.to_builtins(Line(key=key, kind=kind, seconds=spread, gap_seconds=nothing, share=0.5))
 
-    lines = [line(None, "Conv2d", seconds[0]), line(0, "add", seconds[1])]
-    key = layers_key(record.points[0].key)
-    record.points.append(Point(key=key, status=Status.OK, facts={"layers": {"lines": lines}}))
+    lines = [line("", None, "Net", 1e-5), line("block", None, "Block", 1e-5), line(None, None, "optimizer", 1e-5)]
+    lines += [line("block.conv1", None, "Conv2d", seconds[0]), line("block", 0, "add", seconds[1])]
+    point = record.points[0]
+    record.points.append(Point(key=layers_key(point.key), status=Status.OK, facts={"layers": {"lines": lines}}))
+    record.plan["algorithm"] = {"name": algorithm}
+    if status is not None:
+        selected = "default" if status == "fallback" else f"cudnn.{algorithm}"
+        passes = [{"which": "forward", "selected": selected, "status": status}]
+        point.facts["algorithm"] = {"layers": [{"name": "block.conv1", "passes": passes}]}
     return record
 
 
-def test_layers_are_exported_with_the_winner_of_each(make_record, leave_run, tmp_path, here):
-    for uid, algorithm, seconds in (("a", "gemm", (2e-3, 1e-3)), ("b", "fft", (1e-3, 4e-3))):
-        record = with_layers(make_record(uid=uid), seconds)
-        record.plan["algorithm"] = {"name": algorithm}
-        leave_run(record, tmp_path / "runs" / uid)
-    assert commands.run(["export", str(tmp_path / "runs"), "--layers"]) == 0
-    frame = pd.read_parquet(here / "export_layers.parquet").set_index(["algorithm", "layer"])
-    assert list(frame["fastest_algorithm"]) == ["fft", "gemm"] * 2
-    assert frame.loc[("gemm", "conv1"), "p50_over_fastest"] == pytest.approx(2)
-    assert frame.loc[("fft", "add"), "p50_over_fastest"] == pytest.approx(4)
-    assert frame.loc[("fft", "conv1"), "p50_over_fastest"] == 1
-    assert set(frame["run_uid"]) == {"a", "b"}
-    assert len(pd.read_csv(here / "export_layers.csv")) == 4
+@pytest.fixture
+def exported_layers(make_record, leave_run, tmp_path, here):
+    """A function that exports runs of some algorithms, named with what `with_layers` takes."""
+
+    def export(**runs):
+        for algorithm, (seconds, status) in runs.items():
+            record = with_layers(make_record(uid=algorithm), seconds, algorithm=algorithm, status=status)
+            leave_run(record, tmp_path / "runs" / algorithm)
+        assert commands.run(["export", str(tmp_path / "runs"), "--layers"]) == 0
+        return pd.read_parquet(here / "export_layers.parquet").set_index(["algorithm", "layer"])
+
+    return export
+
+
+def test_layers_are_exported_with_the_winner_of_each(exported_layers):
+    frame = exported_layers(gemm=((2e-3, 1e-3), "ok"), fft=((1e-3, 4e-3), "unproven"), default=((3e-3, 2e-3), None))
+    for algorithm, ratio in (("gemm", 2), ("fft", 1), ("default", 3)):
+        assert frame.loc[(algorithm, "block.conv1"), "fastest_algorithm"] == "fft"
+        assert frame.loc[(algorithm, "block.conv1"), "p50_over_fastest"] == pytest.approx(ratio)
+    assert set(frame["run_uid"]) == {"gemm", "fft", "default"}
+    assert len(pd.read_csv("export_layers.csv")) == 15
+
+
+@pytest.mark.parametrize("status", ["fallback", "substituted"])
+def test_what_an_algorithm_left_to_another_is_never_the_fastest(status, exported_layers):
+    frame = exported_layers(gemm=((1e-3, 1e-3), status), default=((2e-3, 2e-3), None))
+    assert set(frame.loc[(slice(None), ["block.conv1", "block.add"]), "fastest_algorithm"]) == {"default"}
+    assert frame.loc["gemm", "p50_over_fastest"].isna().all()
+
+
+def test_where_no_algorithm_computed_a_layer_itself_none_is_the_fastest(exported_layers):
+    frame = exported_layers(gemm=((1e-3, 1e-3), "fallback"), fft=((2e-3, 2e-3), "ok"))
+    assert frame.loc[("gemm", "block.conv1"), "fastest_algorithm"] == "fft"
+    assert frame.loc[(slice(None), "block.add"), "fastest_algorithm"].isna().all()
+
+
+def test_the_model_and_modules_around_others_have_no_winner(exported_layers):
+    frame = exported_layers(gemm=((1e-3, 1e-3), "ok"), default=((2e-3, 2e-3), None))
+    assert frame.loc[(slice(None), ["Net", "block", "optimizer"]), "fastest_algorithm"].isna().all()
+    assert frame.loc[(slice(None), ["Net", "block", "optimizer"]), "p50_over_fastest"].isna().all()
 
 
 def test_runs_without_layers_leave_no_table_of_them_and_say_so(make_record, leave_run, tmp_path, here, capsys):

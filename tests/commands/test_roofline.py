@@ -1,5 +1,6 @@
 """`perfexp roofline`: what it writes, where, and how it refuses."""
 
+import errno
 import json
 import stat
 import subprocess
@@ -11,10 +12,14 @@ import pandas as pd
 import pytest
 
 from perfexp import commands
+from perfexp.config import conf_dir
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.record import Point, Status, layers_key
+from perfexp.record import Point, Record, Status, layers_key
+from perfexp.roofline import of_record
+from perfexp.roofline.peaks import named, sheets
+from perfexp.sinks.roofline_picture import _caption
 from tests.roofline.listings import Kernel, counted, long_form, many, wide_form
 
 HAND = ["--peak-compute", "10", "--peak-bw", "1000"]
@@ -157,6 +162,35 @@ def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
     claimed = json.loads((run / "manifest.json").read_text())["files"]
     assert {"roofline.png", "roofline.svg", "roofline.html", "roofline.csv"} <= set(claimed)
     assert commands.run(["roofline", str(run / "record.json"), "--force"]) == 0
+
+
+def test_peaks_of_another_device_stand_below_the_table_in_the_picture_and_in_the_summary(run, tmp_path, capsys):
+    assert commands.run(["roofline", str(run), "--gpu", "t4"]) == 0
+    told = "The peaks are another device's than the one that was measured: data sheet of NVIDIA T4 16GB"
+    assert told in capsys.readouterr().out
+    assert pd.read_csv(run / "roofline.csv").iloc[0]["notes"].startswith(told)
+    [roofline] = of_record(Record.load(run), named("t4", sheets([conf_dir()]))).values()
+    assert "peaks: data sheet of NVIDIA T4 16GB, another device than NVIDIA H200" in _caption(roofline, 1).subtitle
+
+
+def test_a_file_that_can_not_be_written_is_named(run, monkeypatch, tmp_path, capsys):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("perfexp.sinks.roofline.write_atomically", full)
+    out = tmp_path / "elsewhere.png"
+    assert commands.run(["roofline", str(run), "--out", str(out)]) == 2
+    assert f"error: {out} can't be written: No space left on device." in capsys.readouterr().err
+
+
+def test_a_folder_that_can_not_be_written_is_told_in_a_line(run, monkeypatch, capsys):
+    def refused(path, content):
+        raise OSError(errno.EROFS, "Read-only file system", f"{path.parent}/.{path.name}.x1")
+
+    monkeypatch.setattr("perfexp.paths.write_atomically", refused)
+    assert commands.run(["roofline", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {run / 'manifest.json'} can't be written: Read-only file system. Choose another")
 
 
 def test_ncus_tables_that_the_manifest_names_are_drawn_and_no_others(run, tmp_path):

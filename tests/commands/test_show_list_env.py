@@ -1,9 +1,13 @@
 """Commands that only read: show, list, env."""
 
 import json
+from pathlib import Path
 
 from perfexp import __version__, commands
 from perfexp.main import main
+from perfexp.paths import RunPaths
+
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
 def test_show_gives_the_report_of_a_run_again(make_record, leave_run, tmp_path, capsys):
@@ -17,8 +21,7 @@ def test_show_gives_the_report_of_a_run_again(make_record, leave_run, tmp_path, 
 
 
 def test_show_gives_the_sum_of_a_sweep_again(tmp_path, capsys):
-    fake = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
-    assert main([*fake, "-m", "batch_size=1,2", f"output_dir={tmp_path / 's'}"]) == 0
+    assert main([*FAKE, "-m", "batch_size=1,2", f"output_dir={tmp_path / 's'}"]) == 0
     capsys.readouterr()
     assert commands.run(["show", str(tmp_path / "s")]) == 0
     assert "2 of 2 runs" in capsys.readouterr().out
@@ -27,6 +30,47 @@ def test_show_gives_the_sum_of_a_sweep_again(tmp_path, capsys):
 def test_show_of_something_else_is_an_error(tmp_path, capsys):
     assert commands.run(["show", str(tmp_path)]) == 2
     assert "No record can be read" in capsys.readouterr().err
+
+
+def without_record(folder, *overrides):
+    """A run that was killed before its record."""
+    assert main([*FAKE, *overrides, f"output_dir={folder}"]) == 0
+    (folder / "record.json").unlink()
+
+
+def test_show_of_an_interrupted_run_says_what_makes_its_record(tmp_path, capsys):
+    without_record(tmp_path / "run")
+    assert commands.run(["show", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert "was interrupted and has no record yet, 1 point finished" in told
+    assert f"perfexp resume={tmp_path / 'run'} measures the rest" in told
+
+
+def test_show_of_a_run_that_is_being_measured_says_so(tmp_path, capsys):
+    without_record(tmp_path / "run")
+    with RunPaths(tmp_path / "run").locked():
+        assert commands.run(["show", str(tmp_path / "run")]) == 2
+    assert "is being measured into, 1 point so far" in capsys.readouterr().err
+
+
+def test_show_of_a_refused_run_says_why(tmp_path, capsys):
+    without_record(tmp_path / "run")
+    with (tmp_path / "run" / "run.log").open("a") as log:
+        log.write("Traceback (most recent call last):\nperfexp.launch._Refused: there is no such model\n")
+    assert commands.run(["show", str(tmp_path / "run")]) == 2
+    assert "was refused and has no record: there is no such model" in capsys.readouterr().err
+
+
+def test_show_of_a_folder_above_runs_says_where_they_and_their_sweep_lie(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*FAKE, "-m", "experiment=sanity", "model.name=a,b,c,d"]) == 0
+    capsys.readouterr()
+    assert commands.run(["show", "outputs/1_sanity"]) == 2
+    told = capsys.readouterr().err
+    assert "outputs/1_sanity/a_default_fake, " in told
+    assert "outputs/1_sanity/c_default_fake and 1 more." in told
+    [sweep] = Path("outputs").glob("*/*-sweep")
+    assert f"The sweep that measured a_default_fake lies in {sweep}." in told
 
 
 def test_list_names_the_options_of_a_group(capsys):

@@ -117,6 +117,10 @@ def test_in_a_runs_own_folder_the_manifest_knows_the_file(make_record, leave_run
         (["log", "--out", "nowhere"], "There is no folder nowhere"),
         (["log", "--model", " "], "--model is empty"),
         (["fastscnn_sp_bs2_fp32_1_speed", *GIVEN], "is what is read"),
+        (["note", *GIVEN], "note is no training log"),
+        (["log", *GIVEN, "--skip", "100"], "--skip 100 leaves no usable line of 10."),
+        (["log", *GIVEN[:-1], "fp23"], "'fp23' is no precision. Did you mean fp32"),
+        (["log", *GIVEN, "--out", "/proc"], "The folder /proc can't be written"),
         (["log", *GIVEN, "--out", "taken"], "can't be written"),
     ],
 )
@@ -126,12 +130,25 @@ def test_what_can_not_be_done_is_told_before_anything_is_written(
     (here / "empty").mkdir()
     (here / "taken" / "fastscnn_sp_bs2_fp32_1_speed").mkdir(parents=True)
     (here / "log").write_text(writing.mmcv_iter([0.5] * 10))
-    (here / "fastscnn_sp_bs2_fp32_1_speed").write_text("mine")
+    (here / "note").write_text("mine")
+    mine = writing.mmcv_iter([1.0] * 10)
+    (here / "fastscnn_sp_bs2_fp32_1_speed").write_text(mine)
     leave_run(make_record(), here / "inference")
     before = left(here)
     assert commands.run(["speed", *arguments]) == 2
     assert message in capsys.readouterr().err
-    assert (left(here), (here / "fastscnn_sp_bs2_fp32_1_speed").read_text()) == (before, "mine")
+    assert (left(here), (here / "fastscnn_sp_bs2_fp32_1_speed").read_text()) == (before, mine)
+
+
+def test_what_is_refused_leaves_an_earlier_result_as_it_is(tmp_path, here):
+    log = tmp_path / "train.log"
+    log.write_text(writing.mmcv_iter([0.5] * 10))
+    assert commands.run(["speed", str(log), *GIVEN]) == 0
+    good = (here / "fastscnn_sp_bs2_fp32_1_speed").read_bytes()
+    (tmp_path / "empty").write_text("")
+    for wrong in ([str(tmp_path / "empty")], [str(log), "--skip", "100"]):
+        assert commands.run(["speed", *wrong, *GIVEN]) == 2
+        assert (here / "fastscnn_sp_bs2_fp32_1_speed").read_bytes() == good
 
 
 @pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--batch-size", "-1"], ["--skip", "-1"], ["--gpus", "9" * 30]])

@@ -12,7 +12,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from perfexp import commands, config
-from perfexp.main import main
+from perfexp.commands import pending
+from perfexp.devices import lock
+from perfexp.main import jobs_of, main
 from perfexp.record import Key, Point, Series, Status, Sweep, SweepChild, point_to_line
 from perfexp.sinks import standing
 
@@ -266,6 +268,153 @@ def test_what_a_real_run_leaves_is_done(tmp_path, capsys):
     capsys.readouterr()
     assert commands.run(["status", str(tmp_path)]) == 0
     assert "fake   2/2 done" in capsys.readouterr().out
+
+
+def interrupted_sweep(folder, *axes, plan, ended=1, begun=0, params=None, jobs=None):
+    """A sweep over these axes, of which some runs have ended, some have begun, and the others have left nothing.
+
+    Args:
+        folder: of the sweep.
+        axes: overrides.
+        plan: of each run that has begun.
+        ended: how many have ended; each has measured all ten points.
+        begun: how many have begun besides; each has measured five.
+        params: axes that an experiment's file gave.
+        jobs: how many runs there are to be; all that the axes make if not given.
+    """
+    made = jobs_of(["-m", *axes], params or {})
+    sweep = Sweep(uid="s", name="axes", started="2026-03-01T10:00:00+00:00", command=["-m", *axes])
+    sweep.jobs = jobs or len(made)
+    for number, job in enumerate(made[: ended + begun]):
+        values = dict(text.split("=") for text in job)
+        names = [(key, value) for key, value in values.items() if key in ("model", "algorithm")]
+        leave(
+            folder / str(number),
+            plan | {"command": job},
+            statuses=[Status.OK] * (10 if number < ended else 5),
+            names=names,
+        )
+        if number < ended:
+            child = SweepChild(job=number, name=f"r{number}", directory=str(number), status=Status.OK, axes=values)
+            sweep.children.append(child)
+    (folder / "sweep.json").write_bytes(sweep.to_json())
+    if params:
+        (folder / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"sweeper": {"params": params}}}))
+
+
+def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path / "s", "model=alexnet,vgg16", "algorithm=default,gemm", plan=plan, begun=1)
+    leave(tmp_path / "b" / "0", plan)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3:] == [
+        f"{tmp_path / 's'}: sweep over axes, 1 of 4 runs have ended",
+        "  model    default                                  gemm",
+        "  alexnet  10/10 done                               5/10 done, 5 missing, ~2 min 30 s left",
+        "  vgg16    0/10 done, 10 missing, ~5 min 00 s left  0/10 done, 10 missing, ~5 min 00 s left",
+        "in all: 25/50 done, 25 missing, ~12 min 30 s left",
+    ]
+
+
+def test_runs_that_an_experiments_file_asks_for_are_counted_too(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path, "algorithm=gemm", plan=plan, params={"model": "alexnet,vgg16"})
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "vgg16    0/10 done, 10 missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "second"),
+    [
+        ("batch_size", "1", "[1,2,4]"),
+        ("sweep.num_sizes", "2", "5"),
+        ("mode", "train", "train_inference"),
+        ("precision", "fp32", "bf16"),
+        ("replicate", "1", "3"),
+        ("model.name", "a", "b"),
+    ],
+)
+def test_the_points_of_a_run_that_has_not_begun_are_those_that_it_would_measure(axis, first, second, tmp_path):
+    fixed = ["model=fake", *(["sweep=sizes"] if axis.startswith("sweep") else [])]
+    begun = plain_plan(*fixed, f"{axis}={first}") | {"command": [*fixed, f"{axis}={first}"]}
+    run = standing.run(tmp_path / "0", begun, keys=standing.expected(begun), known={}, running=False)
+    sweep = Sweep(uid="s", name="a", started="", command=["-m", *fixed, f"{axis}={first},{second}"], jobs=2)
+    [waiting] = pending.runs(sweep, tmp_path, [run])
+    plan = config.typed(plain_plan(*fixed, f"{axis}={second}"))
+    assert waiting.expected == {*plan.timed_keys(), *plan.first_prediction_keys()}
+    assert (waiting.about.model, waiting.about.precision) == (plan.model_name, plan.precision.name)
+
+
+@pytest.mark.parametrize("axis", ["experiment=quick,full", "sweep=point,sizes"])
+def test_where_only_a_file_tells_what_a_run_would_measure_that_is_not_guessed(axis, plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path, axis, plan=plan)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "resnet50  10/? done" in capsys.readouterr().out
+
+
+def test_runs_that_the_command_does_not_tell_apart_are_said_not_to_be_counted(plan, tmp_path, capsys):
+    interrupted_sweep(tmp_path, "model=alexnet,vgg16", plan=plan, jobs=3)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "1 of 3 runs have ended; those that have not begun are not counted" in capsys.readouterr().out
+
+
+def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(plan, tmp_path, capsys):
+    leave(tmp_path / "a" / "0", plan, statuses=[Status.OK] * 9, wall_seconds=2.0)
+    leave(tmp_path / "a" / "1", plan, statuses=(), names=[("model", "vgg16")])
+    leave(tmp_path / "b" / "0", plan, statuses=[Status.OK] * 8, wall_seconds=40.0)
+    leave(tmp_path / "b" / "1", plan, statuses=())
+    assert commands.run(["status", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("~")[2] for line in lines if line.endswith(" left")] == [
+        "2.0 s left",  # as the others of the same run
+        "20 s left",  # as all there are
+        "1 min 40 s left",  # two as the others of the same run, ten as all that measure the same
+        "2 min 02 s left",
+    ]
+
+
+def refused_by_a_worker(folder):
+    """A real run that finds its device in use."""
+    fake = (*FAKE, "ttfp=false", "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail")
+    with lock.held("perfexp-test-status", wait=False, purpose="something else", waiting=print):
+        assert main([*fake, f"output_dir={folder}"]) == 2
+
+
+def test_a_run_that_a_worker_refused_is_told_with_the_reason_and_misses_nothing(tmp_path, capsys):
+    refused_by_a_worker(tmp_path / "run")
+    capsys.readouterr()
+    assert commands.run(["status", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [str(tmp_path), "  model  default", "  fake   1 run refused", "failed"]
+    assert lines[4].startswith("  run: refused: ")
+    assert "measures something else" in lines[4]
+
+
+def test_a_refused_run_among_interleaved_ones_is_told_once(tmp_path, capsys):
+    fake = (*FAKE, "ttfp=false", "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail", "replicate=2")
+    with lock.held("perfexp-test-status", wait=False, purpose="something else", waiting=print):
+        assert main([*fake, "-m", "batch_size=1,2", f"output_dir={tmp_path / 's'}"]) == 2
+    capsys.readouterr()
+    assert commands.run(["status", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "  fake   2 runs refused\n" in told
+    assert told.count("measures something else") == 2
+
+
+def test_a_refused_run_that_was_begun_again_and_killed_is_missing_again(tmp_path, capsys):
+    refused_by_a_worker(tmp_path / "run")
+    with (tmp_path / "run" / "run.log").open("a") as log:
+        log.write("$ python -m perfexp.worker\n")
+    capsys.readouterr()
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "0/1 done, 1 missing" in capsys.readouterr().out
+
+
+def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(plan, tmp_path, monkeypatch, capsys):
+    leave(tmp_path / "run", plan)
+    monkeypatch.chdir(tmp_path)
+    for asked, title in (("run", "run"), (".", str(tmp_path))):
+        assert commands.run(["status", asked]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == title
 
 
 def test_a_terminal_gets_a_table_with_lines(plan, tmp_path):

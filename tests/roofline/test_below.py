@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,9 @@ def roofline(*kernels: Kernel, peaks: Peaks = PEAKS) -> Roofline:
     ("us", "fmas", "mbytes", "binds", "words"),
     [
         (100, 10**6, 90, "DRAM", "Memory holds it back (90% of DRAM's bandwidth)"),
-        (100, 45 * 10**7, 1, "peak", "Compute holds it back (90% of peak)"),
+        (100, 45 * 10**7, 1, "compute", "Compute holds it back (90% of compute)"),
         (100, 10**6, 10, "DRAM", "Neither roof holds it back"),
-        (2, 10**6, 0.1, "peak", "A launch takes 2.00 µs"),
+        (2, 10**6, 0.1, "compute", "A launch takes 2.00 µs"),
         (100, 10**6, 150, "DRAM", "above the roof (150% of DRAM)"),
     ],
 )
@@ -87,7 +88,7 @@ def test_the_roof_that_binds_is_the_one_that_intensity_says(intensity: float, sh
     ridge = 10e12 / 1000e9
     assert found.load.intensity is not None
     if found.load.intensity != pytest.approx(ridge, rel=1e-9):
-        assert found.standing.binds == ("DRAM" if found.load.intensity < ridge else "peak")
+        assert found.standing.binds == ("DRAM" if found.load.intensity < ridge else "compute")
 
 
 def test_each_kind_of_flops_has_its_own_roof_and_the_fullest_counts() -> None:
@@ -256,7 +257,7 @@ def test_peaks_count_in_the_order_hand_name_file() -> None:
     assert by_hand(9, 200).or_else(sheet).sources == ("given by hand",)
     assert matching("Tesla T4", {"t4": T4}) == sheet
     assert matching("Tesla V100", {"t4": T4}) == Peaks()
-    assert named("T4", {"t4": T4}) == sheet
+    assert named("T4", {"t4": T4}) == replace(sheet, match=T4.match)
 
 
 def test_a_gpu_that_the_file_names_gives_the_peaks(tmp_path: Path) -> None:
@@ -355,6 +356,43 @@ def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_r
     found = of_record(record)["inference"]
     assert found.parts[0].standing.shares == {"DRAM": pytest.approx(0.1), "FP32": pytest.approx(0.5)}
     assert "measured in the run" in found.peaks.sources[0]
+
+
+def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(make_record, tmp_path: Path) -> None:
+    line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
+    record = run_of(make_record, [line])  # measured on an NVIDIA H200
+    note = of_record(record, named("t4", {"t4": T4}))["inference"].notes[0]
+    assert note.startswith("The peaks are another device's than the one that was measured: data sheet of T4; measured ")
+    assert "on NVIDIA H200." in note
+    kernel = counted()
+    kernel.metrics = {**kernel.metrics, "device__attribute_display_name": ("", "NVIDIA H200")}
+    path = tmp_path / "ncu.csv"
+    path.write_text(long_form([kernel]))
+    assert of_csv(path, named("t4", {"t4": T4})).notes[0] == note
+    told = of_csv(path, by_hand(None, 200).or_else(named("t4", {"t4": T4}))).notes[0]
+    assert "given by hand, data sheet of T4; measured on NVIDIA H200" in told
+    for own in (by_hand(9, 200), by_hand(9, 200).or_else(named("t4", {"t4": T4}))):
+        assert not any("another device" in each for each in of_csv(path, own).notes)
+    record.environment["device"]["name"] = "Tesla T4"
+    assert not any("another device" in each for each in of_record(record, named("t4", {"t4": T4}))["inference"].notes)
+
+
+def test_a_processor_is_not_told_to_be_a_gpu(make_record) -> None:
+    record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
+    record.environment["device"] = {"kind": "cpu", "name": "AMD EPYC"}
+    with pytest.raises(UserError, match=r"Give --peak-compute TFLOP/s and --peak-bw GB/s\. Or .*ceilings") as error:
+        of_record(record)
+    assert "--gpu" not in str(error.value)
+
+
+def test_points_that_are_not_drawn_are_told(make_record) -> None:
+    lines = [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)]
+    record = run_of(make_record, lines, sizes=(64, 128), plan={"gpu": {"facts": SHEET}})
+    assert not any("Only the largest" in note for note in of_record(record)["inference"].notes)
+    facts = record.points[-1].facts
+    record.points.append(Point(key=layers_key(record.points[1].key), status=Status.OK, facts=facts))
+    note = of_record(record)["inference"].notes[-1]
+    assert note.startswith("Only the largest of 2 points with layers is drawn, 128 batch 1: for 64 batch 1 measure")
 
 
 def test_a_run_without_layers_says_how_to_get_them(make_record) -> None:

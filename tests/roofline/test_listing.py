@@ -158,12 +158,47 @@ def test_metrics_of_something_else_and_those_that_ncu_could_not_measure_are_told
         of_csv(both(long_form([refused]), tmp_path), PEAKS)
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_table_whose_header_comes_again_is_read_on_and_told(form: Callable[..., str], tmp_path: Path) -> None:
+    first, second = form([counted(us=10), counted(us=10)]), form([counted("relu", us=20, fmas=0)])
+    once = of_csv(both(first, tmp_path), PEAKS)
+    roofline = of_csv(both(f"{first}==PROF== Connected\n{second}{second}", tmp_path), PEAKS)
+    assert roofline.total.load.launches == 4
+    assert roofline.total.load.seconds == pytest.approx(6e-5)
+    assert not roofline.estimated
+    assert roofline.notes[0].startswith("The file holds 3 tables")
+    assert [note for note in roofline.notes if "lack metrics" in note or "estimates" in note] == []
+    twice = of_csv(both(first * 2, tmp_path), PEAKS)
+    assert twice.total.standing == once.total.standing
+    assert not any("tables" in note for note in once.notes)
+
+
+def test_a_second_header_with_other_columns_is_refused_with_its_line(tmp_path: Path) -> None:
+    first = "==PROF== Connected\n" + wide_form([counted()]) + "==PROF== Disconnected\n"
+    for second in (wide_form([Kernel(metrics={TIME: ("us", "10")})]), long_form([counted()])):
+        with pytest.raises(UserError, match=r"another table begins at line 6, with other columns than the first"):
+            of_csv(both(first + second, tmp_path), PEAKS)
+
+
+@pytest.mark.parametrize(("form", "line"), [(long_form, 11), (wide_form, 4)])
+def test_a_value_below_zero_is_left_out_and_named_with_its_line(
+    form: Callable[..., str], line: int, tmp_path: Path
+) -> None:
+    roofline = of_csv(both(form([counted(), counted(mbytes=-1000)]), tmp_path), PEAKS)
+    assert roofline.total.load.launches == 1
+    assert f"left out, since no counter has one: {BYTES} at line {line} (-1000)." in roofline.notes[0]
+    with pytest.raises(UserError, match=rf"lacks dram__bytes.*{BYTES} at line"):
+        of_csv(both(form([counted(mbytes=-1000)]), tmp_path), PEAKS)
+
+
 def test_a_launch_that_lacks_what_others_have_is_left_out_and_told(tmp_path: Path) -> None:
     torn = counted()
     torn.metrics = dict(list(torn.metrics.items())[:2])
     roofline = of_csv(both(long_form([counted(), counted(), torn]), tmp_path), PEAKS)
     assert roofline.total.load.launches == 2
     assert any("1 of 3 launches" in note for note in roofline.notes)
+    assert not (roofline.percentages or roofline.estimated)
+    assert not any("estimate" in note for note in roofline.notes)
 
 
 @pytest.mark.parametrize(

@@ -72,4 +72,14 @@ def test_synthetic_images_are_told_of(build: Builder, tmp_path: Path) -> None:
     records[0].plan |= {"choices": {"data": "synthetic"}}
     grid = speed_table.table(sweep, tmp_path, records)
     assert grid is not None
-    assert "synthetic" in grid.notes[0]
+    assert "synthetic" in grid.notes[-1]
+
+
+def test_whose_rate_it_is_stands_below_where_there_is_one(build: Builder, tmp_path: Path) -> None:
+    grid = made(build, tmp_path, [[build.training()]])
+    assert grid is not None
+    assert grid.notes[0].startswith("images/s are those of the median step")
+    (tmp_path / "failed").mkdir()
+    failed = made(build, tmp_path / "failed", [[build.failed(Status.OOM, phase="train")]])
+    assert failed is not None
+    assert failed.notes == ()

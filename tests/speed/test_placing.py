@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -76,5 +77,8 @@ def test_a_folder_that_is_missing_or_none_is_told(tmp_path):
         with pytest.raises(UserError, match=message):
             placing.refuse_no_folder(tmp_path / name, "")
     placing.refuse_no_folder(tmp_path, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(UserError, match=r"The folder /proc can't be written: .+\. Make it writable, or look away\."):
+        placing.refuse_no_folder(Path("/proc"), "look away.")  # not even by root
     with pytest.raises(UserError, match="can't be written: No such file"):
         placing.put(speed(), tmp_path / "missing", remedy="")

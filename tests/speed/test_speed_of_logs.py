@@ -59,10 +59,11 @@ def test_skip_counts_lines_about_steps_and_takes_the_place_of_the_rule(family, l
 
 
 @any_family
-def test_skipping_everything_leaves_no_figure(family, log):
-    speed = of_log(log(family([0.2, 0.2])), KNOWN, skip=2)
-    assert (speed.images_per_second, speed.failed) == (0, True)
-    assert speed.remark == "--skip 2 leaves no usable line of 2"
+def test_skipping_everything_is_refused_unless_the_training_failed_anyway(family, log):
+    path = log(family([0.2, 0.2]))
+    with pytest.raises(UserError, match=r"train\.log: --skip 2 leaves no usable line of 2\."):
+        of_log(path, KNOWN, skip=2)
+    assert of_log(log(family([0.2, 0.2]) + "Killed\n"), KNOWN, skip=2).remark == "killed: Killed"
 
 
 @any_family
@@ -78,7 +79,11 @@ def test_line_ends_colours_marks_and_bytes_of_no_encoding_do_no_harm(family, log
     text = "\ufeff" + family(WARMING).replace("\n", "\r\n").replace("INFO", "\x1b[4m\x1b[37mINFO\x1b[0m")
     assert of_log(log(text), KNOWN).images_per_second == pytest.approx(8.0)
     broken = b"\x80\x81\n" + family(WARMING).encode().replace(b"\n", b" \xc3\x28\xff\n\x00\xf0\n")
-    assert of_log(log(broken), KNOWN).images_per_second == (0 if broken[3:4] == b"{" else pytest.approx(8.0))
+    if broken[3:4] == b"{":
+        with pytest.raises(UserError, match="is no training log"):
+            of_log(log(broken), KNOWN)
+    else:
+        assert of_log(log(broken), KNOWN).images_per_second == pytest.approx(8.0)
     wide = family(WARMING).encode("utf-16")  # as PowerShell redirects
     assert of_log(log(wide), KNOWN).images_per_second == pytest.approx(8.0)
 
@@ -117,10 +122,14 @@ def test_images_per_second_are_batch_size_times_cards_over_time(tmp_path_factory
     content=st.binary(max_size=400)
     | st.text(alphabet='Iter(train)[0123456789/]: time,.enaf{}"\n\r\\', max_size=300).map(str.encode)
 )
-def test_no_file_is_anything_but_a_figure_or_a_failure(tmp_path_factory, content):
+def test_no_file_is_anything_but_a_figure_a_failure_or_no_log(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("log") / "any.log"
     path.write_bytes(content)
-    document = of_log(path, KNOWN).document()
+    try:
+        document = of_log(path, KNOWN).document()
+    except UserError as error:
+        assert "is no training log" in str(error)
+        return
     assert math.isfinite(document["FINAL_RESULT"])
     assert (document["FINAL_RESULT"] == 0) == (document["JOB_FAIL_FLAG"] == 1)
 
@@ -262,11 +271,51 @@ def test_a_gradient_that_is_no_number_is_what_loss_scaling_lives_with(log):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n\n", b"\x00" * 5000, b"hello\n", b"[1, 2]\n", b"{}\n", b"{" * 3000, b"\x1f\x8b\x08"]
+    "content",
+    [
+        *(b"", b"\n\n", b"\x00" * 5000, b"hello\n", b"[1, 2]\n", b"{}\n", b"{" * 3000, b"\x1f\x8b\x08"),
+        *(b'{"a": 1}\n', b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", b"model,time\nfastscnn,0.25\n"),
+        b"import sys\n\nworld_size = 8\n\n\ndef train():\n    print('time: 0.25')\n",
+        b"2024-05-01 10:00:00,0.25\n2024-05-01 10:00:01,0.24\n",
+    ],
 )
-def test_a_file_that_is_no_log_is_a_failure(content, log):
+def test_a_file_without_a_sign_of_a_training_is_refused(content, log):
+    with pytest.raises(UserError, match=r"train\.log is no training log: no line of it is one of mmengine or mmcv"):
+        of_log(log(content), KNOWN)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "2024/05/01 10:00:00 - mmengine - INFO - Distributed training is not used.\n",
+        "05/01 10:00:00 - mmengine - \x1b[33mWARNING\x1b[0m - The prefix is not set in metric class IoUMetric.\n",
+        "2022-05-01 10:00:00,001 - mmseg - INFO - Loaded 2975 images\n",
+        "2019-05-01 10:01:00,408 - INFO - load model from: torchvision://resnet50\n",
+        "System environment:\n    sys.platform: linux\n",
+        "Config:\nmodel = dict(type='EncoderDecoder')\n",
+        "Traceback (most recent call last):\n  File 't.py', line 3\nKeyError: 'x'\n",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+        "Killed\n",
+        writing.mmengine_head(),
+        writing.mmcv_head(),
+        writing.mmcv_meta(),
+    ],
+)
+def test_a_log_that_broke_off_before_its_first_step_is_a_failure(content, log):
     speed = of_log(log(content), KNOWN)
-    assert (speed.images_per_second, speed.failed, speed.remark) == (0, True, "no steps of a training in it")
+    assert (speed.images_per_second, speed.failed) == (0, True)
+
+
+def test_lines_of_json_that_can_not_be_read_are_counted(log):
+    lines = writing.mmcv_json([0.25] * 10).splitlines(keepends=True)
+    whole = of_log(log("".join(lines)), KNOWN)
+    assert "can't be read" not in whole.remark
+    lines[3], lines[6] = lines[3][:40] + "\n", "\x00\x00\n"
+    speed = of_log(log("".join(lines)), KNOWN)
+    assert speed.images_per_second == pytest.approx(8.0)
+    assert speed.remark.endswith("; 2 lines left out that can't be read as JSON")
+    crash = "Traceback (most recent call last):\n  File 't.py', line 3\nKeyError: 'x'\n"
+    assert "left out" not in of_log(log("".join(lines[:3]) + crash), KNOWN).remark
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -315,6 +364,11 @@ def test_what_can_not_be_read_is_told(make, tmp_path):
         (writing.mmcv_head(), ("ocrnet_hr48", 2, 1, "fp32", "sp")),
         (writing.mmcv_head(distributed=True, gpu_ids="range(0, 4)"), ("ocrnet_hr48", 2, 4, "fp32", "mp")),
         (writing.mmcv_head(gpu_ids="[0, 1]"), ("ocrnet_hr48", 2, 2, "fp32", "mp")),
+        (writing.mmcv_head().replace("optimizer = ", "other = "), ("ocrnet_hr48", 2, 1, "fp32", "sp")),
+        (
+            writing.mmcv_head().replace("optimizer = ", "fp16 = dict(loss_scale='dynamic')\nother = "),
+            ("ocrnet_hr48", 2, 1, "fp16", "sp"),
+        ),
         (writing.mmcv_head(gpu_ids="[3]", batch_key="imgs_per_gpu"), ("ocrnet_hr48", 2, 1, "fp32", "sp")),
         (
             writing.mmcv_head(
@@ -348,6 +402,7 @@ def test_the_experiments_name_counts_more_than_the_folders(log):
         (writing.mmengine_head(batch="-2"), "--batch-size N"),
         (writing.mmengine_head(batch="(2"), "--batch-size N"),
         (writing.mmengine_head(wrapper="ApexOptimWrapper"), "--precision P"),
+        (writing.mmcv_head().replace("optimizer_config = dict(", "optimizer_config = dict(("), "--precision P"),
         (writing.mmcv_head(distributed=True), "--gpus N"),
     ],
 )
