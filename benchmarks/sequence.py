@@ -7,10 +7,10 @@ A line of the list is a name, the seconds that it takes about, and a command of 
     windows  70  $PYTHON $ROOT/benchmarks/energy_repeat.py --windows 8
 
 They run one after the other, in the list's order, each in `out/NAME` with what it prints in `out/NAME/printed.txt`;
-`$PERFEXP` is `$PYTHON -m perfexp`, `$ROOT` the project's folder. A command whose seconds do not fit into what is left
-is left out, one that takes twice its seconds, or longer than what is left, is ended with all its processes. A table at
-the end says which ended how. `--only NAME…` takes some of them, `--list` says what they would take. The lists in
-`benchmarks/sequences` are those behind the tables of docs/ that need a GPU.
+`$PERFEXP` is `$PYTHON -m perfexp`, `$ROOT` the project's folder, `$STEP` the step's. A command whose seconds do not fit
+into what is left is left out, one that takes twice its seconds, or longer than what is left, is ended with all its
+processes. A table at the end says which ended how. `--only NAME…` takes some of them, `--list` says what they would
+take. The lists in `benchmarks/sequences` are those behind the tables of docs/ that need a GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def run(step: Step, folder: Path, seconds: float) -> int | None:
         "PYTHON": sys.executable,
         "PERFEXP": f"{sys.executable} -m perfexp",
         "ROOT": str(ROOT),
+        "STEP": str(folder),
     }
     with (folder / "printed.txt").open("ab") as printed:
         printed.write(f"$ {step.command}\n".encode())
@@ -105,13 +107,26 @@ def run(step: Step, folder: Path, seconds: float) -> int | None:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
             return None
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a step: nothing of it may work beside the next one.
+
+    Args:
+        process: that began it, first of its group.
+    """
+    with suppress(ProcessLookupError):  # when nobody is left in the group
+        os.killpg(process.pid, signal.SIGTERM)
+        late = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < late:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from perfexp import verdicts
+from perfexp import doubts, verdicts
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes
 from perfexp.layers.table import Line, join
@@ -38,7 +39,7 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     with verdicts.watching_the_host(point):
         try:
-            _dissect(procedure, point, first_median(timed, "device", "latency") if timed else None, first)
+            _dissect(procedure, point, timed, first)
         except UserError:
             raise
         except Exception as error:
@@ -59,8 +60,10 @@ def not_tried(key: Key, timed: Point | None) -> Point:
     return point
 
 
-def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None, first: bool) -> None:
+def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: bool) -> None:
     session: Any = procedure.session
+    clean_seconds = first_median(timed, "device", "latency") if timed else None
+    of_device = timed is not None and timed.find_series("device") is not None
     if not hasattr(session, "module"):
         _say_none(point, "the model is scripted: it has no layers")
         return
@@ -72,13 +75,14 @@ def _dissect(procedure: Procedure, point: Point, clean_seconds: float | None, fi
         _warm_up(step.call, procedure)
         procedure.progress("layers")
         look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
-        with procedure.without_waits(step):  # as `device` is that of a call without
+        with procedure.without_waits(step) if of_device else nullcontext() as changed:  # as `device` is
             times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
         work, why_not = _work(lambda: procedure.work(step, batches))
     if times.reason is not None:
         _say_none(point, times.reason)
         return
     _tell(point, times, join(times, work))
+    point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
     if why_not:
         point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
 

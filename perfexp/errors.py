@@ -37,6 +37,13 @@ class Unsupported(PerfexpError):
     """This point can't be measured by design (a size that the model can't take, …); the other points go on."""
 
 
+class Waits(Unsupported):
+    """The call waits for the device before it returns, which no graph can do."""
+
+    def __init__(self) -> None:
+        super().__init__("the call waits for the device inside (it reads a value back), which no graph can do")
+
+
 class OutOfMemory(PerfexpError):
     """The device, or the host, has not enough memory for this point; the other points go on."""
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Modes of torch.compile that launch calls as CUDA graphs.
 _COMPILED_TO_GRAPHS = ("reduce-overhead", "max-autotune")
+#: Doubts that times and layers of a point have alike: once is enough.
+_OF_BOTH = ("busy_host", "waits_left_out")
 
 
 @dataclass(kw_only=True)
@@ -268,7 +270,7 @@ def _with_layers(points: list[Point]) -> list[Point]:
     profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
     for point in points:
         if (layers := found.get(point.key)) is not None:
-            known = {doubt.code for doubt in point.doubts}  # of a busy host once
+            known = {doubt.code for doubt in point.doubts if doubt.code in _OF_BOTH}
             point.metrics = [*point.metrics, *layers.metrics]
             point.doubts = [*point.doubts, *(doubt for doubt in layers.doubts if doubt.code not in known)]
         if (profile := profiles.get(point.key)) is not None and profile is not point:

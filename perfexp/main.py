@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -75,6 +76,8 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.failed(user_error(error))
     except OSError as error:
         application.failed(disk_error(error))
+    except MemoryError as error:
+        application.failed(PerfexpError(f"The memory is not enough. {error}".rstrip()))
 
 
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
@@ -139,10 +142,10 @@ class _Application:
             if 130 not in self.exit_codes:
                 self.exit_codes.append(130)
                 folder = self.campaign.paths.root if self.campaign is not None else self._folder
-                there = folder is not None and folder.is_dir()
+                again = None if folder is None or not folder.is_dir() else shlex.quote(f"resume={folder}")
                 self.console.error(
-                    f"Interrupted. What is finished is on disk; go on with it: perfexp resume={folder}"
-                    if there
+                    f"Interrupted. What is finished is on disk; go on with it: perfexp {again}"
+                    if again
                     else "Interrupted before anything was measured."
                 )
 

@@ -20,9 +20,9 @@ from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
 from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
-from perfexp.errors import RankLost, Unsupported, UserError
+from perfexp.errors import RankLost, Unsupported, UserError, Waits
 from perfexp.models import Session, Unwaiting
-from perfexp.modes import Mode, Step, graphed
+from perfexp.modes import Mode, Step, behind_the_data, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
@@ -112,13 +112,13 @@ class Procedure:
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
         several = self.crew.size > 1
         point.facts |= {"world_size": self.crew.size} if several else {}
-        before = self.device.state()
         with verdicts.watching_the_host(point, of_ranks=several):
-            self._measure_or_say_why(point, before)
+            self._measure_or_say_why(point)
         return point
 
-    def _measure_or_say_why(self, point: Point, before: dict[str, Any]) -> None:
+    def _measure_or_say_why(self, point: Point) -> None:
         """Measure a point, or put what went wrong into it."""
+        before = self.device.state()
         with metrics.collecting() as custom:
             try:
                 self._measure(point)
@@ -213,10 +213,11 @@ class Procedure:
             if self.energy is not None:
                 measuring = partial(self._energy, point, step, batches, self.energy)
                 self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
-            self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
             if len(step.segments) > 1:
                 self._times.phases(point, step, held=batches.constant or isinstance(batches, Rotating))
             self._probe(point, step)
+            # a capture may change how the optimizer counts: no time of the call itself comes after it
+            self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
             if self.crew.size > 1:  # from here on the ranks' weights differ
                 stretches = partial(self._ranks, point, step)
                 self._aside(point, "ranks/samples_per_second", stretches, "samples/s", together=True)
@@ -319,17 +320,26 @@ class Procedure:
         if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
             point.doubts.append(doubts.not_captured_together())
             return
-        with self.without_waits(step) as changed:
-            self._times.device_otherwise(point, step.call, self._capture(step, batches), changed)
+        try:
+            with self.without_waits(step) as changed:
+                self._times.device_otherwise(point, step.call, self._capture(step, batches), changed)
+        except Waits:
+            point.doubts.append(doubts.synchronising())
+        except Exception as error:
+            if self.device.is_lost():
+                raise
+            status, text = verdicts.verdict(error, self.device)  # what has been measured stays, whatever it is
+            reason = "the memory is not enough for its graph" if status is Status.OOM else text
+            point.doubts.append(doubts.queue_exceeded(reason))
 
     @contextmanager
     def without_waits(self, step: Step) -> Iterator[str | None]:
         """While entered, a call that waits for the device does not, if it can do without; gives how, or None.
 
         Args:
-            step: of the point.
+            step: of the point; has been called before.
         """
-        if isinstance(self.session, Unwaiting) and self.device.waits_inside(step.call):
+        if isinstance(self.session, Unwaiting) and self.device.waits_inside(behind_the_data(step)):
             with self.session.without_waits() as how:
                 yield how
         else:

@@ -14,7 +14,7 @@ from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported
 from perfexp.modes import Step
 from perfexp.probes import queue, timing
-from perfexp.record import Key, Metric, Point, Series, Status
+from perfexp.record import Key, Metric, Point, Series
 from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
@@ -146,35 +146,25 @@ class Times:
             call: of it.
             capture: makes one launch of it.
             changed: how the call does without the waits that it had; its queue may take it now. None if it is the same.
+
+        Raises:
+            Waits: the call waits for the device inside.
+            Unsupported: it can't be captured for another reason.
         """
-        if self.device.waits_inside(call):
-            # it would fail, and of a capture that failed something always stays: memory, a stream, random numbers
-            point.doubts.append(doubts.synchronising())
-            return
+        k, chunk, method = 1, 0, "queue"
         if changed is not None:
-            point.doubts.append(doubts.waits_left_out(changed))
             k, chunk, *_ = queue.fit(call, self.device, self._flush())
-            if chunk:
-                self._device(point, call, k, chunk)
-                point.facts["device_method"] = "queue"
-                return
-        self.progress("capturing a graph")
-        try:
+        if not chunk:
+            self.progress("capturing a graph")
             if self.cache is Cache.rotate:
                 raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
-            captured = capture()
-            k, chunk, *_ = queue.fit(captured, self.device, self._flush())
+            method, call = "graph", capture()
+            k, chunk, *_ = queue.fit(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("neither does the queue take the call as a graph")
-        except Exception as error:
-            if self.device.is_lost():
-                raise
-            status, text = verdicts.verdict(error, self.device)  # what has been measured stays, whatever it is
-            reason = "the memory is not enough for its graph" if status is Status.OOM else text
-            point.doubts.append(doubts.queue_exceeded(reason))
-            return
-        self._device(point, captured, k, chunk)
-        point.facts["device_method"] = "graph"
+        self._device(point, call, k, chunk)
+        point.facts["device_method"] = method
+        point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
 
     def _flush(self) -> timing.Call | None:
         return self.device.flush_cache if self.cache is Cache.flush else None

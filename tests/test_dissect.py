@@ -18,7 +18,7 @@ from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.record import Key, Point, Status, is_layers, layers_key, timed_key
+from perfexp.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
 from perfexp.run import Procedure
 from perfexp.stopping import Fixed
 
@@ -110,10 +110,11 @@ def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypa
 
     measuring.session.without_waits = without_waits
     monkeypatch.setattr(stamps, "stamp_layers", look)
-    for waits in (True, False):
+    timed = Point(key=KEY, status=Status.OK, series=[Series(name="device", samples=[1e-3])])
+    for waits, before in ((True, timed), (False, timed), (True, None)):
         monkeypatch.setattr(measuring.device, "waits_inside", lambda call, waits=waits: waits)
-        dissect(measuring, layers_key(KEY), None)
-    assert (seen, entered) == ([True, False], [])
+        dissect(measuring, layers_key(KEY), before)
+    assert (seen, entered) == ([True, False, False], []), "and of the call as it is where `device` is not known"
 
 
 def test_other_work_on_the_machine_is_a_doubt_of_the_layers_too(monkeypatch):

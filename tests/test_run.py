@@ -94,8 +94,9 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
 
 
 def test_a_call_that_waits_inside_has_no_device_time_and_says_why():
-    measuring, tried = procedure(model={"waits": True}), []
-    measuring.session.capture = tried.append
+    device, tried = FakeDevice(enqueue_seconds=1e-6), []
+    measuring = procedure(device, model={"waits": True})
+    device.capture = tried.append
     point = measuring.measure(KEY)
     assert point.find_series("device") is None
     assert tried == [], "a capture that fails leaves something behind"
@@ -124,6 +125,65 @@ def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_sa
     assert "it counts otherwise" in doubt.detail
     assert "synchronising" not in codes(point)
     assert model.waits, "everything else is of the call as it is"
+
+
+def test_what_goes_wrong_with_the_late_device_time_costs_nothing_that_was_measured():
+    measuring = procedure(FakeDevice(enqueue_seconds=1e-6), model={"waits": True})
+
+    def without_waits():
+        raise RuntimeError("a head of another kind")
+
+    measuring.session.without_waits = without_waits
+    point = measuring.measure(KEY)
+    assert point.status is Status.OK
+    assert {"throughput", "latency"} == {series.name for series in point.series}
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
+    assert "a head of another kind" in doubt.detail
+    assert "waits_left_out" not in codes(point), "there is no `device` time"
+
+
+def test_a_call_without_its_waits_that_neither_queue_nor_graph_takes_has_one_doubt_and_no_device_time():
+    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
+    measuring = procedure(device, model={"waits": True, "launches": 1500})
+
+    @contextmanager
+    def without_waits():
+        measuring.session._model.waits = False
+        yield "it counts otherwise"
+        measuring.session._model.waits = True
+
+    def capture(call):
+        raise Unsupported("no graph of this")
+
+    measuring.session.without_waits, measuring.session.capture = without_waits, capture
+    point = measuring.measure(KEY)
+    assert point.find_series("device") is None
+    assert [code for code in codes(point) if code in ("waits_left_out", "queue_exceeded")] == ["queue_exceeded"]
+
+
+def test_data_that_waits_does_not_keep_the_rest_from_being_a_graph():
+    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
+    measuring = procedure(device, model={"launches": 1500})
+    opening = measuring.data.open
+
+    class Waiting:
+        constant, per_epoch = False, None
+
+        def __init__(self, batches):
+            self.batches = batches
+
+        def next(self):
+            device.synchronize()
+            return self.batches.next()
+
+    @contextmanager
+    def opened(**settings):
+        with opening(**settings) as batches:
+            yield Waiting(batches)
+
+    measuring.data.open = opened
+    point = measuring.measure(KEY)
+    assert "synchronising" not in codes(point)
 
 
 @pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])

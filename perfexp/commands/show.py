@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -49,17 +50,18 @@ def _refuse(folder: Path) -> None:
     paths = RunPaths(folder)
     if paths.plan.is_file():
         finished = units.counted(len(read_points(paths.points)), "point")
+        again = shlex.quote(f"resume={folder}")
         if paths.in_use():
             raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")
         if why := standing.refusal(paths.log):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"Where the command was right, go on with it: perfexp resume={folder}. Otherwise give it again, "
+                f"Where the command was right, go on with it: perfexp {again}. Otherwise give it again, "
                 "mended, with another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
-            f"perfexp resume={folder} measures the rest and makes it."
+            f"perfexp {again} measures the rest and makes it."
         )
     found = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
     below = list(dict.fromkeys(path.parent for path in found))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from perfexp.devices import Device
 from perfexp.devices.fake import FakeDevice
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
 from perfexp.record import Doubt
 
@@ -190,10 +190,9 @@ class FakeSession:
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """See `Session`."""
-        try:
-            return self._device.capture(call)
-        except RuntimeError as error:
-            raise Unsupported(str(error)) from error
+        if self._device.waits_inside(call):
+            raise Waits
+        return self._device.capture(call)
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
         """Nothing to copy."""

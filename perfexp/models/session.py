@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 
 from perfexp.devices import Device
-from perfexp.errors import Unsupported, UserError, did_you_mean
+from perfexp.errors import PerfexpError, Unsupported, UserError, Waits, did_you_mean
 from perfexp.models import Batch, Ddp, Execution, Precision
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.parallel import Parallel
@@ -228,8 +228,6 @@ class TorchSession:
         """See `Session`. A few calls on the stream that is captured come first, as torch demands."""
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
-        if self.device.waits_inside(call):
-            raise Unsupported("the call waits for the device inside (it reads a value back), which no graph can do")
         with torch.cuda.stream(torch.cuda.current_stream()):  # one that fails leaves its own behind
             return self._captured(call)
 
@@ -239,12 +237,14 @@ class TorchSession:
         Raises:
             Unsupported: it can't be captured.
         """
-        if self._optimizer is not None:
-            _make_capturable(self._optimizer)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(stream):
+                if self.device.waits_inside(call):  # on this stream, to which autograd ties what is left of a call
+                    raise Waits
+                if self._optimizer is not None:
+                    _make_capturable(self._optimizer)
                 for _ in range(_CALLS_BEFORE_CAPTURE):
                     call()
             torch.cuda.current_stream().wait_stream(stream)
@@ -253,11 +253,14 @@ class TorchSession:
                 call()
             graph.replay()
             torch.cuda.synchronize()
-        except RuntimeError as error:
+        except PerfexpError:
+            raise
+        except Exception as error:  # of CUDA, or of an optimiser that has more on the host than its steps
             _forget_capture()
             if self.device.is_out_of_memory(error):
                 raise
-            raise Unsupported(f"the call can't be captured as a CUDA graph: {str(error).splitlines()[0]}") from error
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise Unsupported(f"the call can't be captured as a CUDA graph: {why}") from error
         return graph.replay
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
@@ -400,7 +403,7 @@ def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Have Adam and its like count their steps on the device: what a graph replays can't ask the host.
+    """Have Adam and its like keep all of their state on the device: what a graph replays can't ask the host.
 
     torch wants this said when they are made, and then takes it for all steps; it costs them some kernels.
 
@@ -412,8 +415,7 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
             group["capturable"] = True
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter, {})
-                if isinstance(state.get("step"), torch.Tensor):
-                    state["step"] = state["step"].to(parameter.device)
+                state |= {key: kept.to(parameter.device) for key, kept in state.items() if torch.is_tensor(kept)}
 
 
 def _forget_capture() -> None:

@@ -60,13 +60,8 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     Raises:
         Unsupported: it can't be captured.
     """
-    parts = dict(step.segments)
-    data = parts.pop("data", None)
+    data, work = dict(step.segments).get("data"), behind_the_data(step)
     step.state.outputs = step.state.loss = None  # what an earlier call left belongs to another stream
-
-    def work() -> None:
-        for part in parts.values():
-            part()
 
     if data is None:
         replay = session.capture(work)
@@ -86,6 +81,21 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
         replay()
 
     return replace(step, call=call, segments=(("data", fetch), ("graph", replay)))
+
+
+def behind_the_data(step: Step) -> Callable[[], None]:
+    """A call without its data: it works on the batch that the last one had.
+
+    Args:
+        step: has been called before.
+    """
+    parts = [part for name, part in step.segments if name != "data"]
+
+    def work() -> None:
+        for part in parts:
+            part()
+
+    return work
 
 
 class Mode(Protocol):

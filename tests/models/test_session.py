@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from perfexp.devices.cpu import CpuDevice
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
-from perfexp.models.session import TorchSession, begin_momentum
+from perfexp.models.session import TorchSession, _make_capturable, begin_momentum
 from perfexp.models.trial import why_refused
 
 FP32 = Precision(name="fp32")
@@ -495,12 +495,25 @@ def test_an_optimizer_that_counts_on_the_host_counts_on_the_device_in_a_capture(
 
 
 def test_a_call_that_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    session, calls = open_session(), []
+    cuda, session, streams = Capturing(monkeypatch), open_session(), []
     monkeypatch.setattr(session.device, "kind", "cuda")
     monkeypatch.setattr(session.device, "waits_inside", lambda call: call() or True)
-    with pytest.raises(Unsupported, match="waits for the device inside"):
-        session.capture(lambda: calls.append("to see whether it waits"))
-    assert calls == ["to see whether it waits"]
+    with pytest.raises(Waits):
+        session.capture(lambda: streams.append(cuda.current))
+    assert streams == ["of the capture"], "it was only looked at: on the stream that everything of it has to belong to"
+
+
+def test_all_of_an_optimizers_state_is_on_the_device_in_a_capture() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = torch.optim.NAdam([parameter])
+    optimizer.state[parameter] = {"step": torch.tensor(1.0), "mu_product": torch.tensor(0.9), "note": 3}
+    _make_capturable(optimizer)
+    state = optimizer.state[parameter]
+    assert {name: str(kept.device) for name, kept in state.items() if name != "note"} == {
+        "step": "meta",
+        "mu_product": "meta",
+    }
+    assert state["note"] == 3
 
 
 def test_a_copy_shares_nothing_and_takes_what_is_put_into_it() -> None:
