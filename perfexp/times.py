@@ -74,6 +74,68 @@ class Times:
         """
         self._last = (point.key, verdicts.device_seconds(point) + seconds, time.perf_counter_ns())
 
+    def device_otherwise(
+        self, point: Point, call: timing.Call, capture: timing.Capture, changed: str | None = None
+    ) -> None:
+        """The device's time of a call that its queue did not take: as one launch, if it can be captured.
+
+        Args:
+            point: under way.
+            call: of it.
+            capture: makes one launch of it.
+            changed: how the call does without the waits that it had; its queue may take it now. None if it is the same.
+
+        Raises:
+            Waits: the call waits for the device inside.
+            Unsupported: it can't be captured for another reason.
+        """
+        k, chunk, method = 1, 0, "queue"
+        if changed is not None:
+            k, chunk, *_ = queue.fit(call, self.device, self._flush())
+        if not chunk:
+            self.progress("capturing a graph")
+            if self.cache is Cache.rotate:
+                raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
+            method, call = "graph", capture()
+            k, chunk, *_ = queue.fit(call, self.device, self._flush())
+            if not chunk:
+                raise Unsupported("neither does the queue take the call as a graph")
+        self._device(point, call, k, chunk)
+        point.facts["device_method"] = method
+        point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
+
+    def phases(self, point: Point, step: Step, *, held: bool) -> None:
+        """Add the call's parts, from a pass of their own; their sum has to be the whole call.
+
+        With data that is on the device already they are the device's times, as `device` is; with data that comes from
+        elsewhere the waiting for it is a part.
+
+        Args:
+            point: whose whole call has been timed.
+            step: its call.
+            held: whether its data is on the device already.
+        """
+        self.progress("phases")
+        chunk = 0
+        if held and self.device.asynchronous:
+            chunk = queue.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
+        block = queue.Segments(step.segments, self.device, chunk)
+        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=verdicts.busy_seconds(point)))
+        for name, seconds in block.parts().items():
+            point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
+        data = point.find_series("phase/data")
+        if data is not None:
+            share = sum(data.measured) / float(sums[warmup:].sum())
+            point.metrics.append(Metric(name="data_share", value=share, unit="1"))
+        names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
+        whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
+        if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
+            return
+        ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
+        point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
+        if abs(ratio - 1) > _PHASES_TOLERANCE:
+            point.doubts.append(doubts.phases_disagree(ratio))
+
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         self.progress("latency")
         monitor = self.stopping.begin(percentiles=self.percentiles)
@@ -136,67 +198,5 @@ class Times:
             doubt = doubts.below_resolution(float(np.median(series.measured)), uncertain_seconds)
             point.doubts += [doubt] if doubt else []
 
-    def device_otherwise(
-        self, point: Point, call: timing.Call, capture: timing.Capture, changed: str | None = None
-    ) -> None:
-        """The device's time of a call that its queue did not take: as one launch, if it can be captured.
-
-        Args:
-            point: under way.
-            call: of it.
-            capture: makes one launch of it.
-            changed: how the call does without the waits that it had; its queue may take it now. None if it is the same.
-
-        Raises:
-            Waits: the call waits for the device inside.
-            Unsupported: it can't be captured for another reason.
-        """
-        k, chunk, method = 1, 0, "queue"
-        if changed is not None:
-            k, chunk, *_ = queue.fit(call, self.device, self._flush())
-        if not chunk:
-            self.progress("capturing a graph")
-            if self.cache is Cache.rotate:
-                raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
-            method, call = "graph", capture()
-            k, chunk, *_ = queue.fit(call, self.device, self._flush())
-            if not chunk:
-                raise Unsupported("neither does the queue take the call as a graph")
-        self._device(point, call, k, chunk)
-        point.facts["device_method"] = method
-        point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
-
     def _flush(self) -> timing.Call | None:
         return self.device.flush_cache if self.cache is Cache.flush else None
-
-    def phases(self, point: Point, step: Step, *, held: bool) -> None:
-        """Add the call's parts, from a pass of their own; their sum has to be the whole call.
-
-        With data that is on the device already they are the device's times, as `device` is; with data that comes from
-        elsewhere the waiting for it is a part.
-
-        Args:
-            point: whose whole call has been timed.
-            step: its call.
-            held: whether its data is on the device already.
-        """
-        self.progress("phases")
-        chunk = 0
-        if held and self.device.asynchronous:
-            chunk = queue.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
-        block = queue.Segments(step.segments, self.device, chunk)
-        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=verdicts.busy_seconds(point)))
-        for name, seconds in block.parts().items():
-            point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
-        data = point.find_series("phase/data")
-        if data is not None:
-            share = sum(data.measured) / float(sums[warmup:].sum())
-            point.metrics.append(Metric(name="data_share", value=share, unit="1"))
-        names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
-        whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
-        if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
-            return
-        ratio = float(np.median(sums[warmup:])) / stats.median_interval(whole.measured).value
-        point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
-        if abs(ratio - 1) > _PHASES_TOLERANCE:
-            point.doubts.append(doubts.phases_disagree(ratio))

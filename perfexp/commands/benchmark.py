@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfexp import config, naming
-from perfexp.errors import UserError, did_you_mean
+from perfexp.commands.words import MIXED, one_of, options
+from perfexp.errors import UserError
 
 if TYPE_CHECKING:
     from perfexp.config import Plan
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 #: Of the command: `-1` is a number that is refused, not an option.
 SETTINGS = {"ignore_unknown_options": True}
 _MODES = ("sp", "mp")
-#: What training frameworks call fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
-_MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
 #: Keys that the six words say.
 _SAID = {
     "model": "MODEL",
@@ -200,7 +198,7 @@ def _look_ahead(plan: Plan) -> None:
 def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
     """What the six words come to where they do not say it themselves."""
     notes = []
-    if precision in _MIXED and "precision" not in asked.given:
+    if precision in MIXED and "precision" not in asked.given:
         notes.append(f"{precision} is mixed precision here: precision={asked.precision}.")
         if precision == "fp16":
             notes[-1] += " Parameters and inputs in half precision are precision=fp16, added at the end."
@@ -241,35 +239,8 @@ def _model(name: str, config_dir: Path | None) -> str:
 
 def _precision(name: str, config_dir: Path | None) -> str:
     """The precision that a name means here."""
-    known = [*options("precision", config_dir), *_MIXED]
-    return _MIXED[name] if name in _MIXED else one_of("precision", name, known)
-
-
-def options(group: str, config_dir: Path | None = None) -> list[str]:
-    """The names of a group's options.
-
-    Args:
-        group: `model`, `precision`, ….
-        config_dir: folder with groups of the user's own.
-    """
-    folders = [config.conf_dir(), *([config_dir] if config_dir else [])]
-    return sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*.yaml")})
-
-
-def one_of(what: str, name: str, valid: Sequence[str]) -> str:
-    """A name that is one of several.
-
-    Args:
-        what: it is.
-        name: that was given.
-        valid: all that are possible.
-
-    Raises:
-        UserError: it is none of them.
-    """
-    if name not in valid:
-        raise UserError(f"'{name}' is no {what}. {did_you_mean(name, valid)}".rstrip())
-    return name
+    known = [*options("precision", config_dir), *MIXED]
+    return MIXED[name] if name in MIXED else one_of("precision", name, known)
 
 
 def _number(what: str, text: str, *, least: int) -> int:

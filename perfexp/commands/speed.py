@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfexp.commands.benchmark import one_of, options
+from perfexp.commands.words import MIXED, one_of, options
 from perfexp.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def speed(
     if model is not None and not model.strip():
         raise UserError("--model is empty.")
     if precision is not None:
-        one_of("precision", precision, options("precision"))
+        one_of("precision", precision, [*options("precision"), *MIXED])
     placing.refuse_no_folder(out, "choose another with --out DIR.")
     given = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
