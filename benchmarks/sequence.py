@@ -26,12 +26,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What is ended gets so long to write what it has.
 GRACE_SECONDS = 5.0
+#: … and so long to vanish when it is killed: a driver may hold it.
+STUCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -118,15 +121,27 @@ def end(process: subprocess.Popen[bytes]) -> None:
     Args:
         process: that began it, first of its group.
     """
-    with suppress(ProcessLookupError):  # when nobody is left in the group
-        os.killpg(process.pid, signal.SIGTERM)
-        late = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < late:
+    for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, STUCK_SECONDS)):
+        late = time.monotonic() + patience
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        while works(process.pid) and time.monotonic() < late:
             process.poll()
-            os.killpg(process.pid, 0)
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def works(group: int) -> bool:
+    """Whether a process of a group is there that has not ended but for its parent's notice.
+
+    Args:
+        group: number of it.
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,6 +20,13 @@ def ran(tmp_path, text, capsys, **options):
     return code, told, tmp_path / "out"
 
 
+def runs(file):
+    """Whether the process whose number stands in a file has not ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(int(file.read_text())).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def test_each_step_has_a_folder_and_tells_its_exit_code(tmp_path, capsys):
     text = "# a comment\n\ngood 1 echo $((40 +\\\n 2)); pwd\nbad 30 ls missing\n"
     code, told, out = ran(tmp_path, text, capsys)
@@ -42,16 +49,13 @@ def test_a_step_that_takes_much_longer_than_it_should_is_ended_with_all_its_proc
     text = f"endless 1 $PYTHON -c '{stubborn}' & echo $! > child; sleep 1000\nnext 30 true\n"
     code, told, out = ran(tmp_path, text, capsys, **limit)
     assert (code, told) == (1, ["endless: out of time", after])
-    child = int((out / "endless" / "child").read_text())
-    with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert not runs(out / "endless" / "child")
 
 
 def test_what_a_step_leaves_running_is_ended_before_the_next_one(tmp_path, capsys):
     code, _, out = ran(tmp_path, "left 30 sleep 1000 & echo $! > child\n", capsys)
     assert code == 0
-    with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(int((out / "left" / "child").read_text())).status() == psutil.STATUS_ZOMBIE
+    assert not runs(out / "left" / "child")
 
 
 def test_some_of_the_steps(tmp_path, capsys):
