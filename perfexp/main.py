@@ -7,22 +7,20 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from perfexp import __version__, config, interrupts, naming, usage, validation
-from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.errors import PerfexpError, UserError
 from perfexp.explain import FOREIGN_ERRORS, user_error
+from perfexp.overrides import axes_of, flag_values, parsed, refuse_targets, refuse_words, values_of
 from perfexp.paths import disk_error
 from perfexp.resume import CONFIG_DIR, MULTIRUN, joined_flags, with_resumed
 
@@ -47,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if usage.is_asked_for(arguments):
-        print(usage.text([config.conf_dir(), *map(Path, _flag_values(arguments, *CONFIG_DIR))]))
+        print(usage.text([config.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]))
         return 0
     if arguments == ["--version"]:
         print(f"perfexp {__version__}")
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(application: _Application, arguments: list[str]) -> None:
     try:
         arguments = joined_flags(arguments)
-        _refuse_words(arguments)
+        refuse_words(arguments)
         application.arguments = arguments = with_resumed(arguments)
         _hand_over(arguments, application)
         application.measure_rounds()
@@ -105,7 +103,7 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _hand_over(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
     """Have Hydra call a function with what it composes, once for each job."""
-    _refuse_targets(arguments)
+    refuse_targets(arguments)
     with _hydra_arguments(arguments):
         config.register()
         hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(function)()
@@ -172,7 +170,7 @@ class _Application:
             raise UserError(
                 "Runs of a sweep are measured one after the other, on this machine: leave hydra/launcher at basic."
             )
-        command = [f"--config-dir={folder}" for folder in _flag_values(self.arguments, *CONFIG_DIR)]
+        command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += list(settings.overrides.task)
         self._console = Console(quiet=composed.quiet)
         try:
@@ -243,7 +241,7 @@ class _Application:
     def _place(self, campaign: Campaign) -> tuple[int, dict[str, str]]:
         """The number of this job in its sweep, and its values of what varies."""
         settings = HydraConfig.get()
-        values = _values(list(settings.overrides.task))
+        values = values_of(list(settings.overrides.task))
         return int(settings.job.num), {axis: values.get(axis, "") for axis in campaign.axes}
 
     def _join(self) -> None:
@@ -252,9 +250,9 @@ class _Application:
             from perfexp.campaign import Campaign
 
             settings = HydraConfig.get()
-            given = {override.key_or_group for override in _overrides(self.arguments)}
+            given = {override.key_or_group for override in parsed(self.arguments)}
             params = {key: value for key, value in _sweeper_params(settings).items() if key not in given}
-            axes = _axes([*self.arguments, *(f"{key}={value}" for key, value in params.items())])
+            axes = axes_of([*self.arguments, *(f"{key}={value}" for key, value in params.items())])
             basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
             jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
             folder = Path(settings.sweep.dir)
@@ -267,80 +265,9 @@ class _Application:
             self.campaign.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
 
 
-def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]]:
-    """The overrides of each run of a sweep, as Hydra hands them to its jobs; nothing is composed.
-
-    Args:
-        command: of the sweep.
-        params: axes that a configuration file gives to the sweeper.
-
-    Raises:
-        UserError: they can't be told from the command.
-    """
-    given = [f"{key}={value}" for key, value in params.items()] + [text for text in command if text[:1] != "-"]
-    values: dict[str, list[str]] = {}
-    try:
-        for override in OverridesParser.create().parse_overrides(given):
-            key = override.get_key_element()
-            if override.is_sweep_override() and not override.is_hydra_override():
-                values[key] = [f"{key}={text}" for text in override.sweep_string_iterator()]
-            elif not override.is_hydra_override():
-                values[key] = [f"{key}={override.get_value_element_as_str()}"]
-    except FOREIGN_ERRORS as error:
-        raise user_error(error) from error
-    return [list(job) for job in product(*values.values())]
-
-
-def _overrides(arguments: Sequence[str]) -> list[Override]:
-    """The arguments that are overrides, parsed; Hydra's own flags are not."""
-    return OverridesParser.create().parse_overrides([text for text in arguments if "=" in text and text[0] != "-"])
-
-
-def _axes(arguments: Sequence[str]) -> dict[str, int]:
-    """The overrides that vary, each with how many values it has; 0 where that can't be known."""
-    return {
-        override.key_or_group: len(list(override.sweep_iterator())) if override.is_discrete_sweep() else 0
-        for override in _overrides(arguments)
-        if override.is_sweep_override() and not override.is_hydra_override()
-    }
-
-
-def _values(overrides: Sequence[str]) -> dict[str, str]:
-    """The values of one job's overrides, as they are written."""
-    pairs = zip(overrides, _overrides(overrides), strict=True)
-    return {override.key_or_group: text.partition("=")[2] for text, override in pairs}
-
-
 def _sweeper_params(settings: HydraConf) -> dict[str, Any]:
     """Axes that a configuration file gives to the sweeper."""
     return dict(settings.sweeper.get("params") or {})
-
-
-def _flag_values(arguments: Sequence[str], *names: str) -> list[str]:
-    """The values of one of Hydra's flags, written `--flag value` or `--flag=value`."""
-    found = [value for name, value in pairwise(arguments) if name in names]
-    return found + [value for name, _, value in (text.partition("=") for text in arguments) if name in names and value]
-
-
-def _refuse_words(arguments: Sequence[str]) -> None:
-    """A word that is neither an override nor a flag, nor the value of one, was meant as a command."""
-    for before, word in pairwise(["", *arguments]):
-        of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
-        if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
-            from perfexp.commands import NAMES
-
-            if word in NAMES:
-                raise UserError(f"'{word}' is a command, and comes first: perfexp {word} …")
-            raise UserError(f"'{word}' is neither a command nor KEY=VALUE. {did_you_mean(word, NAMES)}")
-
-
-def _refuse_targets(arguments: Sequence[str]) -> None:
-    """Code is chosen by files of conf/ and of --config-dir, never on the command line, and never unpickled."""
-    for argument in arguments:
-        if argument.startswith("--experimental-rerun"):
-            raise UserError("--experimental-rerun reads a pickle; the command in record.json repeats a run.")
-        if "_target_" in argument:
-            raise UserError(f"'{argument}': a _target_ is honoured in configuration files only; see --config-dir.")
 
 
 @contextmanager

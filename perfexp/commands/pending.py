@@ -39,7 +39,7 @@ def runs(sweep: Sweep, folder: Path, known: Collection[Run]) -> list[Run] | None
     Returns:
         A run for each; None where the sweep's command does not tell which runs it has.
     """
-    from perfexp.main import jobs_of
+    from perfexp.overrides import jobs_of
     from perfexp.sinks import standing
     from perfexp.sinks.folders import run_folders
 

@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 from perfexp import commands, config
 from perfexp.commands import pending
 from perfexp.devices import lock
-from perfexp.main import jobs_of, main
+from perfexp.main import main
+from perfexp.overrides import jobs_of
 from perfexp.record import Key, Point, Series, Status, Sweep, SweepChild, point_to_line
 from perfexp.sinks import standing
 
