@@ -24,11 +24,12 @@ _MOST_CALLS = 100_000_000
 class Monitor(Protocol):
     """Watches one series grow."""
 
-    def more(self, samples: NDArray[np.float64]) -> int:
+    def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         """How many samples to take before asking again; 0 when enough has been measured.
 
         Args:
             samples: all so far, warm-up included: seconds per call.
+            elapsed_seconds: that taking them has taken, with whatever is not in them, such as the filling of a queue.
         """
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
@@ -65,7 +66,8 @@ class Precision:
 
     Args:
         epsilon: relative half-width to be reached.
-        max_seconds: limit on the time measured after the warm-up.
+        max_seconds: limit on the time after the warm-up, measured or spent on measuring; by the latter no series ends
+            before it has `min_calls` samples.
         max_calls: limit on the calls after the warm-up.
         min_calls: so many calls are measured after the warm-up whatever the time.
         warmup_calls: least number of warm-up calls.
@@ -158,7 +160,7 @@ class _PrecisionMonitor:
         least = self._least_warmup(samples)
         return max(least, stats.mser5_cut(samples)) if least < samples.size else samples.size
 
-    def more(self, samples: NDArray[np.float64]) -> int:
+    def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         rule, k = self._rule, self._calls_per_sample
         if samples.size == 0:
             return math.ceil(rule.warmup_calls / k)
@@ -166,12 +168,13 @@ class _PrecisionMonitor:
         least = self._least_warmup(samples)
         if least >= samples.size:
             missing = (self._warmup_seconds - float(samples.sum()) * k) / (call_seconds * k)
-            return self._within_limits(math.ceil(missing) if missing > 0 else 1, call_seconds, 0, 0.0)
+            return self._within_limits(math.ceil(missing) if missing > 0 else 1, call_seconds * k, 0, 0.0)
         measured = samples[least:]
         seconds, calls = float(measured.sum()) * k, measured.size * k
+        spent = max(seconds, elapsed_seconds * measured.size / samples.size)
         if calls >= rule.max_calls:
             return self._end("max_calls")
-        if seconds >= rule.max_seconds and calls >= rule.min_calls:
+        if spent >= rule.max_seconds and (calls if seconds >= rule.max_seconds else measured.size) >= rule.min_calls:
             return self._end("max_seconds")
         kept = samples[self.warmup(samples) :]
         met = self._met(kept)
@@ -182,7 +185,7 @@ class _PrecisionMonitor:
         wanted = max(math.ceil(_GROWTH * kept.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
         if kept.size + wanted < floor:
             wanted = math.ceil(floor) - kept.size
-        return self._within_limits(wanted, call_seconds, calls, seconds)
+        return self._within_limits(wanted, spent / measured.size, calls, spent)
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
         kept = samples[self.warmup(samples) :]
@@ -202,10 +205,10 @@ class _PrecisionMonitor:
         width = stats.median_interval(kept, tau).relative_half_width
         return width is not None and width <= self._rule.epsilon
 
-    def _within_limits(self, wanted: int, call_seconds: float, calls: int, seconds: float) -> int:
+    def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
         """Not more samples at once than time and calls are left for, but always one."""
         k = self._calls_per_sample
-        by_time = math.ceil(max(self._rule.max_seconds - seconds, 0.0) / (call_seconds * k))
+        by_time = math.ceil(max(self._rule.max_seconds - seconds, 0.0) / sample_seconds)
         by_minimum = math.ceil((self._rule.min_calls - calls) / k)
         by_calls = math.ceil((self._rule.max_calls - calls) / k)
         return max(1, min(wanted, max(by_time, by_minimum), by_calls))
@@ -223,7 +226,7 @@ class _FixedMonitor:
     def warmup(self, samples: NDArray[np.float64]) -> int:
         return min(self._warmup, int(samples.size))
 
-    def more(self, samples: NDArray[np.float64]) -> int:
+    def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         """See `Monitor`; the warm-up and the measured calls are one block each."""
         if samples.size < self._warmup:
             return self._warmup - int(samples.size)

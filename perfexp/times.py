@@ -120,7 +120,8 @@ class Times:
         if held and self.device.asynchronous:
             chunk = queue.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
         block = queue.Segments(step.segments, self.device, chunk)
-        sums, warmup, stop = timing.collect(block, self.stopping.begin(busy_seconds=verdicts.busy_seconds(point)))
+        monitor = self.stopping.begin(busy_seconds=verdicts.busy_seconds(point))
+        sums, warmup, stop = timing.collect(block, monitor, self.device.now_ns)
         for name, seconds in block.parts().items():
             point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
         data = point.find_series("phase/data")
@@ -139,7 +140,8 @@ class Times:
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         self.progress("latency")
         monitor = self.stopping.begin(percentiles=self.percentiles)
-        point.series.append(timing.series("latency", timing.HostChain(call, self.device, self._flush()), monitor))
+        chain = timing.HostChain(call, self.device, self._flush())
+        point.series.append(timing.series("latency", chain, monitor, now=self.device.now_ns))
 
     def _asynchronous(self, point: Point, call: timing.Call) -> None:
         counted = _Counted(call)
@@ -170,7 +172,7 @@ class Times:
         """A series until the stopping rule has enough; the blocks before it, and other calls, have warmed it up."""
         busy_seconds += self._carried_seconds(point.key) + verdicts.busy_seconds(point)
         monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
-        series = timing.series(name, block, monitor, k)
+        series = timing.series(name, block, monitor, k, now=self.device.now_ns)
         point.series.append(series)
         self.worked(point, 0.0)
         return series

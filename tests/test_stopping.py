@@ -62,6 +62,15 @@ def test_a_call_slower_than_the_limit_is_still_measured_a_few_times():
     assert samples.size - monitor.warmup(samples) == 5
 
 
+@pytest.mark.parametrize(("calls_per_sample", "samples"), [(1, 12), (4, 12), (4, 24)])
+def test_time_spent_beside_what_is_measured_ends_a_series_that_has_its_samples(calls_per_sample, samples):
+    """A sample of four calls of 1 ms each, for which the host needs 100 ms."""
+    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=20, warmup_calls=4, warmup_seconds=0.0)
+    monitor = rule.begin(calls_per_sample=calls_per_sample)
+    taken = NOISE[: samples + math.ceil(4 / calls_per_sample)] * 1e-3
+    assert (monitor.more(taken, 0.1 * taken.size) == 0) == (samples >= 20)
+
+
 def test_warm_up_lasts_three_calls_and_half_a_second():
     fast, slow = np.full(5000, 1e-3), np.full(50, 1.0)
     samples, monitor = take(Precision(), fast)

@@ -34,25 +34,33 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def collect(block: Callable[[int], Samples], monitor: Monitor) -> tuple[Samples, int, Stop]:
+def collect(block: Callable[[int], Samples], monitor: Monitor, now: Callable[[], int]) -> tuple[Samples, int, Stop]:
     """Take blocks of samples until the monitor has enough.
 
     Args:
         block: takes so many samples and returns their seconds per call.
         monitor: of a stopping rule.
+        now: the host's clock, nanoseconds.
 
     Returns:
         All samples, how many of the first are warm-up, and why it ended.
     """
-    samples = np.empty(0)
+    samples, begun = np.empty(0), now()
     # collecting garbage between blocks would let queues and data loaders catch up: the garbage stays until the end
     with undisturbed():
-        while count := monitor.more(samples):
+        while count := monitor.more(samples, (now() - begun) * 1e-9):
             samples = np.concatenate([samples, block(count)])
     return samples, monitor.warmup(samples), monitor.stop(samples)
 
 
-def series(name: str, block: Callable[[int], Samples], monitor: Monitor, calls_per_sample: int = 1) -> Series:
+def series(
+    name: str,
+    block: Callable[[int], Samples],
+    monitor: Monitor,
+    calls_per_sample: int = 1,
+    *,
+    now: Callable[[], int],
+) -> Series:
     """`collect` as a record's series.
 
     Args:
@@ -60,8 +68,9 @@ def series(name: str, block: Callable[[int], Samples], monitor: Monitor, calls_p
         block: takes so many samples.
         monitor: of a stopping rule.
         calls_per_sample: k of the block.
+        now: the host's clock, nanoseconds.
     """
-    samples, warmup, stop = collect(block, monitor)
+    samples, warmup, stop = collect(block, monitor, now)
     return Series(name=name, samples=samples.tolist(), warmup=warmup, calls_per_sample=calls_per_sample, stop=stop)
 
 

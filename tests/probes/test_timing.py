@@ -1,6 +1,7 @@
 """The timing blocks on a scripted device: its queue, its tick and its clocks are known, so the truth is."""
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -171,16 +172,15 @@ def test_the_garbage_collector_is_off_while_timing_and_on_afterwards():
         seen.append(gc.isenabled())
         device.launch(1e-3)
 
-    timing.series("latency", timing.HostChain(call, device), Fixed(warmup=1, measure=3).begin())
+    timing.series("latency", timing.HostChain(call, device), Fixed(warmup=1, measure=3).begin(), now=device.now_ns)
     assert seen == [False] * 4
     assert gc.isenabled()
 
 
 def test_a_series_keeps_every_sample_and_says_which_are_warm_up():
     device = FakeDevice(asynchronous=False)
-    series = timing.series(
-        "latency", timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20).begin()
-    )
+    chain, monitor = timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20).begin()
+    series = timing.series("latency", chain, monitor, now=device.now_ns)
     assert (len(series.samples), series.warmup, len(series.measured)) == (30, 10, 20)
     assert series.stop.reason == "fixed"
 
@@ -195,9 +195,20 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
         taken.append(count)
         return timing.HostChain(repeat(device, 1e-3), device)(count)
 
-    timing.collect(block, Precision(epsilon=1e-4, max_seconds=0.3, warmup_seconds=0.01).begin())
+    timing.collect(block, Precision(epsilon=1e-4, max_seconds=0.3, warmup_seconds=0.01).begin(), device.now_ns)
     assert len(taken) > 3
     assert gaps == [0]  # garbage was collected once, before the first block
+
+
+def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
+    device = FakeDevice(enqueue_seconds=3e-3, queue_depth=10)
+    noise, begun = itertools.cycle(np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, 997)), device.now_ns()
+    rule = Precision(epsilon=1e-9, max_seconds=0.5, min_calls=10, warmup_seconds=0.0)
+    chain = queue.Chain(lambda: device.launch(next(noise)), device, 5)
+    series = timing.series("device", chain, rule.begin(), now=device.now_ns)
+    assert series.stop.reason == "max_seconds"
+    assert (device.now_ns() - begun) * 1e-9 == pytest.approx(0.5, rel=0.1)
+    assert sum(series.measured) < 0.2
 
 
 @pytest.mark.parametrize(("enqueue_seconds", "k"), [(40e-6, 200), (1e-6, 200)])
