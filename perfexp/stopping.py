@@ -17,6 +17,8 @@ from perfexp.record import Stop
 _MINIMUM_BLOCK_SECONDS = 0.005
 #: … and n grows by this fraction from look to look.
 _GROWTH = 0.1
+#: For so many times its limit a series goes on that has no interval.
+_PATIENCE = 2.0
 #: Calls that a fixed measurement may have: 800 MB of times.
 _MOST_CALLS = 100_000_000
 
@@ -66,10 +68,10 @@ class Precision:
 
     Args:
         epsilon: relative half-width to be reached.
-        max_seconds: limit on the time after the warm-up, measured or spent on measuring; by the latter no series ends
-            before it has `min_calls` samples.
+        max_seconds: limit on the time after the warm-up, measured or spent on measuring; a series that has no interval
+            by then goes on until it has one, for as long again at the most.
         max_calls: limit on the calls after the warm-up.
-        min_calls: so many calls are measured after the warm-up whatever the time.
+        min_calls: so many calls are measured after the warm-up, whatever the time.
         warmup_calls: least number of warm-up calls.
         warmup_seconds: least busy time of the warm-up, the point's earlier blocks counted in.
         min_effective: least number of effectively independent samples.
@@ -174,16 +176,17 @@ class _PrecisionMonitor:
         spent = max(seconds, elapsed_seconds * measured.size / samples.size)
         if calls >= rule.max_calls:
             return self._end("max_calls")
-        if spent >= rule.max_seconds and (calls if seconds >= rule.max_seconds else measured.size) >= rule.min_calls:
-            return self._end("max_seconds")
         kept = samples[self.warmup(samples) :]
+        enough = spent >= _PATIENCE * rule.max_seconds or stats.median_interval(kept).low is not None
+        if spent >= rule.max_seconds and calls >= rule.min_calls and enough:
+            return self._end("max_seconds")
         met = self._met(kept)
         if met and self._met_before:
             return self._end("precision")
         self._met_before = met
         floor = max(rule.min_effective, self._samples_needed)
         wanted = max(math.ceil(_GROWTH * kept.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
-        if kept.size + wanted < floor:
+        if kept.size + wanted < floor and spent < rule.max_seconds:
             wanted = math.ceil(floor) - kept.size
         return self._within_limits(wanted, spent / measured.size, calls, spent)
 
@@ -208,7 +211,8 @@ class _PrecisionMonitor:
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
         """Not more samples at once than time and calls are left for, but always one."""
         k = self._calls_per_sample
-        by_time = math.ceil(max(self._rule.max_seconds - seconds, 0.0) / sample_seconds)
+        limit = self._rule.max_seconds * (1.0 if seconds < self._rule.max_seconds else _PATIENCE)
+        by_time = math.ceil(max(limit - seconds, 0.0) / sample_seconds)
         by_minimum = math.ceil((self._rule.min_calls - calls) / k)
         by_calls = math.ceil((self._rule.max_calls - calls) / k)
         return max(1, min(wanted, max(by_time, by_minimum), by_calls))

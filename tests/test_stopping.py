@@ -62,13 +62,28 @@ def test_a_call_slower_than_the_limit_is_still_measured_a_few_times():
     assert samples.size - monitor.warmup(samples) == 5
 
 
-@pytest.mark.parametrize(("calls_per_sample", "samples"), [(1, 12), (4, 12), (4, 24)])
-def test_time_spent_beside_what_is_measured_ends_a_series_that_has_its_samples(calls_per_sample, samples):
-    """A sample of four calls of 1 ms each, for which the host needs 100 ms."""
-    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=20, warmup_calls=4, warmup_seconds=0.0)
+@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(0.9, False), (1.2, True)])
+@pytest.mark.parametrize("calls_per_sample", [1, 4])
+def test_time_spent_beside_what_is_measured_counts(calls_per_sample, elapsed_seconds, ends):
+    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
     monitor = rule.begin(calls_per_sample=calls_per_sample)
-    taken = NOISE[: samples + math.ceil(4 / calls_per_sample)] * 1e-3
-    assert (monitor.more(taken, 0.1 * taken.size) == 0) == (samples >= 20)
+    assert (monitor.more(NOISE[:23] * 1e-5, elapsed_seconds) == 0) == ends
+
+
+@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(1.5, False), (2.5, True)])
+def test_a_series_without_an_interval_goes_on_for_as_long_again_at_the_most(elapsed_seconds, ends):
+    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
+    drifting = (np.cumsum(NOISE - 0.5) + 50.0)[:23] * 1e-5
+    assert stats.median_interval(drifting[3:]).low is None
+    assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends
+
+
+def test_an_interval_that_comes_late_ends_the_series():
+    rule = Precision(epsilon=1e-9, max_seconds=6.0, min_calls=3, warmup_calls=3, warmup_seconds=0.0)
+    samples, monitor = take(rule, 1 + 0.01 * NOISE)
+    assert monitor.stop(samples).achieved is not None
+    assert stats.median_interval(samples[3:-1]).low is None
+    assert 6.0 < samples[3:].sum() < 12.0
 
 
 def test_warm_up_lasts_three_calls_and_half_a_second():

@@ -9,8 +9,8 @@ from perfexp.meters import Reading, doubts
 from perfexp.meters.track import Track, Window
 from perfexp.record import Doubt, Metric
 
-#: Counter and integral may differ by this fraction.
-DISAGREEMENT = 0.03
+#: Counter and integral may differ by this fraction, and by so many times what the integral is uncertain by.
+_DISAGREEMENT, _SIGMAS = 0.03, 4.0
 #: The window's length may be so uncertain before the point says so, and a call's time so far off what it was before.
 _COARSE, _PACE = 0.01, 0.03
 
@@ -79,8 +79,9 @@ def _part(each: Window, track: Track) -> Part:
     if each.uncertainty is not None and each.uncertainty > _COARSE:
         said.append(doubts.coarse(each.name, each.uncertainty, each.seconds))
     difference = each.difference
-    if difference is not None and abs(difference) > DISAGREEMENT and counter.value and integral.value:
-        said.append(doubts.disagrees(each.name, difference, DISAGREEMENT, counter.value, integral.value))
+    tolerance = max(_DISAGREEMENT, _SIGMAS * (each.integral_uncertainty or 0.0))
+    if difference is not None and abs(difference) > tolerance and counter.value and integral.value:
+        said.append(doubts.disagrees(each.name, difference, tolerance, counter.value, integral.value))
         counter = Reading(None, f"energy counter and integral of {each.name}'s power differ by {difference:+.1%}")
     return Part(counter, said, estimated=False)
 
@@ -138,6 +139,7 @@ def _facts(each: Window, track: Track) -> dict[str, Any]:
         "counter_watts": each.counter_watts.value,
         "integral_watts": each.integral_watts.value,
         "difference": each.difference,
+        "integral_uncertainty": each.integral_uncertainty,
         "tick_seconds": track.tick_seconds,
         "query_seconds": track.query_seconds,
         "wraps": track.wraps,

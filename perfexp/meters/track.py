@@ -130,6 +130,25 @@ class Track:
         heights = np.interp(whole, times, watts)
         return Reading(float(((heights[:-1] + heights[1:]) / 2 * np.diff(whole)).sum()))
 
+    def integral_uncertainty(self, start_seconds: float, end_seconds: float) -> float | None:
+        """Standard uncertainty of the integral, relative: that of the mean of so many readings of a power that changes.
+
+        From neighbours' differences, s² = Σ (Pᵢ₊₁ - Pᵢ)² / 2(n - 1) (von Neumann 1941), to which a slow drift, that
+        trapezoids follow, adds little.
+
+        Args:
+            start_seconds: of the window.
+            end_seconds: likewise.
+
+        Returns:
+            None where there is no integral.
+        """
+        watts = np.asarray([power for seconds, power in self.powers if start_seconds < seconds < end_seconds])
+        if self.no_power or watts.size < _LEAST_POWERS or not watts.mean():
+            return None
+        deviation = math.sqrt(float((np.diff(watts) ** 2).sum()) / 2 / (watts.size - 1))
+        return deviation / math.sqrt(watts.size) / float(watts.mean())
+
     def _ask(self, question: Callable[[], Reading]) -> tuple[float, Reading]:
         """The middle of a query, and its answer; whatever a foreign library raises is no answer."""
         begun = self._now()
@@ -170,6 +189,7 @@ class Window:
         integral_watts: mean power by the integral of the power.
         uncertainty: standard uncertainty of the length, relative; both ends are known to lie within a width each, and
             a uniform distribution of width w has the standard deviation w/√12.
+        integral_uncertainty: standard uncertainty of the integral, relative.
     """
 
     name: str
@@ -179,6 +199,7 @@ class Window:
     counter_watts: Reading
     integral_watts: Reading
     uncertainty: float | None = None
+    integral_uncertainty: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -228,4 +249,5 @@ def window(track: Track, start: Tick, end: Tick | None) -> Window:
         counter_watts=counter,
         integral_watts=integral if integral.value is None else Reading(integral.value / seconds),
         uncertainty=None if track.no_energy else uncertainty(start, end),
+        integral_uncertainty=track.integral_uncertainty(start.seconds, end.seconds),
     )

@@ -29,7 +29,7 @@ class Rules:
         patience_seconds: a counter that does not change for so long stands still.
     """
 
-    plateau_seconds: float = 0.6
+    plateau_seconds: float = 1.2
     window_seconds: float = 1.0
     longest_windows: float = 5.0
     period_seconds: float = 0.1

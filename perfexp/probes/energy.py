@@ -16,6 +16,9 @@ from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
 from perfexp.record import Doubt, Metric, Point
 
+#: So much of the plateau may be the work that the device has just done on the same calls.
+_WORKED_SHARE = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
@@ -83,6 +86,7 @@ class EnergyProcedure:
         trains: bool = False,
         calls_per_epoch: int | None = None,
         clean_seconds: float | None = None,
+        worked_seconds: float = 0.0,
     ) -> Energy:
         """The energy of a call.
 
@@ -92,6 +96,7 @@ class EnergyProcedure:
             trains: whether it is a training step, of which an epoch's energy is asked for.
             calls_per_epoch: None where the data has no end.
             clean_seconds: of a call of the same stream while no meter is asked; None where that is not known.
+            worked_seconds: for which the device has just worked on such calls; half of the plateau at the most.
         """
         per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
         idle = self.idle()
@@ -101,7 +106,7 @@ class EnergyProcedure:
             return Energy(metrics=metrics, facts={"reason": self.found.reason}, doubts=list(self.found.doubts))
         tracks = self._tracks()
         with undisturbed():
-            watch = Watch(tracks, self._now, self.rules)
+            watch = Watch(tracks, self._now, self._rules_after(worked_seconds))
             calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
         self._remember(tracks)
         power = Power(watch.windows, tracks)
@@ -121,6 +126,11 @@ class EnergyProcedure:
         pace = another_pace(call_seconds.value, clean_seconds)
         found = [*self.found.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
         return Energy(metrics=metrics, facts=facts, doubts=found)
+
+    def _rules_after(self, worked_seconds: float) -> Rules:
+        """The plateau without what of it has been there before."""
+        plateau = self.rules.plateau_seconds
+        return replace(self.rules, plateau_seconds=plateau - min(worked_seconds, _WORKED_SHARE * plateau))
 
     def _tracks(self) -> list[Track]:
         return [Track(meter, self._now, self._tick_seconds.get(meter.name)) for meter in self.found.meters]
