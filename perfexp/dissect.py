@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 
 from perfexp import doubts, verdicts
+from perfexp.algorithms.families import judge_forward
+from perfexp.algorithms.report import AlgorithmReport
 from perfexp.errors import PerfexpError, UserError
-from perfexp.layers import LayerTimes
+from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
 from perfexp.record import Key, Metric, Point, Status, timed_key
 from perfexp.run import Procedure
@@ -81,7 +83,10 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if times.reason is not None:
         _say_none(point, times.reason)
         return
-    _tell(point, times, join(times, work))
+    lines = join(times, work)
+    if (report := procedure.algorithm.report()) is not None:
+        _say_what_ran(point, lines, report)
+    _tell(point, times, lines)
     point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
     if why_not:
         point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
@@ -100,6 +105,21 @@ def _work(count: Callable[[], Work | None]) -> tuple[Work | None, str | None]:
         return count(), None
     except PerfexpError as error:
         return None, str(error)
+
+
+def _say_what_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) -> None:
+    """Of which algorithm the kernels of the convolutions' forward passes are, and that where it is another."""
+    own: dict[str, list[Line]] = {}
+    for line in lines:
+        if line.key and line.key.path and line.key.which is Pass.forward and line.key.operation is None:
+            own.setdefault(line.key.path, []).append(line)
+    kernels = {path: [name for line in of_layer for name in line.kernels] for path, of_layer in own.items()}
+    judged = judge_forward(report, kernels)
+    ran = {layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes}  # the first is forward
+    for path, of_layer in own.items():
+        for line in of_layer:
+            line.ran = ran.get(path)
+    point.doubts += [doubt for doubt in judged.doubts() if doubt.code == "algorithm_substituted"]
 
 
 def _say_none(point: Point, reason: str) -> None:

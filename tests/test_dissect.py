@@ -7,12 +7,16 @@ import torch
 from torch import nn
 
 from perfexp import environment
+from perfexp.algorithms.default import Default
 from perfexp.algorithms.forced import Forced
+from perfexp.algorithms.passes import Pass as ConvolutionPass
+from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus, PassReport
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.dissect import dissect, not_tried
-from perfexp.layers import LayerTimes, stamps
+from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, stamps
+from perfexp.layers import Key as RowKey
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
@@ -78,6 +82,41 @@ def test_the_work_of_a_layer_does_not_depend_on_what_computes_it():
     conv = rows(point)["conv", "Conv2d", "forward"]
     assert (conv["macs"], tuple(conv["convolution"]["kernel"])) == (2 * 4 * 8 * 8 * 3 * 9, (3, 3))
     assert point.metric("layers/closure").reason == "there is no time of the call to compare with"
+
+
+class Handed(Default):
+    """An algorithm that says that it handed cuDNN `implicit_precomp_gemm`."""
+
+    def report(self):
+        handed = {"selected": "cudnn.implicit_precomp_gemm", "status": LayerStatus.ok}
+        passes = tuple(PassReport(which=which, **handed) for which in ConvolutionPass)
+        layer = LayerReport(name="conv", requested="implicit_precomp_gemm", passes=passes)
+        return AlgorithmReport(name="implicit_precomp_gemm", layers=(layer,))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ran", "codes"),
+    [
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8", "implicit_precomp_gemm", []),
+        ("void implicit_convolve_sgemm<float, float, 1024>(int)", "implicit_gemm", ["algorithm_substituted"]),
+        ("a_kernel_of_tomorrow", None, []),
+    ],
+)
+def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ran, codes):
+    forward, loss = Pass.forward, RowKey(path=None, call=0, operation=None, kind="loss", which=Pass.forward)
+    conv, relu = (
+        RowKey(path=path, call=0, operation=operation, kind=kind, which=forward)
+        for path, operation, kind in (("conv", None, "Conv2d"), ("", 0, "relu"))
+    )
+    seen = [RowTimes(key=key, seconds=[1e-3] * 10, gap_seconds=[0.0] * 10, kernels=[]) for key in (conv, relu, loss)]
+    seen[0].kernels.append(Kernel(name=kernel, count=10, seconds=1e-3))
+    times = LayerTimes(method=Method.queue, rows=seen, call_seconds=[3e-3] * 10)
+    monkeypatch.setattr(stamps, "stamp_layers", lambda *_, **__: times)
+    point = dissect(of_torch(Handed()), layers_key(KEY), None)
+    assert [line["ran"] for line in point.facts["layers"]["lines"][:3]] == [ran, None, None]
+    assert [doubt.code for doubt in point.doubts if doubt.code.startswith("algorithm")] == codes
+    if codes:
+        assert "conv: forward: cuDNN ran implicit_gemm (implicit_convolve_sgemm)" in point.doubts[0].detail
 
 
 def test_a_scripted_model_has_no_layers_and_says_so():

@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus, PassReport
 
 #: Words in kernels' names that say what they are.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
@@ -110,6 +112,45 @@ def _score(counts: Mapping[str, Any], seen: set[str], names: set[str]) -> float:
         share = (counts["kernels"].get(name, 0) + _SMOOTHING) / (total + 2 * _SMOOTHING)
         score += math.log(share if name in seen else 1 - share)
     return score
+
+
+def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
+    """A pass with the kernels that were seen of it: whether they are those of the algorithm that cuDNN was handed.
+
+    Args:
+        report: of a pass that cuDNN computed as it was asked to.
+        kernels: names as a profiler gives them; at least one.
+    """
+    likely = learnt().likely(report.which, kernels)
+    status, reason = LayerStatus.ok, None
+    if not likely:
+        status, reason = LayerStatus.unproven, f"not known what these kernels are: {_short(kernels)}"
+    elif report.selected.rpartition(".")[2] not in likely:
+        status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
+    return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=tuple(kernels))
+
+
+def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]]) -> AlgorithmReport:
+    """A report with the kernels that were seen of layers' forward passes, where cuDNN was handed an algorithm.
+
+    Args:
+        report: of a model.
+        kernels: by layer, of all its calls; a layer that has several kinds of inputs is left as it is.
+    """
+    names = [layer.name for layer in report.layers]
+
+    def of_pass(name: str, each: PassReport) -> PassReport:
+        handed = each.which is Pass.forward and each.status is LayerStatus.ok and each.selected.startswith("cudnn.")
+        return judge(each, kernels[name]) if handed and kernels.get(name) and names.count(name) == 1 else each
+
+    def of_layer(layer: LayerReport) -> LayerReport:
+        return replace(layer, passes=tuple(of_pass(layer.name, each) for each in layer.passes))
+
+    return replace(report, layers=tuple(of_layer(layer) for layer in report.layers))
+
+
+def _short(kernels: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(bare(kernel) for kernel in kernels))
 
 
 @cache

@@ -11,7 +11,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.algorithms import plan as plans
-from perfexp.algorithms.families import bare, learnt
+from perfexp.algorithms.families import judge
 from perfexp.algorithms.plan import Plan
 from perfexp.algorithms.report import LayerStatus, PassReport
 
@@ -42,13 +42,7 @@ class Seen:
         kernels = self.kernels.get(plan, ())
         if not kernels:
             return replace(report, status=LayerStatus.unproven, reason="its kernels were not seen")
-        likely = learnt().likely(report.which, kernels)
-        status, reason = LayerStatus.ok, None
-        if not likely:
-            status, reason = LayerStatus.unproven, f"not known what these kernels are: {_short(kernels)}"
-        elif plan.algorithm not in likely:
-            status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
-        return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=kernels)
+        return judge(report, kernels)
 
 
 def watch(call: Callable[[], Any]) -> Seen:
@@ -114,7 +108,3 @@ def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
         elif inside is not None:
             inside.append(name)
     return found
-
-
-def _short(kernels: tuple[str, ...]) -> str:
-    return ", ".join(dict.fromkeys(bare(kernel) for kernel in kernels))

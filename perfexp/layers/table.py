@@ -61,6 +61,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         outputs: shapes.
         convolution: its geometry, if the row has just one.
         kernels: names, with how often each runs in a call.
+        ran: of cuDNN's algorithms the one whose kernels these are; None where cuDNN was handed none.
     """
 
     key: Key | None
@@ -79,6 +80,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     outputs: tuple[tuple[int, ...], ...] = ()
     convolution: Convolution | None = None
     kernels: dict[str, float] = {}
+    ran: str | None = None
 
 
 def join(times: LayerTimes, work: Work | None) -> list[Line]:

@@ -43,6 +43,7 @@ def lines(record: Record) -> list[Line]:
                     "inputs": _shapes(line["inputs"]),
                     "outputs": _shapes(line["outputs"]),
                     "computed_by": engines.get((_path(line), which or "")),
+                    "ran": line.get("ran"),
                     "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items()) or None,
                 }
             )

@@ -56,7 +56,19 @@ _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     "doubts",
     "error",
     "series",
-    *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs", "computed_by"),
+    *(
+        "layer",
+        "kernel_size",
+        "kind",
+        "pass",
+        "stride",
+        "padding",
+        "dilation",
+        "inputs",
+        "outputs",
+        "computed_by",
+        "ran",
+    ),
     *("kernels", "fastest_algorithm"),
 }
 #: What two lines of layers have in common that can be compared: everything but the algorithm.
@@ -139,8 +151,9 @@ def layers(record: Record, folder: Path) -> list[Row]:
             (_is_leaf(key, around), about.algorithm == "default" or (key.get("path"), key.get("which")) in own)
             for key in keys
         ]
+    about_run = identity | {"execution": about.execution}
     return [
-        Row(line=identity | {"execution": about.execution} | _point(line), is_leaf=is_leaf, is_own=is_own)
+        Row(line=about_run | _point(line), is_leaf=is_leaf, is_own=is_own and not _ran_another(line))
         for line, (is_leaf, is_own) in zip(layer_table.lines(record), found, strict=True)
     ]
 
@@ -324,6 +337,12 @@ def _own(timed: Point | None) -> set[tuple[str, str]]:
             left = each.get("status") in _NOT_OWN or each["selected"] == "default"
             own[place] = own.get(place, True) and not left
     return {place for place, is_own in own.items() if is_own}
+
+
+def _ran_another(line: Line) -> bool:
+    """Whether the kernels of a row are another algorithm's than cuDNN was handed."""
+    handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
+    return ran is not None and handed not in str(ran).split(" or ")
 
 
 def _identity(record: Record, folder: Path) -> Line:

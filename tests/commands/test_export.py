@@ -272,7 +272,7 @@ def test_its_help_does_not_import_pandas():
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
-def with_layers(record, seconds, *, algorithm="default", status=None):
+def with_layers(record, seconds, *, algorithm="default", status=None, ran=None):
     """The record with the layers of its first point: the model, a block, its convolution and its addition.
 
     Args:
@@ -280,6 +280,7 @@ def with_layers(record, seconds, *, algorithm="default", status=None):
         seconds: of the convolution and of the addition.
         algorithm: that was asked for.
         status: of the convolution's pass; None where no algorithm was.
+        ran: whose kernels the convolution's were; None where nobody knows.
     """
 
     def line(path, operation, kind, taken):
@@ -293,6 +294,8 @@ def with_layers(record, seconds, *, algorithm="default", status=None):
     point = record.points[0]
     record.points.append(Point(key=layers_key(point.key), status=Status.OK, facts={"layers": {"lines": lines}}))
     record.plan["algorithm"] = {"name": algorithm}
+    if ran is not None:
+        lines[-2]["ran"] = ran
     if status is not None:
         selected = "default" if status == "fallback" else f"cudnn.{algorithm}"
         passes = [{"which": "forward", "selected": selected, "status": status}]
@@ -305,8 +308,9 @@ def exported_layers(make_record, leave_run, tmp_path, here):
     """A function that exports runs of some algorithms, named with what `with_layers` takes."""
 
     def export(**runs):
-        for algorithm, (seconds, status) in runs.items():
-            record = with_layers(make_record(uid=algorithm), seconds, algorithm=algorithm, status=status)
+        for algorithm, (seconds, status, *ran) in runs.items():
+            told = {"algorithm": algorithm, "status": status, "ran": ran[0] if ran else None}
+            record = with_layers(make_record(uid=algorithm), seconds, **told)
             leave_run(record, tmp_path / "runs" / algorithm)
         assert commands.run(["export", str(tmp_path / "runs"), "--layers"]) == 0
         return pd.read_parquet(here / "export_layers.parquet").set_index(["algorithm", "layer"])
@@ -328,6 +332,13 @@ def test_what_an_algorithm_left_to_another_is_never_the_fastest(status, exported
     frame = exported_layers(gemm=((1e-3, 1e-3), status), default=((2e-3, 2e-3), None))
     assert set(frame.loc[(slice(None), ["block.conv1", "block.add"]), "fastest_algorithm"]) == {"default"}
     assert frame.loc["gemm", "p50_over_fastest"].isna().all()
+
+
+@pytest.mark.parametrize(("ran", "winner"), [("direct", "default"), ("fft or gemm", "gemm")])
+def test_a_layer_whose_kernels_are_another_algorithms_is_never_the_fastest(ran, winner, exported_layers):
+    frame = exported_layers(gemm=((1e-3, 1e-3), "ok", ran), default=((2e-3, 2e-3), None))
+    assert frame.loc[("gemm", "block.conv1"), "fastest_algorithm"] == winner
+    assert frame.loc[("gemm", "block.conv1"), "ran"] == ran
 
 
 def test_where_no_algorithm_computed_a_layer_itself_none_is_the_fastest(exported_layers):

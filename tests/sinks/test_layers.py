@@ -37,7 +37,7 @@ def record(build: Builder) -> Record:
     )  # fmt: skip
     conv = {"macs": 100, "flops": 200, "bytes_min": 50, "inputs": ((2, 3, 9, 9),), "convolution": geometry}
     lines = [
-        line("conv1", "Conv2d", Pass.forward, 1e-3, 0.5e-3, kernels={"gemm_kernel": 2.0}, **conv),
+        line("conv1", "Conv2d", Pass.forward, 1e-3, 0.5e-3, kernels={"gemm_kernel": 2.0}, ran="gemm", **conv),
         line("conv1", "Conv2d", Pass.backward, 2e-3),
         line(None, "optimizer", Pass.optimizer_step, 0.5e-3),
         line("relu", "ReLU", Pass.forward, 0.0),
@@ -71,6 +71,7 @@ def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> N
     assert sum(line["energy_apportioned_j"] for line in found) == pytest.approx(8.0)
     assert (first["computed_by"], second["computed_by"]) == ("cudnn.gemm", "cudnn.algo_1, default")
     assert (first["kernels"], first["inputs"], first["phase"]) == ("2 × gemm_kernel", "2×3×9×9", "train")
+    assert (first["ran"], second["ran"]) == ("gemm", None)
     assert (third["layer"], third["kernel_size"], third["computed_by"]) == ("optimizer", None, None)
 
 
