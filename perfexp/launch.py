@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -264,6 +265,7 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
     """Start one worker and see it to its end."""
     command = [*prefix, sys.executable, "-m", "perfexp.worker", str(job.paths.root)]
     command += [f"--plan-sha256={job.plan_sha256}", *what]
+    job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log)
     current: Key | None = None
     refusal, failure, silence = None, None, None
@@ -284,6 +286,9 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
         code = process.end()
     if refusal is not None:
         job.refusal = str(refusal)
+        with suppress(OSError):  # a disk that is full is told otherwise
+            job.paths.claim(job.paths.refusal)
+            job.paths.refusal.write_text(f"{job.refusal}\n")
         if current is not None and current not in job.profiles:
             _give_up(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
         raise refusal

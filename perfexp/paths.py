@@ -163,6 +163,7 @@ class RunPaths(_Folder):
         self.environment = self.root / "environment.json"
         self.log = self.root / "run.log"
         self.report = self.root / "report.md"
+        self.refusal = self.root / "refused.txt"
 
     def create(self, *paths: Path) -> None:
         """See `_Folder`; the files that every run has are claimed."""

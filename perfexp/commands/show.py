@@ -53,7 +53,7 @@ def _refuse(folder: Path) -> None:
         again = shlex.quote(f"resume={folder}")
         if paths.in_use():
             raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")
-        if why := standing.refusal(paths.log):
+        if why := standing.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
                 f"Where the command was right, go on with it: perfexp {again}. Otherwise give it again, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,19 +73,17 @@ class _Found:
             if path.name == _SWEEP:
                 self._enter_sweep(path.parent)
         children = [pair for sweep, place in self.sweeps for pair in folders.run_folders(sweep, place)]
-        reasons = {child_folder.absolute(): child.error for child, child_folder in children}
         for path in paths:
             if path.name == _PLAN:
-                self._enter_run(path.parent, reasons)
+                self._enter_run(path.parent)
         for _, child_folder in children:
             if (child_folder / _PLAN).is_file() and not child_folder.is_symlink():
-                self._enter_run(child_folder, reasons)
+                self._enter_run(child_folder)
 
-    def _enter_run(self, folder: Path, reasons: Mapping[Path, str | None]) -> None:
-        """A run; where its sweep says why it left no record, that may be a refusal."""
+    def _enter_run(self, folder: Path) -> None:
         if folder.absolute() not in self.runs:
             try:
-                self.runs[folder.absolute()] = _run(folder, reasons.get(folder.absolute()))
+                self.runs[folder.absolute()] = _run(folder)
             except (PerfexpError, OSError) as error:
                 self._failed(error, folder)
 
@@ -127,7 +125,7 @@ class _Group:
     not_begun: int = 0
 
 
-def _run(folder: Path, reason: str | None) -> Run:
+def _run(folder: Path) -> Run:
     from perfexp.sinks import standing
 
     paths = RunPaths(folder)
@@ -138,7 +136,7 @@ def _run(folder: Path, reason: str | None) -> Run:
     if keys is None and paths.record.is_file():
         keys = standing.expected_of_record(paths.record.read_bytes())
     empty = not (known or running or paths.record.is_file())
-    refusal = standing.refusal(paths.log, reason) if empty else None
+    refusal = standing.refusal(paths.refusal) if empty else None
     return standing.run(folder, plan, keys=keys, known=known, running=running, refusal=refusal)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,11 +29,6 @@ _FIRST = "ttfp"
 #: Whose profiles can be counted, likewise; the last one only marks a call.
 _MARKS = "perfexp.profilers.nvtx.Nvtx"
 _PROFILERS = ("perfexp.profilers.nsys.Nsys", "perfexp.profilers.ncu.Ncu", "perfexp.profilers.kineto.Torch", _MARKS)
-
-#: What `launch` raises where a worker refuses, as the traceback names it.
-_REFUSED = re.compile(r"^perfexp\.launch\._Refused: (.*)$", re.MULTILINE)
-#: What is read of a run.log.
-_END_BYTES = 65_536
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -162,22 +155,16 @@ def results(text: bytes) -> dict[Key, Result]:
     return {result.key: result for result in found}
 
 
-def refusal(log: Path, reason: str | None = None) -> str | None:
+def refusal(path: Path) -> str | None:
     """Why the last worker of a run refused to begin, or to go on; None where it did not.
 
     Args:
-        log: run.log, where that stands as a traceback behind the worker's command; it need not exist.
-        reason: why the run left no record, as its sweep knows: a refusal where the last worker said so.
+        path: `refused.txt` of the run, which only such a run has.
     """
     try:
-        with log.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
-            end = file.read()
+        return one_line(path.read_text(errors="replace").strip())
     except OSError:
         return None
-    said = end.decode(errors="replace").rpartition("\n$ ")[2]
-    told = _REFUSED.findall(said) or ([reason] if reason and reason in said else [])
-    return one_line(told[-1]) if told else None
 
 
 def expected(plan: Mapping[str, Any]) -> frozenset[Key] | None:

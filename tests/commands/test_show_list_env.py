@@ -55,8 +55,7 @@ def test_show_of_a_run_that_is_being_measured_says_so(tmp_path, capsys):
 
 def test_show_of_a_refused_run_says_why(tmp_path, capsys):
     without_record(tmp_path / "run")
-    with (tmp_path / "run" / "run.log").open("a") as log:
-        log.write("Traceback (most recent call last):\nperfexp.launch._Refused: there is no such model\n")
+    (tmp_path / "run" / "refused.txt").write_text("there is no such model\n")
     assert commands.run(["show", str(tmp_path / "run")]) == 2
     assert "was refused and has no record: there is no such model" in capsys.readouterr().err
 

@@ -401,13 +401,14 @@ def test_a_refused_run_among_interleaved_ones_is_told_once(tmp_path, capsys):
     assert told.count("measures something else") == 2
 
 
-def test_a_refused_run_that_was_begun_again_and_killed_is_missing_again(tmp_path, capsys):
+def test_a_refused_run_that_was_begun_again_is_refused_no_more(tmp_path, capsys):
     refused_by_a_worker(tmp_path / "run")
-    with (tmp_path / "run" / "run.log").open("a") as log:
-        log.write("$ python -m perfexp.worker\n")
+    assert "measures something else" in (tmp_path / "run" / "refused.txt").read_text()
+    assert main([f"resume={tmp_path / 'run'}"]) == 0
+    assert not (tmp_path / "run" / "refused.txt").exists()
     capsys.readouterr()
-    assert commands.run(["status", str(tmp_path)]) == 1
-    assert "0/1 done, 1 missing" in capsys.readouterr().out
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "1/1 done" in capsys.readouterr().out
 
 
 def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(plan, tmp_path, monkeypatch, capsys):
