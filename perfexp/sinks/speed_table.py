@@ -15,11 +15,7 @@ from perfexp.sinks.sweeps import paired
 from perfexp.sinks.wording import percent, rate_text
 from perfexp.speed import Speed
 
-#: What the figures are, beside those of the sweep's own summary.
-_OF_MEDIAN = (
-    "images/s are those of the median step, as in the speed files; samples/s in a sweep's summary are those of the "
-    "mean step"
-)
+#: What the figures leave out.
 _SYNTHETIC = "images are synthetic, and no loading is in the figures: data=cityscapes data.root=DIR trains on pictures"
 
 
@@ -64,9 +60,8 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
         Column(title="remarks", cells=tuple(line.remark for line in lines), prose=True),
     )
     synthetic = any("synthetic" in str(record.plan.get("choices", {}).get("data", "")) for record in records)
-    notes = [_OF_MEDIAN] if any(line.rate for line in lines) else []
-    notes += [_SYNTHETIC] if synthetic else []
-    return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=tuple(notes))
+    notes = (_SYNTHETIC,) if synthetic else ()
+    return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
 
 
 def _of_speed(speed: Speed, path: Path | None) -> _Line:

@@ -22,7 +22,7 @@ _SERIES = ("throughput", "latency")
 def of_record(record: Record, folder: Path) -> list[Speed]:
     """The speed of every point that was trained; none where the run did not train.
 
-    images/s = batch size per card × cards / median time of a pipelined call.
+    images/s = batch size per card × cards / mean time of a pipelined call, as `samples_per_second` and as from a log.
 
     Args:
         record: of any run, whatever its status.
@@ -48,7 +48,7 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
         remark = str(point.status) if point.status is not Status.OK else "no time was measured"
         remark += f": {point.error}" if point.error else ""
     else:
-        remark = f"median {time.value:.4g} s for a step of {point.key.batch_size} × {cards} images"
+        remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {cards} images"
     return Speed(
         log_file=log_file,
         model=_name(plan, "model"),
@@ -64,11 +64,11 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
 
 
 def _time(point: Point) -> stats.Interval | None:
-    """Median seconds of a step; None where no step was timed."""
+    """Mean seconds of a step; None where no step was timed."""
     for name in _SERIES:
         series = point.find_series(name)
         if series is not None and series.measured:
-            return stats.median_interval(series.measured)
+            return stats.mean_interval(series.measured)
     return None
 
 

@@ -55,7 +55,7 @@ def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys)
     assert len(series.measured) == 30
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("synthetic has no workers: 5 is not used")
-    assert lines[-2].startswith(f"{NAME}: {document['FINAL_RESULT']:g} images/s (median ")
+    assert lines[-2].startswith(f"{NAME}: {document['FINAL_RESULT']:g} images/s (mean ")
     assert lines[-1] == f"FINAL_RESULT: {document['FINAL_RESULT']:g} images/s"
 
 

@@ -9,6 +9,8 @@ from builders import Builder
 from perfexp.record import Point, Status
 from perfexp.sinks import speed_table
 from perfexp.sinks.grid import Grid
+from perfexp.sinks.wording import rate_text
+from perfexp.summary import row
 
 
 def made(build: Builder, folder: Path, points: list[list[Point] | None]) -> Grid | None:
@@ -75,11 +77,9 @@ def test_synthetic_images_are_told_of(build: Builder, tmp_path: Path) -> None:
     assert "synthetic" in grid.notes[-1]
 
 
-def test_whose_rate_it_is_stands_below_where_there_is_one(build: Builder, tmp_path: Path) -> None:
-    grid = made(build, tmp_path, [[build.training()]])
-    assert grid is not None
-    assert grid.notes[0].startswith("images/s are those of the median step")
-    (tmp_path / "failed").mkdir()
-    failed = made(build, tmp_path / "failed", [[build.failed(Status.OOM, phase="train")]])
-    assert failed is not None
-    assert failed.notes == ()
+def test_the_rate_is_that_of_the_summary(build: Builder, tmp_path: Path) -> None:
+    training = build.training()
+    found = cells(made(build, tmp_path, [[training]]))
+    rate = row(training).samples_per_second
+    assert rate is not None
+    assert found["images/s ± CI95"][0].startswith(f"{rate_text(rate)} ± ")
