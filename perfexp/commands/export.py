@@ -17,7 +17,8 @@ from perfexp.record import Record, Sweep
 
 if TYPE_CHECKING:
     from perfexp.sinks.tables import Line
-    from perfexp.sinks.tidy import Block, Row
+    from perfexp.sinks.tidy import Block
+    from perfexp.sinks.winners import Row
 
 _RECORD, _SWEEP = "record.json", "sweep.json"
 
@@ -145,9 +146,9 @@ class _Collected:
 
     def layer_lines(self) -> list[Line]:
         """The layers of all runs, with their winners."""
-        from perfexp.sinks import tidy
+        from perfexp.sinks import tidy, winners
 
-        return tidy.aligned(tidy.with_winners([line for run in self.runs.values() for line in run.layers]))
+        return tidy.aligned(winners.named([line for run in self.runs.values() for line in run.layers]))
 
     def _add_record(self, file: Path, *, of: str | None = None) -> None:
         """A record; where a sweep's summary named it, only if it says itself that it is of that sweep."""

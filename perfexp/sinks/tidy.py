@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from perfexp.record import Key, Point, Record, Series, Sweep, SweepChild, timed_key
-from perfexp.sinks import layers as layer_table
-from perfexp.sinks import tables
+from perfexp.record import Key, Record, Series, Sweep, SweepChild
+from perfexp.sinks import tables, winners
 from perfexp.sinks.subject import subject
 from perfexp.sinks.tables import Line
+from perfexp.sinks.winners import Row
 from perfexp.sweep import parse_sizes
 
 #: What says which run a line is of, in their order.
@@ -56,50 +56,12 @@ _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     "doubts",
     "error",
     "series",
-    *(
-        "layer",
-        "kernel_size",
-        "kind",
-        "pass",
-        "stride",
-        "padding",
-        "dilation",
-        "inputs",
-        "outputs",
-        "computed_by",
-        "ran",
-    ),
-    *("kernels", "fastest_algorithm"),
+    *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs"),
+    *("computed_by", "ran", "kernels", "fastest_algorithm"),
 }
-#: What two lines of layers have in common that can be compared: everything but the algorithm.
-_COMPARABLE = (
-    *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
-    *("layer", "call", "operation", "pass"),
-)
-
 
 #: Columns that may well be without values, and of which kind they are then too.
 _DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
-
-
-#: Passes that something else computed than the algorithm that was asked for.
-_NOT_OWN = ("fallback", "substituted")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A line of layers, and what it can be compared as.
-
-    Attributes:
-        line: all its columns but those of the winner.
-        is_leaf: whether it is of a layer or an operation; not of the model, of a module around others, or of what is in
-            no module.
-        is_own: whether its algorithm computed it: `default` everything, any other one what it did not leave to torch.
-    """
-
-    line: Line
-    is_leaf: bool
-    is_own: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,43 +103,8 @@ def layers(record: Record, folder: Path) -> list[Row]:
         record: of any run.
         folder: where it was found.
     """
-    about, identity = subject(record.plan, record.environment), _identity(record, folder)
-    known = {point.key: point for point in record.points}
-    found: list[tuple[bool, bool]] = []
-    for point in layer_table.points(record):
-        keys = [line["key"] or {} for line in point.facts["layers"]["lines"]]
-        around, own = _around(keys), _own(known.get(timed_key(point.key)))
-        found += [
-            (_is_leaf(key, around), about.algorithm == "default" or (key.get("path"), key.get("which")) in own)
-            for key in keys
-        ]
-    about_run = identity | {"execution": about.execution}
-    return [
-        Row(line=about_run | _point(line), is_leaf=is_leaf, is_own=is_own and not _ran_another(line))
-        for line, (is_leaf, is_own) in zip(layer_table.lines(record), found, strict=True)
-    ]
-
-
-def with_winners(rows: Sequence[Row]) -> list[Line]:
-    """Lines of layers with the algorithm that was the fastest for the same row, and how many times its time each took.
-
-    What an algorithm did not compute itself is no time of that algorithm: it neither wins nor is compared. Only a layer
-    or an operation has a winner.
-
-    Args:
-        rows: from `layers`, of several runs.
-    """
-    fastest: dict[tuple[Any, ...], Line] = {}
-    competing = [row.line for row in rows if row.is_leaf and row.is_own and row.line["p50_ms"]]
-    for line in sorted(competing, key=_milliseconds):
-        fastest.setdefault(_comparable(line), line)
-    found: list[Line] = []
-    for row in rows:
-        best = fastest.get(_comparable(row.line)) if row.is_leaf else None
-        compared = best is not None and row.is_own and row.line["p50_ms"]
-        ratio = _milliseconds(row.line) / _milliseconds(best) if best is not None and compared else None
-        found.append({**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio})
-    return found
+    about = _identity(record, folder) | {"execution": subject(record.plan, record.environment).execution}
+    return [replace(row, line=about | _point(row.line)) for row in winners.rows(record)]
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
@@ -303,46 +230,6 @@ _HEAD = (
     "series",
     "calls_per_sample",
 )
-
-
-def _comparable(line: Line) -> tuple[Any, ...]:
-    return tuple(line.get(name) for name in _COMPARABLE)
-
-
-def _milliseconds(line: Line) -> float:
-    return float(line["p50_ms"] or 0.0)
-
-
-def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Paths of the modules that others, or operations, lie in."""
-    found: set[str] = set()
-    for key in keys:
-        if key.get("path") is not None:
-            parts = key["path"].split(".") if key["path"] else []
-            found |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
-    return found
-
-
-def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
-    """Whether a row is of a layer or an operation."""
-    return key.get("path") is not None and (key["operation"] is not None or key["path"] not in around)
-
-
-def _own(timed: Point | None) -> set[tuple[str, str]]:
-    """The convolutions, by path and pass, that the algorithm which was asked for computed itself."""
-    own: dict[tuple[str, str], bool] = {}
-    for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
-        for each in layer["passes"]:
-            place = layer["name"], "forward" if each["which"] == "forward" else "backward"
-            left = each.get("status") in _NOT_OWN or each["selected"] == "default"
-            own[place] = own.get(place, True) and not left
-    return {place for place, is_own in own.items() if is_own}
-
-
-def _ran_another(line: Line) -> bool:
-    """Whether the kernels of a row are another algorithm's than cuDNN was handed."""
-    handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
-    return ran is not None and handed not in str(ran).split(" or ")
 
 
 def _identity(record: Record, folder: Path) -> Line:
