@@ -119,7 +119,10 @@ def _say_what_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) 
     for path, of_layer in own.items():
         for line in of_layer:
             line.ran = ran.get(path)
-    point.doubts += [doubt for doubt in judged.doubts() if doubt.code == "algorithm_substituted"]
+    for doubt in judged.doubts():
+        if doubt.code == "algorithm_substituted":
+            told = "; as the layers' kernels show: algorithm/flops_share, of what cuDNN was handed, does not know of it"
+            point.doubts.append(msgspec.structs.replace(doubt, detail=doubt.detail + told))
 
 
 def _say_none(point: Point, reason: str) -> None:

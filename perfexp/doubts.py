@@ -291,7 +291,7 @@ _MORE_SAMPLES = {
 def too_few_samples(
     n: int, effective: float, achieved: float | None, target: float | None, reason: str | None = None
 ) -> Doubt:
-    """The interval is wider than was asked for, or there is none.
+    """The interval is wider than was asked for, or may well be, or there is none.
 
     Args:
         n: samples.
@@ -301,6 +301,8 @@ def too_few_samples(
         reason: for which the block ended, if that is known.
     """
     asked = "" if target is None else f" instead of ±{target:.1%}"
+    if target is not None and achieved is not None and achieved <= target:
+        asked = ", which of so few may be several times too narrow"
     reached = "no interval exists" if achieved is None else f"±{achieved:.1%}{asked}"
     return Doubt(
         code="too_few_samples",

@@ -286,9 +286,10 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
         code = process.end()
     if refusal is not None:
         job.refusal = str(refusal)
-        with suppress(OSError):  # a disk that is full is told otherwise
-            job.paths.claim(job.paths.refusal)
-            job.paths.refusal.write_text(f"{job.refusal}\n")
+        if not any(word.startswith("--profile=") for word in what):  # the point says why there is no profile
+            with suppress(OSError):  # a disk that is full is told otherwise
+                job.paths.claim(job.paths.refusal)
+                write_atomically(job.paths.refusal, job.refusal.encode(errors="replace") + b"\n")
         if current is not None and current not in job.profiles:
             _give_up(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
         raise refusal

@@ -276,7 +276,7 @@ class Procedure:
             trains=step.trains,
             calls_per_epoch=calls,
             clean_seconds=clean,
-            worked_seconds=verdicts.busy_seconds(point),
+            worked_seconds=self._times.worked_seconds(point),
         )
         measured.add_to(point)
         self._times.worked(point, (time.perf_counter_ns() - start) * 1e-9)

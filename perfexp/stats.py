@@ -11,6 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Samples = NDArray[np.float64]
 
+#: How correlated samples are can't be told well of fewer effective ones, and the median's interval may then be so many
+#: times too narrow (`benchmarks/intervals.py`).
+FEW, FEW_TOO_NARROW = 30.0, 3.0
 #: Half of 1.96, the two-sided 95 % point of the normal distribution, rounded as in the rank interval's formula.
 _HALF_Z95 = 0.98
 #: Two-sided error probability of every interval.

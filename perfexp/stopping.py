@@ -31,7 +31,7 @@ class Monitor(Protocol):
 
         Args:
             samples: all so far, warm-up included: seconds per call.
-            elapsed_seconds: that taking them has taken, with whatever is not in them, such as the filling of a queue.
+            elapsed_seconds: that taking them has taken, with what is not in them, such as the filling of a queue.
         """
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
@@ -50,30 +50,31 @@ class StoppingRule(Protocol):
         """A monitor for a new series.
 
         Args:
-            calls_per_sample: k, so that calls and busy time are counted right.
+            calls_per_sample: k, so that calls and their time are counted right.
             percentiles: percentiles whose intervals have to exist before precision counts as reached.
             busy_seconds: for how long the device has just worked on the same calls; counts as warm-up time.
         """
 
     def longest_seconds(self) -> float | None:
-        """About how long one series takes at the most, or None where only the calls are limited."""
+        """About how long one series takes, unless it has no interval by then; None where only the calls are limited."""
 
 
 class Precision:
     """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
 
-    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` of busy time and the cut that MSER-5 finds in
+    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the cut that MSER-5 finds in
     the whole series. The rule is met when on two successive looks the half-width is ≤ epsilon · median and
     n / τ ≥ `min_effective`.
 
     Args:
         epsilon: relative half-width to be reached.
-        max_seconds: limit on the time after the warm-up, measured or spent on measuring; a series that has no interval
-            by then goes on until it has one, for as long again at the most.
+        max_seconds: limit on the time after the warm-up, with what a sample takes beside what is measured (filling
+            a queue, flushing caches); a series that has no interval by then goes on until it has one, for as
+            long again at the most.
         max_calls: limit on the calls after the warm-up.
         min_calls: so many calls are measured after the warm-up, whatever the time.
         warmup_calls: least number of warm-up calls.
-        warmup_seconds: least busy time of the warm-up, the point's earlier blocks counted in.
+        warmup_seconds: least time of the warm-up, the point's earlier blocks counted in.
         min_effective: least number of effectively independent samples.
     """
 
@@ -86,7 +87,7 @@ class Precision:
         min_calls: int = 5,
         warmup_calls: int = 3,
         warmup_seconds: float = 0.5,
-        min_effective: float = 30.0,
+        min_effective: float = stats.FEW,
     ) -> None:
         times = (epsilon, max_seconds, warmup_seconds, min_effective)
         if (
@@ -156,6 +157,7 @@ class _PrecisionMonitor:
         self._calls_per_sample = calls_per_sample
         self._samples_needed = max((stats.samples_needed(p) for p in percentiles), default=0)
         self._met_before = False
+        self._stretch = 1.0
         self._reason = ""
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
@@ -167,18 +169,23 @@ class _PrecisionMonitor:
         if samples.size == 0:
             return math.ceil(rule.warmup_calls / k)
         call_seconds = max(float(np.median(samples)), 1e-9)
+        # so many times what was measured has been spent, part for part
+        self._stretch = max(1.0, elapsed_seconds / max(float(samples.sum()) * k, 1e-9))
         least = self._least_warmup(samples)
         if least >= samples.size:
-            missing = (self._warmup_seconds - float(samples.sum()) * k) / (call_seconds * k)
-            return self._within_limits(math.ceil(missing) if missing > 0 else 1, call_seconds * k, 0, 0.0)
+            sample_seconds = call_seconds * k * self._stretch
+            missing = (self._warmup_seconds - float(samples.sum()) * k * self._stretch) / sample_seconds
+            return self._within_limits(math.ceil(missing) if missing > 0 else 1, sample_seconds, 0, 0.0)
         measured = samples[least:]
-        seconds, calls = float(measured.sum()) * k, measured.size * k
-        spent = max(seconds, elapsed_seconds * measured.size / samples.size)
+        spent, calls = float(measured.sum()) * k * self._stretch, measured.size * k
         if calls >= rule.max_calls:
             return self._end("max_calls")
         kept = samples[self.warmup(samples) :]
-        enough = spent >= _PATIENCE * rule.max_seconds or stats.median_interval(kept).low is not None
-        if spent >= rule.max_seconds and calls >= rule.min_calls and enough:
+        if (
+            spent >= rule.max_seconds
+            and calls >= rule.min_calls
+            and (spent >= _PATIENCE * rule.max_seconds or stats.median_interval(kept).low is not None)
+        ):
             return self._end("max_seconds")
         met = self._met(kept)
         if met and self._met_before:
@@ -188,7 +195,7 @@ class _PrecisionMonitor:
         wanted = max(math.ceil(_GROWTH * kept.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
         if kept.size + wanted < floor and spent < rule.max_seconds:
             wanted = math.ceil(floor) - kept.size
-        return self._within_limits(wanted, spent / measured.size, calls, spent)
+        return self._within_limits(wanted, call_seconds * k * self._stretch, calls, spent)
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
         kept = samples[self.warmup(samples) :]
@@ -197,7 +204,7 @@ class _PrecisionMonitor:
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
         rule, k = self._rule, self._calls_per_sample
-        busy = np.cumsum(samples) * k
+        busy = np.cumsum(samples) * k * self._stretch
         by_time = int(np.searchsorted(busy, self._warmup_seconds)) + 1
         return max(math.ceil(rule.warmup_calls / k), by_time)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,15 @@ class Times:
             seconds: for how long.
         """
         self._last = (point.key, verdicts.device_seconds(point) + seconds, time.perf_counter_ns())
+
+    def worked_seconds(self, point: Point) -> float:
+        """For how long the device has worked on a point's calls, if it did until now.
+
+        Args:
+            point: under way.
+        """
+        fresh = self._last is not None and self._last[0] == point.key and self._idle_seconds() < _COOLING_SECONDS
+        return self._last[1] if self._last is not None and fresh else 0.0
 
     def device_otherwise(
         self, point: Point, call: timing.Call, capture: timing.Capture, changed: str | None = None
@@ -181,10 +191,13 @@ class Times:
         """For how long the device has worked on the point before, if that was of the same kind and has just ended."""
         if self._last is None:
             return 0.0
-        before, busy_seconds, ended_ns = self._last
+        before, busy_seconds, _ = self._last
         alike = before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
-        idle_seconds = (time.perf_counter_ns() - ended_ns) * 1e-9
-        return busy_seconds if alike and idle_seconds < _COOLING_SECONDS else 0.0
+        return busy_seconds if alike and self._idle_seconds() < _COOLING_SECONDS else 0.0
+
+    def _idle_seconds(self) -> float:
+        """Since it was last said that the device worked."""
+        return math.inf if self._last is None else (time.perf_counter_ns() - self._last[2]) * 1e-9
 
     def _device(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
         """The device's own time, and what it says of the loop."""

@@ -1,5 +1,7 @@
 """The measuring procedure of one point, on the scripted device: which times there are and what is doubted."""
 
+import itertools
+import time
 from contextlib import contextmanager
 
 import msgspec
@@ -389,6 +391,27 @@ def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cach
     assert point.metric("energy/per_call_joules").value is None
     assert reason in point.metric("energy/per_call_joules").reason
     assert median(point) > 0
+
+
+@pytest.mark.parametrize(("idle_seconds", "worked"), [(0.0, True), (2.0, False)])
+def test_energy_is_told_what_the_device_has_worked_until_now(monkeypatch, idle_seconds, worked):
+    device, told = FakeDevice(enqueue_seconds=1e-6), []
+    energy = energy_of(device, None)
+    measure = energy.measure
+    energy.measure = lambda *args, **settings: told.append(settings["worked_seconds"]) or measure(*args, **settings)
+    measuring = procedure(device, energy=energy)
+    whole, clock, rested = measuring._times.whole, itertools.count(1, 1000), []
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock) + sum(rested))
+
+    def timed(point, call):
+        whole(point, call)
+        rested.append(int(idle_seconds * 1e9))
+
+    measuring._times.whole = timed
+    point = measuring.measure(KEY)
+    series = [each for each in point.series if not each.name.startswith("phase")]
+    busy = sum(len(each.samples) * each.calls_per_sample for each in series) * median(point)
+    assert told == [pytest.approx(busy if worked else 0.0, rel=0.05)]
 
 
 def test_idle_power_is_measured_before_the_first_point():

@@ -8,7 +8,7 @@ import pytest
 from perfexp import stats
 from perfexp.errors import UserError
 from perfexp.stopping import Fixed, Precision
-from tests.simulation import SERIES, nvbench_stdrel_calls, take, true_median
+from tests.simulation import SERIES, autoregressive, nvbench_stdrel_calls, take, true_median
 
 NOISE = np.random.default_rng(0).random(500)
 
@@ -62,7 +62,7 @@ def test_a_call_slower_than_the_limit_is_still_measured_a_few_times():
     assert samples.size - monitor.warmup(samples) == 5
 
 
-@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(0.9, False), (1.2, True)])
+@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(0.9, False), (1.3, True)])
 @pytest.mark.parametrize("calls_per_sample", [1, 4])
 def test_time_spent_beside_what_is_measured_counts(calls_per_sample, elapsed_seconds, ends):
     rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
@@ -70,12 +70,45 @@ def test_time_spent_beside_what_is_measured_counts(calls_per_sample, elapsed_sec
     assert (monitor.more(NOISE[:23] * 1e-5, elapsed_seconds) == 0) == ends
 
 
-@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(1.5, False), (2.5, True)])
+def test_a_slow_warm_up_is_not_counted():
+    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=5, warmup_calls=1, warmup_seconds=0.0)
+    taken = np.concatenate([[5.0], 0.01 * (1 + NOISE[:40])])
+    assert rule.begin().more(taken, float(taken.sum())) > 0
+
+
+def test_time_spent_beside_what_is_measured_warms_up_as_well():
+    rule, taken = Precision(warmup_calls=3, warmup_seconds=0.5), np.full(20, 1e-3)
+    for elapsed_seconds, warmup in ((0.02, 20), (1.0, 10)):
+        monitor = rule.begin()
+        monitor.more(taken, elapsed_seconds)
+        assert monitor.warmup(taken) == pytest.approx(warmup, abs=1)
+
+
+def test_samples_without_a_time_end_nothing():
+    assert Precision(warmup_seconds=0.0).begin().more(np.zeros(100)) > 0
+
+
+@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(1.5, False), (3.0, True)])
 def test_a_series_without_an_interval_goes_on_for_as_long_again_at_the_most(elapsed_seconds, ends):
     rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
     drifting = (np.cumsum(NOISE - 0.5) + 50.0)[:23] * 1e-5
     assert stats.median_interval(drifting[3:]).low is None
     assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.7, 0.9])
+def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_times_as_wide(rho):
+    rng, has, held = np.random.default_rng(4), 0, 0
+    for _ in range(300):
+        rule = Precision(epsilon=1e-9, max_seconds=20.0, warmup_seconds=0.0)
+        samples, monitor = take(rule, autoregressive(rho)(rng, 100))
+        interval = stats.median_interval(samples[monitor.warmup(samples) :])
+        if interval.low is not None:
+            has += 1
+            below, above = interval.value - interval.low, interval.high - interval.value
+            held += -stats.FEW_TOO_NARROW * above <= interval.value - 1 <= stats.FEW_TOO_NARROW * below
+    assert has > 60
+    assert held / has > 0.85
 
 
 def test_an_interval_that_comes_late_ends_the_series():

@@ -24,6 +24,8 @@ from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus,
 
 #: Words in kernels' names that say what they are.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
+#: What is in the names of kernels that are PyTorch's own, and of copies and fills.
+_NOT_CUDNN = ("at::native", "Memcpy", "Memset")
 #: An algorithm that is so many times less likely than the best is ruled out.
 _RULED_OUT = 20.0
 #: What a name counts for that was never seen with an algorithm, in calls.
@@ -100,6 +102,16 @@ class Families:
         likely = [algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)]
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
+    def has_seen(self, which: Pass, kernels: Iterable[str]) -> bool:
+        """Whether each of the kernels is known of some algorithm, or its name says whose it is.
+
+        Args:
+            which: pass.
+            kernels: names as a profiler gives them.
+        """
+        names = {name for each in self._counts.get(which.value, {}).values() for name in each["kernels"]}
+        return all(name in names or _says(name) for name in map(bare, kernels))
+
 
 def _says(name: str) -> bool:
     return any(word in name for word in _WORDS)
@@ -130,18 +142,31 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
     return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=tuple(kernels))
 
 
+def known(which: Pass, kernels: Iterable[str]) -> bool:
+    """Whether all kernels of a call that can be cuDNN's were seen when the families were learnt.
+
+    Args:
+        which: pass.
+        kernels: names as a profiler gives them; PyTorch's own, copies and fills don't count.
+    """
+    others = [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
+    return bool(others) and learnt().has_seen(which, others)
+
+
 def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]]) -> AlgorithmReport:
     """A report with the kernels that were seen of layers' forward passes, where cuDNN was handed an algorithm.
 
     Args:
         report: of a model.
-        kernels: by layer, of all its calls; a layer that has several kinds of inputs is left as it is.
+        kernels: by layer, of all its calls. A layer that has several kinds of inputs is left as it is, and one of which
+            a kernel is not known: another chip, another cuDNN.
     """
     names = [layer.name for layer in report.layers]
 
     def of_pass(name: str, each: PassReport) -> PassReport:
         handed = each.which is Pass.forward and each.status is LayerStatus.ok and each.selected.startswith("cudnn.")
-        return judge(each, kernels[name]) if handed and kernels.get(name) and names.count(name) == 1 else each
+        seen = kernels.get(name, ())
+        return judge(each, seen) if handed and names.count(name) == 1 and known(each.which, seen) else each
 
     def of_layer(layer: LayerReport) -> LayerReport:
         return replace(layer, passes=tuple(of_pass(layer.name, each) for each in layer.passes))

@@ -61,7 +61,8 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         outputs: shapes.
         convolution: its geometry, if the row has just one.
         kernels: names, with how often each runs in a call.
-        ran: of cuDNN's algorithms the one whose kernels these are; None where cuDNN was handed none.
+        ran: of cuDNN's algorithms the one whose kernels these are, or several that they may be (`fft or fft_tiling`);
+            of forward passes that cuDNN was handed an algorithm for, and None where its kernels are not known.
     """
 
     key: Key | None

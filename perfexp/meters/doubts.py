@@ -53,6 +53,22 @@ def disagrees(name: str, difference: float, tolerance: float, counter_watts: flo
     )
 
 
+def unchecked(name: str, difference: float, tolerance: float) -> Doubt:
+    """The power jumps so much from one reading to the next that its integral can't check the counter.
+
+    Args:
+        name: of the meter.
+        difference: of the integral from the counter, relative.
+        tolerance: up to which it says nothing.
+    """
+    return Doubt(
+        code="meter_unchecked",
+        detail=f"{name}: its power jumps so much that the integral of a window's few readings says nothing against the "
+        f"counter up to ±{tolerance:.0%} (they differ by {difference:+.1%})",
+        remedy="a longer window (probes.energy_seconds=5) has more readings; a larger batch a steadier power",
+    )
+
+
 def average(name: str) -> Doubt:
     """The power is no instantaneous one.
 

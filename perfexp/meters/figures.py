@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,8 +10,9 @@ from perfexp.meters import Reading, doubts
 from perfexp.meters.track import Track, Window
 from perfexp.record import Doubt, Metric
 
-#: Counter and integral may differ by this fraction, and by so many times what the integral is uncertain by.
-_DISAGREEMENT, _SIGMAS = 0.03, 4.0
+#: Counter and integral may differ by this fraction, and by so many times what the integral is uncertain by; where that
+#: is more than so much, the integral can't check the counter.
+_DISAGREEMENT, _SIGMAS, _BLIND = 0.03, 4.0, 0.1
 #: The window's length may be so uncertain before the point says so, and a call's time so far off what it was before.
 _COARSE, _PACE = 0.01, 0.03
 
@@ -64,6 +66,16 @@ class Power:
             return Reading(None, counter.reason or integral.reason)
         return Reading(integral.value / counter.value - 1)
 
+    @property
+    def integral_uncertainty(self) -> Reading:
+        """Standard uncertainty of the sum of the integrals, relative."""
+        parts = [(each.integral_watts.value, each.integral_uncertainty) for each in self.windows]
+        known = [(watts, relative) for watts, relative in parts if watts is not None and relative is not None]
+        total_watts = sum(watts for watts, _ in known)
+        if len(known) < len(parts) or not total_watts:
+            return Reading(None, self.integral_watts.reason or "there is no integral")
+        return Reading(math.hypot(*(watts * relative for watts, relative in known)) / total_watts)
+
     def facts(self) -> list[dict[str, Any]]:
         """Each meter apart: identity, window, and every answer it gave, by the time since the window began."""
         return [_facts(*both) for both in zip(self.windows, self._tracks, strict=True)]
@@ -83,6 +95,8 @@ def _part(each: Window, track: Track) -> Part:
     if difference is not None and abs(difference) > tolerance and counter.value and integral.value:
         said.append(doubts.disagrees(each.name, difference, tolerance, counter.value, integral.value))
         counter = Reading(None, f"energy counter and integral of {each.name}'s power differ by {difference:+.1%}")
+    elif difference is not None and tolerance > _BLIND:
+        said.append(doubts.unchecked(each.name, difference, tolerance))
     return Part(counter, said, estimated=False)
 
 

@@ -96,9 +96,10 @@ class EnergyProcedure:
             trains: whether it is a training step, of which an epoch's energy is asked for.
             calls_per_epoch: None where the data has no end.
             clean_seconds: of a call of the same stream while no meter is asked; None where that is not known.
-            worked_seconds: for which the device has just worked on such calls; half of the plateau at the most.
+            worked_seconds: for which the device has worked on such calls until now; half of the plateau at the most.
         """
         per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
+        rested = self._idle is None
         idle = self.idle()
         if idle is None:
             nothing = Reading(None, self.found.reason)
@@ -106,7 +107,7 @@ class EnergyProcedure:
             return Energy(metrics=metrics, facts={"reason": self.found.reason}, doubts=list(self.found.doubts))
         tracks = self._tracks()
         with undisturbed():
-            watch = Watch(tracks, self._now, self._rules_after(worked_seconds))
+            watch = Watch(tracks, self._now, self._rules_after(0.0 if rested else worked_seconds))
             calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
         self._remember(tracks)
         power = Power(watch.windows, tracks)
@@ -117,6 +118,7 @@ class EnergyProcedure:
             metric("counter_power_watts", power.counter_watts, "watts"),
             metric("integral_power_watts", power.integral_watts, "watts"),
             metric("integral_difference", power.difference, "1"),
+            metric("integral_uncertainty", power.integral_uncertainty, "1"),
             metric("window_seconds", Reading(longest) if longest else power.mean_watts, "seconds"),
             metric("calls", Reading(calls), "1"),
             metric("call_seconds", call_seconds, "seconds"),

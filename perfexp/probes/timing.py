@@ -45,11 +45,14 @@ def collect(block: Callable[[int], Samples], monitor: Monitor, now: Callable[[],
     Returns:
         All samples, how many of the first are warm-up, and why it ended.
     """
-    samples, begun = np.empty(0), now()
+    samples, elapsed_ns = np.empty(0), 0
     # collecting garbage between blocks would let queues and data loaders catch up: the garbage stays until the end
     with undisturbed():
-        while count := monitor.more(samples, (now() - begun) * 1e-9):
-            samples = np.concatenate([samples, block(count)])
+        while count := monitor.more(samples, elapsed_ns * 1e-9):
+            begun_ns = now()
+            taken = block(count)
+            elapsed_ns += now() - begun_ns
+            samples = np.concatenate([samples, taken])
     return samples, monitor.warmup(samples), monitor.stop(samples)
 
 

@@ -162,7 +162,7 @@ def refusal(path: Path) -> str | None:
         path: `refused.txt` of the run, which only such a run has.
     """
     try:
-        return one_line(path.read_text(errors="replace").strip())
+        return one_line(path.read_text(encoding="utf-8", errors="replace").strip()) or None
     except OSError:
         return None
 

@@ -12,9 +12,10 @@ from torch import nn
 from perfexp.algorithms import plan as plan_module
 from perfexp.algorithms import proof
 from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.families import Families, bare, learnt
+from perfexp.algorithms.families import Families, bare, judge_forward, learnt
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus, PassReport
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
 RAN = {which: sorted({call["algorithm"] for call in SEEN if call["which"] == which}) for which in Pass}
@@ -247,6 +248,62 @@ def _outcome(which, name):
     except Exception as error:  # nothing ran as asked
         return type(error).__name__
     return next(each.status.value for each in report.layers[0].passes if each.which is which)
+
+
+def handed(*layers):
+    """A report of layers, each with `implicit_precomp_gemm` for all of its passes."""
+    passes = tuple(
+        PassReport(which=which, selected="cudnn.implicit_precomp_gemm", status=LayerStatus.ok) for which in Pass
+    )
+    reports = [LayerReport(name=name, requested="implicit_precomp_gemm", passes=passes) for name in layers]
+    return AlgorithmReport(name="implicit_precomp_gemm", layers=tuple(reports))
+
+
+OTHER = "void implicit_convolve_sgemm<float, float, 1024>(int)"
+OWN = "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8"
+
+
+def forward_of(kernels, *layers):
+    judged = judge_forward(handed(*layers), kernels)
+    assert {each.ran for layer in judged.layers for each in layer.passes[1:]} == {None}, "backward is left alone"
+    return [(layer.passes[0].status.value, layer.passes[0].ran) for layer in judged.layers]
+
+
+def test_kernels_of_a_forward_pass_tell_what_ran_without_a_proof():
+    assert forward_of({"a": [OWN], "b": [OTHER]}, "a", "b") == [
+        ("ok", "implicit_precomp_gemm"),
+        ("substituted", "implicit_gemm"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [],
+        ["Memset (Device)"],
+        ["void at::native::elementwise_kernel<4>(int)"],
+        ["void nchwToNhwcKernel<float>(int)", "a_kernel_of_tomorrow"],
+        [OTHER, "a_kernel_of_tomorrow"],
+    ],
+)
+def test_kernels_of_which_one_is_not_known_tell_nothing(kernels):
+    assert forward_of({"a": kernels}, "a") == [("ok", None)]
+
+
+def test_kernels_of_pytorch_beside_those_of_cudnn_do_not_matter():
+    bias = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+    assert forward_of({"a": [OTHER, bias]}, "a") == [("substituted", "implicit_gemm")]
+
+
+def test_a_layer_with_two_kinds_of_inputs_is_left_alone():
+    assert forward_of({"a": [OTHER]}, "a", "a") == [("ok", None), ("ok", None)]
+
+
+@pytest.mark.parametrize("selected", ["torch.gemm", "default", "triton.direct"])
+def test_what_cudnn_was_not_handed_is_not_judged(selected):
+    passes = (PassReport(which=Pass.forward, selected=selected, status=LayerStatus.ok),)
+    report = AlgorithmReport(name="x", layers=(LayerReport(name="a", requested="x", passes=passes),))
+    assert judge_forward(report, {"a": [OTHER]}) == report
 
 
 def test_nothing_is_proven_where_that_is_not_asked_for(cudnn):

@@ -401,6 +401,20 @@ def test_a_refused_run_among_interleaved_ones_is_told_once(tmp_path, capsys):
     assert told.count("measures something else") == 2
 
 
+def test_an_empty_reason_is_none(tmp_path, capsys):
+    refused_by_a_worker(tmp_path / "run")
+    (tmp_path / "run" / "refused.txt").write_text("")
+    capsys.readouterr()
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "0/1 done, 1 missing" in capsys.readouterr().out
+
+
+def test_a_profile_that_is_refused_is_no_run_that_was(tmp_path):
+    arguments = (*FAKE, "ttfp=false", "profiler=torch", "profiler.modules=true", f"output_dir={tmp_path / 'run'}")
+    assert main([*arguments]) == 1
+    assert not (tmp_path / "run" / "refused.txt").exists()
+
+
 def test_a_refused_run_that_was_begun_again_is_refused_no_more(tmp_path, capsys):
     refused_by_a_worker(tmp_path / "run")
     assert "measures something else" in (tmp_path / "run" / "refused.txt").read_text()

@@ -179,6 +179,13 @@ def test_what_the_device_has_just_worked_on_such_calls_is_half_of_the_plateau_at
     assert plateau_seconds + 1.0 < taken < plateau_seconds + 1.2  # the window begins at a tick
 
 
+def test_after_a_rest_for_the_idle_power_the_plateau_is_whole():
+    device = Logged(enqueue_seconds=10e-6)
+    measuring = procedure(device, meter_of(device, steady(300.0)))
+    measuring.measure(launching(device, 1e-3), images_per_call=1, worked_seconds=30.0)
+    assert device.ended[-1] - device.began[0] > 2.2
+
+
 # --- the device meanwhile ------------------------------------------------------------------------------------------
 
 
@@ -368,6 +375,9 @@ def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_th
         apart.append(abs(values(energy)["integral_difference"]))
         believed.append("meter_disagrees" not in codes(energy))
         assert values(energy)["counter_power_watts"] == pytest.approx(300.0, rel=0.05)
+        unchecked = [doubt for doubt in energy.doubts if doubt.code == "meter_unchecked" and "idle" not in doubt.detail]
+        assert bool(unchecked) == (believed[-1] and 4 * values(energy)["integral_uncertainty"] > 0.1)
+        assert values(energy)["integral_uncertainty"] == pytest.approx(75 / 3**0.5 / 300 / 11**0.5, rel=0.7)
     assert sum(difference > 0.03 for difference in apart) >= 10, "far apart often enough"
     assert sum(believed) >= 38, "but for what few readings happen to agree on"
 

@@ -177,6 +177,26 @@ def test_the_garbage_collector_is_off_while_timing_and_on_afterwards():
     assert gc.isenabled()
 
 
+def test_what_a_series_takes_begins_with_its_first_block(monkeypatch):
+    """Collecting garbage before it takes as long as a short series."""
+    device, seen = FakeDevice(asynchronous=False), []
+    monkeypatch.setattr(gc, "collect", lambda: device.launch(10.0))
+
+    class Monitor:
+        def more(self, samples, elapsed_seconds):
+            seen.append(elapsed_seconds)
+            return 5 if samples.size < 10 else 0
+
+        def warmup(self, samples):
+            return 0
+
+        def stop(self, samples):
+            return None
+
+    timing.collect(timing.HostChain(repeat(device, 1e-3), device), Monitor(), device.now_ns)
+    assert seen == pytest.approx([0.0, 5e-3, 10e-3], rel=0.01)
+
+
 def test_a_series_keeps_every_sample_and_says_which_are_warm_up():
     device = FakeDevice(asynchronous=False)
     chain, monitor = timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20).begin()
