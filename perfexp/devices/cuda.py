@@ -300,3 +300,8 @@ def is_available(index: int = 0) -> bool:
         index: number of the device.
     """
     return torch.cuda.is_available() and 0 <= index < torch.cuda.device_count()
+
+
+def last() -> int:
+    """Number of the last device that torch has."""
+    return torch.cuda.device_count() - 1
