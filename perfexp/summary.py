@@ -318,7 +318,7 @@ def _statistical_doubts(time: stats.Summary | None, series: Series | None) -> li
         found.append(doubts.drift(time.drift.relative))
     target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
     effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
-    narrow = stats.FEW_TOO_NARROW if effective < stats.FEW else 1.0
+    narrow = stats.FEW_TOO_NARROW if effective < stats.FEW and reason != "precision" else 1.0
     if achieved is None or (target is not None and narrow * achieved > target):
         found.append(doubts.too_few_samples(time.n, effective, achieved, target, reason))
     return found

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfexp import summary
+from perfexp import stats, summary
 from perfexp.record import Key, Point, Series, Status, Stop
 
 SIZES = range(224, 513, 32)
@@ -155,3 +155,20 @@ def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reaso
             series.stop = Stop(reason=reason, target=0.01, achieved=None)
     [row] = summary.rows(record)
     assert says in next(doubt.remedy for doubt in row.doubts if doubt.code == "too_few_samples")
+
+
+@pytest.mark.parametrize(
+    ("reason", "noise", "few"),
+    [("max_seconds", 0.001, False), ("max_seconds", 0.008, True), ("precision", 0.008, False)],
+)
+def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_would_do(reason, noise, few):
+    """Of what time cut short the correlation is not known well."""
+    samples = (1 + noise * np.random.default_rng(1).standard_normal(16)).tolist()
+    achieved = stats.median_interval(samples).relative_half_width
+    assert achieved < 0.01
+    stop = Stop(reason=reason, target=0.01, achieved=achieved)
+    timed = point(0.01)
+    timed.series = [Series(name="device", samples=samples, stop=stop)]
+    found = [doubt.detail for doubt in summary.row(timed).doubts if doubt.code == "too_few_samples"]
+    assert bool(found) == few
+    assert all("several times too narrow" in detail for detail in found)
