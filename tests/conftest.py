@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,13 @@ LeaveRun = Callable[[Record, Path], Path]
 
 _PHASES = {"data": 0.05, "forward": 0.3, "loss": 0.02, "backward": 0.55, "optimizer": 0.08}
 _TTFP = {"imports": 2.5, "context": 0.01, "weights": 0.4, "first_call": 0.29, "second_call": 0.06}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected() -> None:
+    """Each timed block collects garbage first; as in a worker, what was there before is not looked at again."""
+    gc.collect()
+    gc.freeze()
 
 
 def timed_point(size: int, batch: int, phase: str, calls: int = 80, metrics: Sequence[Metric] = ()) -> Point:
