@@ -92,9 +92,10 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
         claim(*fresh)
         profile = imported(nsys, profile)
     found: Found = evaluate(nsys, profile, wanted, place, claim)
-    console, made, problems = Console(), found.facts["reports"], found.facts["problems"]
-    names = list(dict.fromkeys([*made, *problems]))
-    cells = [f"{made[name]['rows']} rows: {made[name]['file']}" if name in made else problems[name] for name in names]
+    console, made = Console(), found.facts["reports"]
+    without = found.facts["empty"] | found.facts["problems"]
+    names = list(dict.fromkeys([*made, *without]))
+    cells = [f"{made[name]['rows']} rows: {made[name]['file']}" if name in made else without[name] for name in names]
     columns = (
         Column(title="report", cells=tuple(names), prose=True),
         Column(title="what came out", cells=tuple(cells), prose=True),
@@ -102,4 +103,4 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     console.show_grid(str(profile), Grid(columns=columns))
     if kernels := found.facts["kernels"]:
         console.show_grid(f"top kernels of {found.facts['kernel_names']}", kernel_grid(kernels))
-    return all(name in made for name in wanted)
+    return all(name in made or name in found.facts["empty"] for name in wanted)

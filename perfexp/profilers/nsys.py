@@ -160,6 +160,8 @@ def evaluate(
         write_atomically(path, _csv(ranges))
         found.files.append(path.name)
     kernels = stats.kernels(sheets) or _kernels(work)
+    empty = {report: "nothing was copied or filled" for report in problems if _nothing_copied(report, work)}
+    problems = {report: why for report, why in problems.items() if report not in empty}
     found.facts = {
         "kernels": kernels[:top],
         "kernel_names": len(kernels),
@@ -168,6 +170,7 @@ def evaluate(
         "reports": {
             report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)} for report, s in sheets.items()
         },
+        "empty": empty,
         "problems": problems | ({"sqlite": problem} if problem else {}),
     }
     found.doubts = [*_without_reports(found.facts["problems"]), *_without_backward(ranges, whole)]
@@ -262,6 +265,11 @@ def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
         return project(database)
     except sqlite3.Error:  # of a version with other tables: the reports are there all the same
         return [], []
+
+
+def _nothing_copied(report: str, work: Sequence[Work]) -> bool:
+    """Whether a report of copies has no rows since there were none: what kernels were launched is recorded."""
+    return stats.of_copies(report) and bool(work) and all(each.kernel is not None for each in work)
 
 
 def _kernels(work: Iterable[Work]) -> list[dict[str, Any]]:

@@ -51,6 +51,8 @@ _RENAMED = (
     ("um_sum", "unifiedmemory"),
     ("um_total_sum", "unifiedmemorytotals"),
 )
+#: Beginnings of those that are of copies and fills alone.
+_OF_COPIES = ("cuda_gpu_mem_", "gpumem")
 #: A name, with arguments of the report's own; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
@@ -105,6 +107,15 @@ def check(reports: Iterable[str]) -> list[str]:
         if not _REPORT.fullmatch(name):
             raise UserError(f"'{name}' is no report of nsys stats; its reports are called cuda_gpu_kern_sum and so on.")
     return list(dict.fromkeys(names))
+
+
+def of_copies(report: str) -> bool:
+    """Whether a report is of copies and fills of memory alone.
+
+    Args:
+        report: as the user gave it.
+    """
+    return report.startswith(_OF_COPIES)
 
 
 def known(tool: Tool) -> frozenset[str]:

@@ -132,6 +132,8 @@ def _of(point: Point, timed: Point | None) -> Iterator[str]:
     within = facts.get("kernels_in") or {}
     if any(within.values()):
         yield "kernels: " + ", ".join(f"{count} in {one_line(str(name))}" for name, count in within.items())
+    for report, why in (facts.get("empty") or {}).items():
+        yield one_line(f"{report} has no rows: {why} in these calls")
 
 
 def _ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str = "per call") -> Grid:

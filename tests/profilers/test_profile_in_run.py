@@ -5,8 +5,10 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -156,7 +158,7 @@ def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, 
 
 
 def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
-    reports = {"cuda_gpu_kern_sum": "crash", "cuda_gpu_mem_time_sum": "skip", "cuda_api_gpu_sum": "A,B,C\n1,2,x\n"}
+    reports = {"cuda_gpu_kern_sum": "crash", "nvtx_gpu_proj_sum": "skip", "cuda_api_gpu_sum": "A,B,C\n1,2,x\n"}
     nsys(reports=reports)
     _, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
@@ -166,6 +168,21 @@ def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
     assert "reports_missing" in {doubt.code for doubt in record.points[0].doubts}
     assert not Path("x/train_cuda_gpu_kern_sum.csv").exists()
     assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {"fprop", "dgrad"}  # by the database
+
+
+@pytest.mark.parametrize("fills", [0, 1])
+def test_a_report_of_copies_is_missing_only_where_there_were_some(run, nsys, database, fills):
+    """nsys skips it either way; an inference copies nothing, and that is an answer."""
+    nsys(reports={**REPORTS, "cuda_gpu_mem_time_sum": "skip"})
+    with closing(sqlite3.connect(database)) as connection, connection:
+        rows = [(5000, 5100, 0)] * fills
+        connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, ?)", rows)
+    code, printed, [record] = run(*FAKE, "profiler=nsys")
+    point = profile_of(record)
+    assert [doubt.code for doubt in point.doubts] == ["reports_missing"] * fills
+    assert list(point.facts["profile"]["empty"]) == ["cuda_gpu_mem_time_sum"] * (1 - fills)
+    assert ("cuda_gpu_mem_time_sum has no rows: nothing was copied or filled in these calls" in printed) == (not fills)
+    assert code == 0
 
 
 @pytest.mark.slow
