@@ -96,6 +96,8 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
         work: of a call with the same inputs in the same mode; None where it could not be counted.
     """
     rows = {(row.path, row.call, row.operation): row for row in work.rows} if work else {}
+    places = {(key.path, key.call, key.operation): key for row in times.rows if (key := row.key)}
+    rows = {place: row for place, row in rows.items() if place not in places or _same(places[place], row)}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
     whole = sum(line.seconds.median + line.gap_seconds.median for line in lines)
     for line in lines:
@@ -104,18 +106,12 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     return lines + [_without_time(row) for place, row in rows.items() if place not in seen and times.calls]
 
 
-def unmatched(times: LayerTimes, work: Work) -> list[Key]:
-    """Rows of the model's own modules whose work is not known: both tables should have the same rows.
+def _same(key: Key, row: Row) -> bool:
+    """Whether what was timed is what was counted: an operation of another name is another's.
 
-    Args:
-        times: of a call of the model.
-        work: of the same.
+    The work of a training is counted without the losses that a model computes itself, and with others in their place.
     """
-    known = {(row.path, row.call, row.operation) for row in work.rows}
-    keys = [row.key for row in times.rows if row.key and row.key.path is not None]
-    return [
-        key for key in keys if key.which is not Pass.accumulation and (key.path, key.call, key.operation) not in known
-    ]
+    return key.operation is None or key.kind == row.kind
 
 
 def _line(row: RowTimes, rows: Mapping[tuple[str, int, int | None], Row], calls: int) -> Line:

@@ -5,7 +5,7 @@ import pytest
 
 from perfexp.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
 from perfexp.layers.closure import close
-from perfexp.layers.table import join, unmatched
+from perfexp.layers.table import join
 from perfexp.work import Geometry, Row, Work
 
 
@@ -69,10 +69,14 @@ def test_a_line_has_time_and_work_of_its_row_and_pass():
     assert sum(line.share for line in (forward, backward, loss, view)) == pytest.approx(1)
 
 
-def test_rows_that_the_work_does_not_know_are_told():
+def test_an_operation_of_another_name_has_no_work_of_this_one_and_stands_there_once():
+    """What was counted in place of a loss that the model computes itself is not what ran."""
     given = times()
-    given.rows.append(RowTimes(key=key("b"), seconds=[0.0] * 10, gap_seconds=[0.0] * 10))
-    assert unmatched(given, work()) == [key("b")]
+    given.rows.append(RowTimes(key=key("", operation=0, kind="topk"), seconds=[0.2] * 10, gap_seconds=[0.0] * 10))
+    _, line = join(given, work())
+    assert (line.kind, line.flops, line.inputs) == ("topk", None, ())
+    same, *_ = join(given, work())
+    assert same.flops == 100
 
 
 def test_times_survive_json():
