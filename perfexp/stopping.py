@@ -17,8 +17,8 @@ from perfexp.record import Stop
 _MINIMUM_BLOCK_SECONDS = 0.005
 #: … and n grows by this fraction from look to look.
 _GROWTH = 0.1
-#: For so many times its limit a series goes on that has no interval.
-_PATIENCE = 2.0
+#: A series that has no interval goes on for as long as its limit again, and for this long at least.
+_OVERTIME_SECONDS = 2.0
 #: Calls that a fixed measurement may have: 800 MB of times.
 _MOST_CALLS = 100_000_000
 
@@ -70,7 +70,7 @@ class Precision:
         epsilon: relative half-width to be reached.
         max_seconds: limit on the time after the warm-up, with what a sample takes beside what is measured (filling
             a queue, flushing caches); a series that has no interval by then goes on until it has one, for as
-            long again at the most.
+            long again, or 2 s where that is more, at the most.
         max_calls: limit on the calls after the warm-up.
         min_calls: so many calls are measured after the warm-up, whatever the time.
         warmup_calls: least number of warm-up calls.
@@ -153,6 +153,7 @@ class _PrecisionMonitor:
         self, rule: Precision, calls_per_sample: int, percentiles: Sequence[float], busy_seconds: float
     ) -> None:
         self._rule = rule
+        self._last_seconds = rule.max_seconds + max(rule.max_seconds, _OVERTIME_SECONDS)
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
         self._samples_needed = max((stats.samples_needed(p) for p in percentiles), default=0)
@@ -184,7 +185,7 @@ class _PrecisionMonitor:
         if (
             spent >= rule.max_seconds
             and calls >= rule.min_calls
-            and (spent >= _PATIENCE * rule.max_seconds or stats.median_interval(kept).low is not None)
+            and (spent >= self._last_seconds or stats.median_interval(kept).low is not None)
         ):
             return self._end("max_seconds")
         met = self._met(kept)
@@ -218,7 +219,7 @@ class _PrecisionMonitor:
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
         """Not more samples at once than time and calls are left for, but always one."""
         k = self._calls_per_sample
-        limit = self._rule.max_seconds * (1.0 if seconds < self._rule.max_seconds else _PATIENCE)
+        limit = self._rule.max_seconds if seconds < self._rule.max_seconds else self._last_seconds
         by_time = math.ceil(max(limit - seconds, 0.0) / sample_seconds)
         by_minimum = math.ceil((self._rule.min_calls - calls) / k)
         by_calls = math.ceil((self._rule.max_calls - calls) / k)

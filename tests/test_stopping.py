@@ -88,9 +88,13 @@ def test_samples_without_a_time_end_nothing():
     assert Precision(warmup_seconds=0.0).begin().more(np.zeros(100)) > 0
 
 
-@pytest.mark.parametrize(("elapsed_seconds", "ends"), [(1.5, False), (3.0, True)])
-def test_a_series_without_an_interval_goes_on_for_as_long_again_at_the_most(elapsed_seconds, ends):
-    rule = Precision(epsilon=1e-9, max_seconds=1.0, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
+@pytest.mark.parametrize(
+    ("max_seconds", "elapsed_seconds", "ends"),
+    [(0.4, 2.5, False), (0.4, 3.0, True), (1.0, 3.2, False), (1.0, 3.8, True), (5.0, 11.0, False), (5.0, 12.0, True)],
+)
+def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(max_seconds, elapsed_seconds, ends):
+    """The first three of the 23 samples are warm-up, and an equal share of the time is theirs."""
+    rule = Precision(epsilon=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
     drifting = (np.cumsum(NOISE - 0.5) + 50.0)[:23] * 1e-5
     assert stats.median_interval(drifting[3:]).low is None
     assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends

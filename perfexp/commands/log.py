@@ -52,6 +52,9 @@ class _Sending:
 
     def send_below(self, folder: Path) -> None:
         """Every record in or below a folder, then the sweeps that they belong to."""
+        if not folder.exists():
+            self._failed(folder, UserError("there is no such folder; the store is given by --uri"))
+            return
         files = sorted(_found(folder))
         records = [file for file in files if file.name == _RECORD]
         if not records:

@@ -1,10 +1,12 @@
-"""What nsys 2025.3 and ncu 2025.3 wrote on an H200, cut down to a step and to eight kernels: read as it is meant.
+"""What nsys 2025.3 and ncu 2025.3 wrote on an H200, cut down to a step: read as it is meant.
 
-`resnet18 mode=train batch_size=64` under nsys (one of three steps; only the tables and columns that are read), and
-`model=vgg16` under ncu (the first six kernels and two of the last; without what it says of the device and its links).
+`resnet18 mode=train batch_size=64` under nsys (one of three steps; only the tables and columns that are read) and under
+ncu (a whole step; only the columns that are read), and `model=vgg16` under ncu (the first six kernels and two of the
+last; without what it says of the device and its links).
 """
 
 import csv
+import gzip
 import io
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from perfexp.roofline.peaks import given
 HERE = Path(__file__).parent / "h200"
 #: Multiply-accumulates of vgg16's first and second convolution at 224 × 224.
 FIRST_MACS, SECOND_MACS = 224 * 224 * 64 * 3 * 9, 224 * 224 * 64 * 64 * 9
+#: FLOPs of a forward pass of resnet18 at 224 × 224, batch 64, by definition.
+FORWARD_FLOPS = 2 * 1.814e9 * 64
 
 
 def test_a_step_holds_more_backward_kernels_than_forward_ones():
@@ -125,3 +129,30 @@ def test_a_roofline_of_counters_has_every_kernel(launches):
     assert found.total.load.seconds == pytest.approx(sum(counters.count(launch).seconds for launch in launches))
     assert not found.estimated
     assert 0 < found.total.standing.compute_share < 1
+
+
+@pytest.fixture
+def step(tmp_path):
+    path = tmp_path / "train_ncu.csv"
+    path.write_bytes(gzip.decompress((HERE / "train_ncu.csv.gz").read_bytes()))
+    return path
+
+
+def test_ncu_catches_a_training_step_whole(step):
+    """The gradients of inputs and weights, which another thread launches, as nsys saw them: launch for launch."""
+    found = roofline.of_csv(step, given(67.0, 4800.0))
+    parts = {part.name: part for part in found.ranges}
+    by_nsys = {each["name"]: each["kernels"] for each in projection.project(HERE / "train.sqlite")[0]}
+    assert {name: part.load.launches for name, part in parts.items()} == {n: k for n, k in by_nsys.items() if k}
+    names = " ".join(kernel.name for kernel in found.parts)
+    assert "dgrad" in names
+    assert "wgrad" in names
+    assert not any("incomplete" in note for note in found.notes)
+
+
+def test_counted_flops_are_fewer_than_by_definition_where_cudnn_transforms(step):
+    """Some of its 3 × 3 convolutions are products of spectra: never more than the definition's, nor less than half."""
+    parts = {part.name: part for part in roofline.of_csv(step, given(67.0, 4800.0)).ranges}
+    forward = parts["forward"].load.total_flops
+    assert 0.5 * FORWARD_FLOPS < forward < FORWARD_FLOPS
+    assert parts["backward"].load.total_flops < 2 * FORWARD_FLOPS
