@@ -178,20 +178,20 @@ def main() -> None:
     parser.add_argument("--gpu", default="auto")
     arguments = parser.parse_args()
     images = arguments.batch_size
+    print(f"{arguments.config}, batch {images}, {arguments.size}, {arguments.workers} workers")
+    print("| clock | images/s | over the loop |\n|---|---:|---:|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         loop = images / apart(by_loop, arguments, folder / "loop")
+
+        def tell(what: str, rate: float) -> None:
+            print(f"| {what} | {rate:.4g} | {rate / loop - 1:+.2%} |", flush=True)
+
+        tell(f"loop of {arguments.seconds:g} s", loop)
         logged, clocked = apart(by_runner, arguments, folder / "runner")
-        ours = by_perfexp(arguments, folder / "perfexp")
-    print(f"{arguments.config}, batch {images}, {arguments.size}, {arguments.workers} workers")
-    print("| clock | images/s | over the loop |\n|---|---:|---:|")
-    for what, rate in (
-        (f"loop of {arguments.seconds:g} s", loop),
-        ("Runner, by what it logs", images / logged),
-        ("Runner, by the clock", images / clocked),
-        ("perfexp, `throughput`", ours),
-    ):
-        print(f"| {what} | {rate:.4g} | {rate / loop - 1:+.2%} |")
+        tell("Runner, by what it logs", images / logged)
+        tell("Runner, by the clock", images / clocked)
+        tell("perfexp, `throughput`", by_perfexp(arguments, folder / "perfexp"))
 
 
 if __name__ == "__main__":
