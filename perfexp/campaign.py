@@ -14,8 +14,9 @@ from perfexp import config, naming
 from perfexp.errors import PerfexpError, UserError
 from perfexp.estimate import longest_seconds
 from perfexp.paths import SweepPaths, write_atomically
-from perfexp.record import Record, Status, Sweep, SweepChild, SweepMembership
+from perfexp.record import Record, Status, SweepMembership
 from perfexp.resume import measures_the_same
+from perfexp.sweep_record import Sweep, SweepChild
 
 if TYPE_CHECKING:
     from perfexp.sinks import Tracker

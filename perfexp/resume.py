@@ -8,7 +8,7 @@ from pathlib import Path
 from perfexp import config
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths, SweepPaths
-from perfexp.record import Sweep
+from perfexp.sweep_record import Sweep
 
 #: Hydra's flags for a folder of the user's own groups.
 CONFIG_DIR = ("--config-dir", "-cd")

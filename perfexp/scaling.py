@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfexp.stats import MAD_TO_SIGMA, Interval, Samples, student95
+from perfexp.distributions import student95
+from perfexp.stats import MAD_TO_SIGMA, Interval, Samples
 
 #: Exponents that a fit over sizes may have, and the steps in which they are tried: at first, then at the end.
 _EXPONENT_MOST, _EXPONENT_STEP, _EXPONENT_FINE = 3.0, 0.05, 0.005

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfexp.distributions import ALPHA, Z95, binomial_pmf, student95
+
 Samples = NDArray[np.float64]
 
 #: How correlated samples are can't be told well of fewer effective ones, and the median's interval may then be so many
 #: times too narrow (`benchmarks/intervals.py`).
 FEW, FEW_TOO_NARROW = 30.0, 3.0
-#: Half of 1.96, the two-sided 95 % point of the normal distribution, rounded as in the rank interval's formula.
-_HALF_Z95 = 0.98
-#: Two-sided error probability of every interval.
-_ALPHA = 0.05
+#: Half of the normal distribution's two-sided 95 % point, as in the rank interval's formula.
+_HALF_Z95 = Z95 / 2
 #: A normal distribution's standard deviation in units of its median absolute deviation.
 MAD_TO_SIGMA = 1.4826
 #: A sample further from the median than this many robust standard deviations is tagged as an outlier.
@@ -201,7 +201,7 @@ def samples_needed(percentile: float) -> int:
         percentile: between 0 and 100, both excluded.
     """
     q = max(percentile, 100 - percentile) / 100
-    return math.ceil(math.log(_ALPHA / 2) / math.log(q) - 1e-9)
+    return math.ceil(math.log(ALPHA / 2) / math.log(q) - 1e-9)
 
 
 def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None = None) -> Interval:
@@ -225,9 +225,9 @@ def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None
         tau = autocorrelation_time(samples)
     if n < samples_needed(percentile) * tau:
         return Interval(value=value, low=None, high=None)
-    cumulative = np.cumsum(_binomial_pmf(n, q))
-    lower = int(np.searchsorted(cumulative, _ALPHA / 2, side="right"))
-    upper = int(np.searchsorted(cumulative, 1 - _ALPHA / 2, side="left")) + 1
+    cumulative = np.cumsum(binomial_pmf(n, q))
+    lower = int(np.searchsorted(cumulative, ALPHA / 2, side="right"))
+    upper = int(np.searchsorted(cumulative, 1 - ALPHA / 2, side="left")) + 1
     spread = math.sqrt(tau)
     low = math.floor(n * q - (n * q - lower) * spread)
     high = math.ceil(n * q + (upper - n * q) * spread)
@@ -355,70 +355,6 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
     )
 
 
-def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:
-    """What limits a pipelined loop.
-
-    Args:
-        host_seconds: H, time per call that the host needs to issue it; None where that can't be known.
-        wall_seconds: W, wall time per call of that loop.
-        device_seconds: D, time that the device works on one call.
-
-    Returns:
-        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`; None without H, but for `gpu`.
-    """
-    if device_seconds / wall_seconds >= 0.95:
-        return "gpu"
-    if host_seconds is None:
-        return None
-    if host_seconds / wall_seconds >= 0.95 and device_seconds / wall_seconds < 0.90:
-        return "launch"
-    return "mixed"
-
-
-def student95(degrees: float) -> float:
-    """The two-sided 95 % point of Student's distribution, to about ten digits.
-
-    Newton's method on P(|T| > t) = I_x(ν/2, 1/2) with x = ν / (ν + t²): in the tail this falls and bends upwards, so
-    that the iteration from below, which the normal distribution's point is, never leaps past the solution.
-    Source: Abramowitz and Stegun, 26.5.27 and 26.7.1.
-
-    Args:
-        degrees: of freedom ν > 0, a whole number or not.
-    """
-    t = 2 * _HALF_Z95
-    log_factor = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
-    for _ in range(100):
-        beyond = _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t), t * t / (degrees + t * t))
-        density = math.exp(log_factor - (degrees + 1) / 2 * math.log1p(t * t / degrees))
-        step = (beyond - _ALPHA) / (2 * density)
-        t += step
-        if abs(step) <= 1e-10 * t:
-            break
-    return t
-
-
-def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """The regularised incomplete beta function I_x(a, b); `rest` is 1 - x, which would lose its digits if subtracted.
-
-    By the continued fraction of Abramowitz and Stegun, 26.5.8, evaluated by Lentz's method (Numerical Recipes, 6.4).
-    """
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - _incomplete_beta(b, a, rest, x)
-    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
-    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, 300):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for coefficient in (even, odd):
-            d = 1.0 / (1.0 + coefficient * d)
-            c = 1.0 + coefficient / c
-            fraction *= c * d
-        if abs(c * d - 1.0) < 1e-14:
-            break
-    return math.exp(front) * fraction / a
-
-
 def _ranks(x: Samples) -> Samples:
     """Ranks from 0, ties sharing their mean rank."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
@@ -431,11 +367,3 @@ def _median_error(x: Samples, tau: float) -> float:
     """Standard error of a median: that of a normal sample's, √(π/2)·σ·√(τ/n), with σ from the MAD."""
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(x - np.median(x))))
     return math.sqrt(math.pi / 2 * tau / x.size) * sigma
-
-
-def _binomial_pmf(n: int, q: float) -> Samples:
-    """Probabilities of 0 … n successes in n trials."""
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    k = np.arange(n + 1)
-    pmf: Samples = np.exp(logs[n] - logs[k] - logs[n - k] + k * math.log(q) + (n - k) * math.log1p(-q))
-    return pmf

@@ -29,6 +29,26 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
     return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
 
 
+def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:
+    """What limits a pipelined loop.
+
+    Args:
+        host_seconds: H, time per call that the host needs to issue it; None where that can't be known.
+        wall_seconds: W, wall time per call of that loop.
+        device_seconds: D, time that the device works on one call.
+
+    Returns:
+        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`; None without H, but for `gpu`.
+    """
+    if device_seconds / wall_seconds >= 0.95:
+        return "gpu"
+    if host_seconds is None:
+        return None
+    if host_seconds / wall_seconds >= 0.95 and device_seconds / wall_seconds < 0.90:
+        return "launch"
+    return "mixed"
+
+
 @contextmanager
 def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]:
     """While entered, what other processes use of the processors is counted; at the end the point says so, and how long.
@@ -94,7 +114,7 @@ def judge_bound(point: Point) -> None:
         return
     host = metric.value if (metric := point.metric("loop/host_seconds")) else None
     wall, busy = (stats.median_interval(series.measured).value for series in (loop, device))
-    bound = stats.bound_by(host, wall, busy)
+    bound = bound_by(host, wall, busy)
     if bound is None:
         return
     point.facts["bound_by"] = bound

@@ -33,6 +33,8 @@ FLOORS = {
     1: ("devices", "meters", "stopping", "environment", "machine", "diagnosis", "sweep"),
     0: (
         "record",
+        "sweep_record",
+        "distributions",
         "roofline",
         "speed",
         "stats",

@@ -5,7 +5,8 @@ import pytest
 
 from perfexp import commands
 from perfexp.main import main
-from perfexp.record import Status, Sweep
+from perfexp.record import Status
+from perfexp.sweep_record import Sweep
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 

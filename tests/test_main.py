@@ -18,7 +18,8 @@ import yaml
 
 from perfexp.devices import lock
 from perfexp.main import main
-from perfexp.record import Record, Status, Sweep, is_layers
+from perfexp.record import Record, Status, is_layers
+from perfexp.sweep_record import Sweep
 
 TWO_MS = ("model.base_seconds=0.002", "model.seconds_per_megapixel=0")
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")

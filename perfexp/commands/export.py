@@ -13,7 +13,8 @@ import typer
 from perfexp import units
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import write_atomically
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
+from perfexp.sweep_record import Sweep
 
 if TYPE_CHECKING:
     from perfexp.sinks.tables import Line

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
 from perfexp.sinks.folders import below
+from perfexp.sweep_record import Sweep
 
 if TYPE_CHECKING:
     from perfexp.sinks.mlflow import MlflowSink

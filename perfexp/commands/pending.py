@@ -12,8 +12,8 @@ import yaml
 
 from perfexp import config
 from perfexp.errors import UserError
-from perfexp.record import Sweep, SweepChild
 from perfexp.resume import measures_the_same
+from perfexp.sweep_record import Sweep, SweepChild
 
 if TYPE_CHECKING:
     from perfexp.sinks.standing import Run

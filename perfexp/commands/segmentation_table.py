@@ -45,8 +45,8 @@ class SegmentationTable:
             config: likewise.
         """
         from perfexp.errors import UserError
-        from perfexp.record import Sweep
         from perfexp.sinks import speed_table
+        from perfexp.sweep_record import Sweep
 
         folder = Path(config.hydra.sweep.dir)
         try:

@@ -12,7 +12,8 @@ import typer
 from perfexp import units
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths
-from perfexp.record import Record, Sweep, read_points
+from perfexp.record import Record, read_points
+from perfexp.sweep_record import Sweep
 
 _RECORD, _SWEEP, _PLAN = "record.json", "sweep.json", "plan.yaml"
 #: Runs that are named before the rest is counted.

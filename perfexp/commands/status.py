@@ -12,8 +12,9 @@ import typer
 from perfexp import config
 from perfexp.errors import PerfexpError, UserError
 from perfexp.paths import RunPaths
-from perfexp.record import Status, Sweep
+from perfexp.record import Status
 from perfexp.resume import measures_the_same
+from perfexp.sweep_record import Sweep
 
 if TYPE_CHECKING:
     from perfexp.sinks.console import Console

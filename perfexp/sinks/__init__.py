@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
+from perfexp.sweep_record import Sweep
 
 
 class Tracker(Protocol):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfexp import units
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
 from perfexp.sinks import convolutions, overview, profiles, several, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
@@ -25,6 +25,7 @@ from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.wording import first_prediction_text, median_text
 from perfexp.summary import Row, first_predictions, requested_percentiles, rows
+from perfexp.sweep_record import Sweep
 
 #: A file or a pipe has no edge: its lines are not broken.
 _ENDLESS = 10_000

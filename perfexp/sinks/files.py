@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfexp.paths import RunPaths, SweepPaths, write_atomically
-from perfexp.record import Artifact, Record, Sweep
+from perfexp.record import Artifact, Record
 from perfexp.sinks import areas, convolutions, layers, pictures, profiles, report, speed_files, tables
 from perfexp.sinks.chart import Bars, Chart, Strips
 from perfexp.sinks.subject import subject
+from perfexp.sweep_record import Sweep
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:

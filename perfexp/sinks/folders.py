@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from perfexp.record import Sweep, SweepChild
 from perfexp.sinks.store import ARTIFACTS
+from perfexp.sweep_record import Sweep, SweepChild
 
 
 def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iterator[Path]:

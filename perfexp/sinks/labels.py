@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.paths import safe_name
-from perfexp.record import Record, Status, Sweep
+from perfexp.record import Record, Status
 from perfexp.sinks.figures import Figures
 from perfexp.sinks.remarks import raised_doubts
 from perfexp.sinks.store import without_password
 from perfexp.sinks.subject import subject
 from perfexp.summary import Row
+from perfexp.sweep_record import Sweep
 
 #: Longer texts MLflow cuts without a word.
 PARAM_LENGTH, TAG_LENGTH = 6_000, 8_000

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfexp.errors import PerfexpError
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
 from perfexp.sinks import replay
 from perfexp.sinks.figures import Figure, to_ms
 from perfexp.sinks.labels import NAME_LENGTH, clean
@@ -23,6 +23,7 @@ from perfexp.sinks.replay import Replay
 from perfexp.sinks.store import artifact_folder, how_to_look, locked, store_uri, without_password
 from perfexp.sinks.subject import one_line
 from perfexp.sinks.uploads import Upload
+from perfexp.sweep_record import Sweep
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

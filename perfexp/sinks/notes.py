@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
 from perfexp.sinks import report, sweeps
 from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.labels import TAG_LENGTH, clean
@@ -14,6 +14,7 @@ from perfexp.sinks.remarks import raised_doubts
 from perfexp.sinks.subject import one_line, subject
 from perfexp.sinks.wording import bare_time, median_text, rate_text
 from perfexp.summary import Row
+from perfexp.sweep_record import Sweep
 
 #: Below a description that nobody has edited; a page of MLflow does not show it.
 _MARK = "\n\n<!-- perfexp "

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from perfexp import stats
-from perfexp.record import Key, Record, Sweep
+from perfexp.record import Key, Record
 from perfexp.sinks.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips
 from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.sweeps import paired
 from perfexp.sinks.wording import ENERGY, PEAK_MEMORY, find_metric, scaling_text
 from perfexp.summary import MEGAPIXEL, Row, rows, scalings
+from perfexp.sweep_record import Sweep
 
 #: More points of one size and one batch size than this are bars, not distributions side by side.
 _MOST_STRIPS = 3

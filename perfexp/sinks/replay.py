@@ -6,11 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
 from perfexp.sinks import labels, notes, uploads
 from perfexp.sinks.figures import Figure, figures
 from perfexp.sinks.uploads import Upload, sendable
 from perfexp.summary import rows
+from perfexp.sweep_record import Sweep
 
 #: The experiment of what names none.
 DEFAULT_EXPERIMENT = "perfexp"

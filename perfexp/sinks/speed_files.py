@@ -9,8 +9,9 @@ from pathlib import Path
 
 from perfexp.errors import UserError
 from perfexp.paths import RunPaths, write_atomically
-from perfexp.record import Record, Sweep
+from perfexp.record import Record
 from perfexp.speed import Speed, of_record, placing
+from perfexp.sweep_record import Sweep
 
 _REPEAT = "Move it away and repeat the command: what was measured is kept."
 _KEPT = "What was measured is kept, and the run's own folder has the file."

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfexp import stats
-from perfexp.record import Record, Status, Sweep, SweepChild
+from perfexp.record import Record, Status
 from perfexp.sinks import speed_files
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.subject import one_line
 from perfexp.sinks.sweeps import paired
 from perfexp.sinks.wording import percent, rate_text
 from perfexp.speed import Speed
+from perfexp.sweep_record import Sweep, SweepChild
 
 #: What the figures leave out.
 _SYNTHETIC = "images are synthetic, and no loading is in the figures: data=cityscapes data.root=DIR trains on pictures"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from perfexp.record import Metric, Record, Status, Sweep, SweepChild
+from perfexp.record import Metric, Record, Status
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.remarks import failures
 from perfexp.sinks.subject import one_line
 from perfexp.sinks.wording import bare_time, find_metric, median_text, rate_text
 from perfexp.summary import Row, rows
+from perfexp.sweep_record import Sweep, SweepChild
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:

@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from perfexp import stats
-from perfexp.record import Doubt, Record, Status, Sweep
+from perfexp.record import Doubt, Record, Status
 from perfexp.sinks.subject import Subject, one_line, subject
 from perfexp.sinks.sweeps import paired
 from perfexp.sinks.wording import ENERGY, PEAK_MEMORY, POWER, find_metric, percentile, service_time
 from perfexp.summary import Across, Row, across, requested_percentiles, rows
+from perfexp.sweep_record import Sweep
 
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfexp.record import Key, Record, Series, Sweep, SweepChild
+from perfexp.record import Key, Record, Series
 from perfexp.sinks import tables, winners
 from perfexp.sinks.subject import subject
 from perfexp.sinks.tables import Line
 from perfexp.sinks.winners import Row
 from perfexp.sweep import parse_sizes
+from perfexp.sweep_record import Sweep, SweepChild
 
 #: What says which run a line is of, in their order.
 IDENTITY = (

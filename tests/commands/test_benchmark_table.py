@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from perfexp import config
 from perfexp.commands import cards, segmentation_table
 from perfexp.main import main
-from perfexp.record import Sweep
+from perfexp.sweep_record import Sweep
 
 SMALL = (
     *("model=fake", "tracking=none", "stopping.measure=20", "input_size=64"),
@@ -107,7 +107,7 @@ def test_no_card_at_all_is_no_reason_to_ask(here, monkeypatch, capsys):
 def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monkeypatch):
     """An inference leaves no speed file, so the table has no line."""
     callback = segmentation_table.SegmentationTable(register=lambda *_, **__: None)
-    monkeypatch.setattr("perfexp.record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: []))
+    monkeypatch.setattr("perfexp.sweep_record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: []))
     monkeypatch.setattr("perfexp.sinks.speed_table.table", lambda *_: None)
     config = SimpleNamespace(quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))))
     callback.on_multirun_end(config)

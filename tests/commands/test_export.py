@@ -10,8 +10,9 @@ import pytest
 from perfexp import commands
 from perfexp.layers import Key as LayerKey
 from perfexp.layers.table import Line, Spread
-from perfexp.record import Metric, Point, Status, Sweep, SweepChild, SweepMembership, layers_key
+from perfexp.record import Metric, Point, Status, SweepMembership, layers_key
 from perfexp.sinks import tables, tidy
+from perfexp.sweep_record import Sweep, SweepChild
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from perfexp import commands
-from perfexp.record import Sweep, SweepChild, SweepMembership
+from perfexp.record import SweepMembership
+from perfexp.sweep_record import Sweep, SweepChild
 
 pytestmark = [
     pytest.mark.filterwarnings(

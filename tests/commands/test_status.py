@@ -16,8 +16,9 @@ from perfexp.commands import pending
 from perfexp.devices import lock
 from perfexp.main import main
 from perfexp.overrides import jobs_of
-from perfexp.record import Key, Point, Series, Status, Sweep, SweepChild, point_to_line
+from perfexp.record import Key, Point, Series, Status, point_to_line
 from perfexp.sinks import standing
+from perfexp.sweep_record import Sweep, SweepChild
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from perfexp import stats
+from perfexp import stats, verdicts
 from perfexp.devices.fake import FakeDevice
 from perfexp.probes import queue, timing
 from perfexp.stopping import Fixed, Precision
@@ -72,7 +72,7 @@ def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
         chunk = queue.samples_in_queue(call, device)
         held = float(np.median(queue.Chain(call, device, chunk)(calls)))
         wall = float(np.median(queue.Loop(call, device)(calls)))
-        assert stats.bound_by(queue.issue_seconds(call, device, chunk), wall, held) == verdict
+        assert verdicts.bound_by(queue.issue_seconds(call, device, chunk), wall, held) == verdict
 
 
 def test_the_host_time_is_that_of_a_queue_with_room():

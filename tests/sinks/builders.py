@@ -14,11 +14,10 @@ from perfexp.record import (
     Series,
     Status,
     Stop,
-    Sweep,
-    SweepChild,
     SweepMembership,
     overall_status,
 )
+from perfexp.sweep_record import Sweep, SweepChild
 
 PLAN: dict[str, Any] = {
     "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import PerfexpError
-from perfexp.record import Artifact, Metric, Status, Sweep, SweepChild, SweepMembership
+from perfexp.record import Artifact, Metric, Status, SweepMembership
 from perfexp.sinks.mlflow import MlflowSink, TrackingFailed
+from perfexp.sweep_record import Sweep, SweepChild
 
 pytestmark = [
     pytest.mark.filterwarnings(

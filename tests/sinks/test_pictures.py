@@ -8,9 +8,10 @@ import pytest
 from builders import Builder
 
 from perfexp import stats
-from perfexp.record import Metric, Sweep
+from perfexp.record import Metric
 from perfexp.sinks import canvas, pictures
 from perfexp.sinks.chart import Bars, Chart, Strips
+from perfexp.sweep_record import Sweep
 
 
 def size_of(png: bytes) -> tuple[int, int]:

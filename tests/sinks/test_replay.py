@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from perfexp.record import Status, Sweep, SweepChild
+from perfexp.record import Status
 from perfexp.sinks import labels, notes, replay
 from perfexp.sinks.quantities import CHART_POINTS, decimate
+from perfexp.sweep_record import Sweep, SweepChild
 from tests.conftest import timed_point
 
 

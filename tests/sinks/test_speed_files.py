@@ -10,8 +10,9 @@ import pytest
 from builders import Builder
 
 from perfexp.paths import RunPaths
-from perfexp.record import Point, Record, Status, Sweep, SweepMembership
+from perfexp.record import Point, Record, Status, SweepMembership
 from perfexp.sinks import files, speed_files
+from perfexp.sweep_record import Sweep
 
 NAME = "resnet50_sp_bs1_fp32_1_speed"
 

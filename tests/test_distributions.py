@@ -1,0 +1,49 @@
+"""Points and probabilities of distributions, against tables and sums."""
+
+import math
+
+import numpy as np
+import pytest
+
+from perfexp.distributions import binomial_pmf, student95
+
+
+@pytest.mark.parametrize(
+    ("degrees", "student"),
+    [
+        (1, 12.706205),
+        (2, 4.302653),
+        (3, 3.182446),
+        (4, 2.776445),
+        (5, 2.570582),
+        (6, 2.446912),
+        (7, 2.364624),
+        (8, 2.306004),
+        (9, 2.262157),
+        (30, 2.042272),
+        (120, 1.979930),
+        (1e6, 1.959966),
+    ],
+)
+def test_students_95_percent_point_is_that_of_the_tables(degrees, student):
+    assert student95(degrees) == pytest.approx(student, rel=5e-7)
+
+
+def integral(function, low, high, steps=200_000):
+    edges = np.linspace(low, high, steps + 1)
+    return function((edges[1:] + edges[:-1]) / 2).sum() * (high - low) / steps
+
+
+@pytest.mark.parametrize("degrees", [1, 1.5, 2.7, 9.37, 100.5])
+def test_students_point_leaves_5_percent_beyond_it_whether_or_not_the_degrees_are_a_whole_number(degrees):
+    def density(angle):  # of arctan(T / √ν), up to a factor
+        return np.cos(angle) ** (degrees - 1)
+
+    beyond = integral(density, np.arctan(student95(degrees) / np.sqrt(degrees)), np.pi / 2)
+    assert beyond / integral(density, 0, np.pi / 2) == pytest.approx(0.05, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n", "q"), [(1, 0.5), (20, 0.5), (72, 0.95), (1000, 0.99)])
+def test_binomial_probabilities_are_those_of_counting(n, q):
+    by_counting = [math.comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(n + 1)]
+    assert binomial_pmf(n, q) == pytest.approx(by_counting, rel=1e-9, abs=1e-12)
