@@ -29,7 +29,7 @@ def stats(
 ) -> None:
     """Make reports of profiles of nsys again: CSVs beside each profile, and its top kernels.
 
-    Exit code 0 if every report of every profile has rows, 1 if one has none.
+    Exit code 0 if every report of every profile has rows, or nothing to list; 1 if one was not made.
     """
     from perfexp.profilers import reports, tools  # late: `perfexp --help` imports all commands
 
@@ -69,7 +69,7 @@ def _profiles(place: Path) -> Iterator[Path]:
 
 
 def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
-    """Make the reports of one profile and print what came out; returns whether each has rows."""
+    """Make the reports of one profile and print what came out; returns whether each was made, or is empty."""
     from perfexp.paths import RunPaths
     from perfexp.profilers import Place, refuse_to_overwrite
     from perfexp.profilers.nsys import ENDINGS, evaluate, evaluated, imported

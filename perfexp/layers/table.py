@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from perfexp import stats
 from perfexp.layers import Key, LayerTimes, Pass, RowTimes
+from perfexp.layers.alignment import aligned
 from perfexp.work import Row, Work
+
+#: Where something stands in a call of the model: the module's path, the number of its call, that of the operation.
+Place = tuple[str, int, int | None]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,9 +99,7 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
         times: of a call of the model.
         work: of a call with the same inputs in the same mode; None where it could not be counted.
     """
-    rows = {(row.path, row.call, row.operation): row for row in work.rows} if work else {}
-    places = {(key.path, key.call, key.operation): key for row in times.rows if (key := row.key)}
-    rows = {place: row for place, row in rows.items() if place not in places or _same(places[place], row)}
+    rows = _placed(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
     whole = sum(line.seconds.median + line.gap_seconds.median for line in lines)
     for line in lines:
@@ -106,15 +108,35 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     return lines + [_without_time(row) for place, row in rows.items() if place not in seen and times.calls]
 
 
-def _same(key: Key, row: Row) -> bool:
-    """Whether what was timed is what was counted: an operation of another name is another's.
+def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
+    """The rows of the work by where they were timed.
 
-    The work of a training is counted without the losses that a model computes itself, and with others in their place.
+    A call's operations are numbered alike in both, unless the model computes its losses itself: the work of a training
+    is counted without them, so that what follows has other numbers. Such a call's operations are matched by their
+    names, in order; what has no counterpart then was no part of what was timed.
     """
-    return key.operation is None or key.kind == row.kind
+    timed: dict[tuple[str, int], dict[int, str]] = {}
+    for key in (row.key for row in times.rows):
+        if key is not None and key.path is not None and key.operation is not None:
+            timed.setdefault((key.path, key.call), {})[key.operation] = key.kind
+    operations: dict[tuple[str, int], dict[int, Row]] = {}
+    for row in counted:
+        if row.operation is not None:
+            operations.setdefault((row.path, row.call), {})[row.operation] = row
+    placed = {(row.path, row.call, row.operation): row for row in counted}
+    for call, kinds in timed.items():
+        known = operations.get(call, {})
+        if all(number in known and known[number].kind == kind for number, kind in kinds.items()):
+            continue
+        for number in known:
+            del placed[(*call, number)]
+        there, here = sorted(kinds), sorted(known)
+        for left, right in aligned([kinds[number] for number in there], [known[number].kind for number in here]):
+            placed[(*call, there[left])] = known[here[right]]
+    return placed
 
 
-def _line(row: RowTimes, rows: Mapping[tuple[str, int, int | None], Row], calls: int) -> Line:
+def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
     key = row.key
     kind = key.kind if key else "unattributed"
     line = Line(

@@ -218,7 +218,8 @@ class MmsegSession(TorchSession):
     def work(self, inputs: Any, *, training: bool) -> Work:
         """See `Session`. Of a training without its losses, as of any model."""
         with _without_losses(self.module):
-            return super().work(inputs, training=training)
+            work = super().work(inputs, training=training)
+        return replace(work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__))
 
     def facts(self) -> dict[str, Any]:
         """See `Session`."""
@@ -300,12 +301,19 @@ class MmsegSession(TorchSession):
         return wrapper, schedules
 
 
+class _ScoresSum(torch.nn.Module):
+    """In place of a head's losses: the sum of its scores. A module, so that its work can be told from the model's."""
+
+    def forward(self, scores: Any) -> torch.Tensor:
+        return torch.stack([each.sum() for each in tensors_in(scores)]).sum()
+
+
 @contextmanager
 def _without_losses(module: torch.nn.Module) -> Iterator[None]:
     """The heads give the sum of their scores instead of their losses, which may ask for the numbers in the labels."""
-    heads = [head for head in module.modules() if hasattr(head, "loss_by_feat")]
+    heads, total = [head for head in module.modules() if hasattr(head, "loss_by_feat")], _ScoresSum()
     for head in heads:
-        vars(head)["loss_by_feat"] = lambda scores, *_, **__: {"loss": sum(each.sum() for each in tensors_in(scores))}
+        vars(head)["loss_by_feat"] = lambda scores, *_, **__: {"loss": total(scores)}
     try:
         yield
     finally:

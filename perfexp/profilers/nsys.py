@@ -160,7 +160,7 @@ def evaluate(
         write_atomically(path, _csv(ranges))
         found.files.append(path.name)
     kernels = stats.kernels(sheets) or _kernels(work)
-    empty = {report: "nothing was copied or filled" for report in problems if _nothing_copied(report, work)}
+    empty = {report: "nothing was copied or filled" for report, why in problems.items() if _no_copies(why, work)}
     problems = {report: why for report, why in problems.items() if report not in empty}
     found.facts = {
         "kernels": kernels[:top],
@@ -267,9 +267,9 @@ def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
         return [], []
 
 
-def _nothing_copied(report: str, work: Sequence[Work]) -> bool:
-    """Whether a report of copies has no rows since there were none: what kernels were launched is recorded."""
-    return stats.of_copies(report) and bool(work) and all(each.kernel is not None for each in work)
+def _no_copies(why: str, work: Sequence[Work]) -> bool:
+    """Whether nsys skipped a report since nothing was copied or filled, and what it recorded says the same."""
+    return stats.NO_COPIES in why and bool(work) and all(each.kernel is not None for each in work)
 
 
 def _kernels(work: Iterable[Work]) -> list[dict[str, Any]]:

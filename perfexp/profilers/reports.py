@@ -51,13 +51,13 @@ _RENAMED = (
     ("um_sum", "unifiedmemory"),
     ("um_total_sum", "unifiedmemorytotals"),
 )
-#: Beginnings of those that are of copies and fills alone.
-_OF_COPIES = ("cuda_gpu_mem_", "gpumem")
 #: A name, with arguments of the report's own; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
 #: What nsys says of a report that it does not make.
 _REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
+#: What it says of reports of copies and fills where there were none (or where they were not traced).
+NO_COPIES = "does not contain GPU memory data"
 #: What it says of any report.
 _NO_NEWS = ("Processing", "Generating")
 #: A report of a large profile takes so long, and its SQLite export.
@@ -107,15 +107,6 @@ def check(reports: Iterable[str]) -> list[str]:
         if not _REPORT.fullmatch(name):
             raise UserError(f"'{name}' is no report of nsys stats; its reports are called cuda_gpu_kern_sum and so on.")
     return list(dict.fromkeys(names))
-
-
-def of_copies(report: str) -> bool:
-    """Whether a report is of copies and fills of memory alone.
-
-    Args:
-        report: as the user gave it.
-    """
-    return report.startswith(_OF_COPIES)
 
 
 def known(tool: Tool) -> frozenset[str]:

@@ -1,7 +1,9 @@
 """`perfexp stats`: reports of a profile that is there, without a run."""
 
 import importlib.util
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,7 @@ def test_in_a_runs_folder_what_is_written_enters_the_manifest(nsys, profile):
 
 
 def test_a_report_without_rows_is_told_and_the_others_are_made(nsys, profile, capsys):
-    nsys(reports={"cuda_api_sum": "skip", "cuda_gpu_kern_sum": scripted.KERN_SUM})
+    nsys(reports={"cuda_api_sum": scripted.NO_KERNELS, "cuda_gpu_kern_sum": scripted.KERN_SUM})
     assert commands.run(["stats", str(profile), "-r", "cuda_api_sum,cuda_gpu_kern_sum"]) == 1
     assert "does not contain CUDA kernel data" in capsys.readouterr().out
     assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
@@ -145,3 +147,17 @@ def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsy
     monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": ()})
     assert commands.run(["stats", str(profile)]) == 1
     assert "https://developer.nvidia.com/nsight-systems" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("report", "code"), [("cuda_gpu_mem_time_sum", 0), ("cuda_gpu_mem_tyme_sum", 1)])
+def test_nothing_was_copied_is_an_answer_and_a_misspelt_report_is_none(nsys, profile, capsys, report, code):
+    """By the database of a real step without its copies and fills."""
+    database = profile.parent / "copied.sqlite"
+    database.write_bytes((_PROFILERS / "h200" / "train.sqlite").read_bytes())
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table in ("MEMCPY", "MEMSET"):
+            connection.execute(f"DROP TABLE IF EXISTS CUPTI_ACTIVITY_KIND_{table}")
+    reports = {**scripted.REPORTS, "cuda_gpu_mem_time_sum": scripted.NO_COPIES}
+    nsys(no_export=False, database=str(database), reports=reports)
+    assert commands.run(["stats", str(profile), "-r", report]) == code
+    assert ("nothing was copied or filled" in capsys.readouterr().out) is (code == 0)

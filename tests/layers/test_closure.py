@@ -69,14 +69,42 @@ def test_a_line_has_time_and_work_of_its_row_and_pass():
     assert sum(line.share for line in (forward, backward, loss, view)) == pytest.approx(1)
 
 
-def test_an_operation_of_another_name_has_no_work_of_this_one_and_stands_there_once():
-    """What was counted in place of a loss that the model computes itself is not what ran."""
+def operations(*kinds, which=Pass.forward):
+    """Times of the operations of the model's own code."""
+    keys = [key("", which, operation=number, kind=kind) for number, kind in enumerate(kinds)]
+    return [RowTimes(key=each, seconds=[0.2] * 10, gap_seconds=[0.0] * 10) for each in keys]
+
+
+def counted(*kinds):
+    """Work whose rows are operations of the model's own code: the first has 1 FLOP, the second 2, …"""
+    rest = {"path": "", "call": 0, "macs": 0, "bytes_min": 1, "activation_bytes": 0, "parameters": 0}
+    rows = [
+        Row(operation=number, kind=kind, flops=number + 1, input_gradient_flops=10 * (number + 1),
+            weight_gradient_flops=0, inputs=(), outputs=(), **rest)
+        for number, kind in enumerate(kinds)
+    ]  # fmt: skip
+    return Work(rows=tuple(rows), parameters=0, backward=True, uncounted=())
+
+
+def test_an_operation_has_the_work_of_the_one_that_was_counted_there_in_both_passes():
     given = times()
-    given.rows.append(RowTimes(key=key("", operation=0, kind="topk"), seconds=[0.2] * 10, gap_seconds=[0.0] * 10))
-    _, line = join(given, work())
-    assert (line.kind, line.flops, line.inputs) == ("topk", None, ())
-    same, *_ = join(given, work())
-    assert same.flops == 100
+    given.rows = [*operations("add", "cat"), *operations("add", "cat", which=Pass.backward)]
+    lines = join(given, counted("add", "cat", "flatten"))
+    assert [(line.kind, line.flops) for line in lines] == [
+        ("add", 1), ("cat", 2), ("add", 10), ("cat", 20), ("flatten", 3),
+    ]  # fmt: skip
+    assert lines[-1].seconds.median == 0.0
+
+
+def test_operations_behind_a_loss_that_was_not_counted_are_found_again():
+    """What a model computes for its losses has no work, and no row of the work is another's or stands there twice."""
+    given = times()
+    given.rows = operations("interpolate", "cat", "interpolate", "topk", "sum", "interpolate", "cat")
+    lines = join(given, counted("interpolate", "cat", "interpolate", "cat"))
+    assert [(line.kind, line.flops) for line in lines] == [
+        ("interpolate", 1), ("cat", 2), ("interpolate", None), ("topk", None), ("sum", None),
+        ("interpolate", 3), ("cat", 4),
+    ]  # fmt: skip
 
 
 def test_times_survive_json():

@@ -141,6 +141,7 @@ def test_the_work_of_a_training_is_that_of_all_heads_forward_and_backward() -> N
     assert {"auxiliary_head.0.conv_seg", "auxiliary_head.1.conv_seg", "decode_head.conv_seg"} <= set(convolutions)
     assert sum(row.macs for row in training.rows) > sum(row.macs for row in inferring.rows)
     assert sum(row.weight_gradient_flops for row in training.rows) > 0
+    assert not [row for row in training.rows if row.operation is not None and not row.path]  # what only losses compute
     with session.training():  # and afterwards it has its losses again
         assert float(session.loss(session.learn(session.random_batch(SIZE, 2, seed=3)), None)) > 0
 

@@ -65,8 +65,8 @@ elif arguments[0] == "stats":
     elif text == "crash":
         print("Traceback (most recent call last): KeyError", file=sys.stderr)
         Path(value("--output") + "_" + report + ".csv").write_text("")
-    elif text == "skip":
-        print("SKIPPED: x.sqlite does not contain CUDA kernel data.")
+    elif text.startswith("SKIPPED"):
+        print(text)
     else:
         Path(value("--output") + "_" + report + ".csv").write_text(text)
 sys.exit(0)
@@ -135,6 +135,9 @@ OLD_KERN_SUM = """Time(%),Total Time (ns),Instances,Average (ns),Name
  100.0,5000,5,1000.0,fprop
 """
 PLAIN = "Time (%),Total Time (ns),Count,Name\n 100.0,10,1,cudaLaunchKernel\n"
+#: What nsys says of reports of kernels, and of copies, where there were none.
+NO_KERNELS = "SKIPPED: x.sqlite does not contain CUDA kernel data."
+NO_COPIES = "SKIPPED: x.sqlite does not contain GPU memory data."
 REPORTS = {
     "cuda_api_gpu_sum": PLAIN,
     "cuda_gpu_kern_sum": KERN_SUM,

@@ -151,8 +151,11 @@ def test_ncu_catches_a_training_step_whole(step):
 
 
 def test_counted_flops_are_fewer_than_by_definition_where_cudnn_transforms(step):
-    """Some of its 3 × 3 convolutions are products of spectra: never more than the definition's, nor less than half."""
-    parts = {part.name: part for part in roofline.of_csv(step, given(67.0, 4800.0)).ranges}
+    """3 × 3 convolutions by spectra, and their weights' gradients by Winograd: never more than the definition's FLOPs."""
+    found = roofline.of_csv(step, given(67.0, 4800.0))
+    names, parts = " ".join(part.name for part in found.parts), {part.name: part for part in found.ranges}
+    assert "fft2d" in names
+    assert "winograd" in names
     forward = parts["forward"].load.total_flops
     assert 0.5 * FORWARD_FLOPS < forward < FORWARD_FLOPS
     assert parts["backward"].load.total_flops < 2 * FORWARD_FLOPS

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from scripted import KERN_SUM, OLD_KERN_SUM, REPORTS
+from scripted import KERN_SUM, NO_KERNELS, OLD_KERN_SUM, REPORTS
 
 from perfexp.errors import UserError
 from perfexp.profilers import Place, ProfilerFailed, reports, tools
@@ -50,7 +50,11 @@ def test_an_old_nsys_makes_what_is_asked_for_by_its_new_name(nsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [("crash", "KeyError"), ("skip", "does not contain CUDA kernel data"), ("Time (%),Total Time (ns),Name\n", "rows")],
+    [
+        ("crash", "KeyError"),
+        (NO_KERNELS, "does not contain CUDA kernel data"),
+        ("Time (%),Total Time (ns),Name\n", "rows"),
+    ],
 )
 def test_a_report_without_rows_is_a_failure_although_nsys_ends_with_0(nsys, tmp_path, answer, why):
     nsys(reports={"cuda_gpu_kern_sum": answer})

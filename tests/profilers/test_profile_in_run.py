@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from scripted import REPORTS, VERSION, ncu_csv
+from scripted import NO_COPIES, NO_KERNELS, REPORTS, VERSION, ncu_csv
 
 from perfexp import config
 from perfexp.errors import Unsupported
@@ -158,7 +158,7 @@ def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, 
 
 
 def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
-    reports = {"cuda_gpu_kern_sum": "crash", "nvtx_gpu_proj_sum": "skip", "cuda_api_gpu_sum": "A,B,C\n1,2,x\n"}
+    reports = {"cuda_gpu_kern_sum": "crash", "nvtx_gpu_proj_sum": NO_KERNELS, "cuda_api_gpu_sum": "A,B,C\n1,2,x\n"}
     nsys(reports=reports)
     _, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
@@ -170,18 +170,20 @@ def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
     assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {"fprop", "dgrad"}  # by the database
 
 
-@pytest.mark.parametrize("fills", [0, 1])
-def test_a_report_of_copies_is_missing_only_where_there_were_some(run, nsys, database, fills):
-    """nsys skips it either way; an inference copies nothing, and that is an answer."""
-    nsys(reports={**REPORTS, "cuda_gpu_mem_time_sum": "skip"})
+@pytest.mark.parametrize(
+    ("fills", "said", "missing"), [(0, NO_COPIES, False), (1, NO_COPIES, True), (0, "crash", True)]
+)
+def test_a_report_of_copies_is_missing_unless_there_were_none(run, nsys, database, fills, said, missing):
+    """An inference copies nothing, and that is an answer; what nsys recorded has to agree."""
+    nsys(reports={**REPORTS, "cuda_gpu_mem_time_sum": said})
     with closing(sqlite3.connect(database)) as connection, connection:
         rows = [(5000, 5100, 0)] * fills
         connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, ?)", rows)
     code, printed, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
-    assert [doubt.code for doubt in point.doubts] == ["reports_missing"] * fills
-    assert list(point.facts["profile"]["empty"]) == ["cuda_gpu_mem_time_sum"] * (1 - fills)
-    assert ("cuda_gpu_mem_time_sum has no rows: nothing was copied or filled in these calls" in printed) == (not fills)
+    assert [doubt.code for doubt in point.doubts] == ["reports_missing"] * missing
+    assert list(point.facts["profile"]["empty"]) == ["cuda_gpu_mem_time_sum"] * (not missing)
+    assert ("cuda_gpu_mem_time_sum has no rows: nothing was copied or filled in these calls" in printed) is not missing
     assert code == 0
 
 
