@@ -151,7 +151,7 @@ def test_ncu_catches_a_training_step_whole(step):
 
 
 def test_counted_flops_are_fewer_than_by_definition_where_cudnn_transforms(step):
-    """3 × 3 convolutions by spectra, and their weights' gradients by Winograd: never more than the definition's FLOPs."""
+    """Convolutions by spectra, and weights' gradients by Winograd: never more than the definition's FLOPs."""
     found = roofline.of_csv(step, given(67.0, 4800.0))
     names, parts = " ".join(part.name for part in found.parts), {part.name: part for part in found.ranges}
     assert "fft2d" in names
