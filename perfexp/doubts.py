@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Doubt
+from perfexp.stats import Interval
 
 #: Other processes may use this share of the machine's cores before a point says so.
 BUSY_SHARE = 0.1
@@ -337,6 +338,21 @@ def scaling_falls(ratio: float, smaller: str) -> Doubt:
         code="scaling_unexpected",
         detail=f"the time is {ratio:.2f} of that of the smaller size {smaller}, beyond both intervals",
         remedy="measure both sizes again; if it stays, the smaller one runs by a slower kernel or was disturbed",
+    )
+
+
+def speedup_unsure(rival: str, ratio: Interval) -> Doubt:
+    """The rounds in which two were compared do not tell which is faster.
+
+    Args:
+        rival: what the whole model was compared with.
+        ratio: its time over that of the choice, with the interval across the rounds.
+    """
+    return Doubt(
+        code="speedup_unsure",
+        detail=f"against {rival} the rounds come to {ratio.value:.2f}, and anything from {ratio.low:.2f} to "
+        f"{ratio.high:.2f} is as likely: which of the two is faster is not known",
+        remedy="measure when nothing else runs",
     )
 
 

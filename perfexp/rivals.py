@@ -13,7 +13,7 @@ from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
 from perfexp.probes import queue, timing
-from perfexp.record import Metric, Point, Series
+from perfexp.record import Doubt, Metric, Point, Series
 
 #: How a rival's metric is called, before its name.
 _SPEEDUP = "algorithm/speedup_over_"
@@ -40,9 +40,10 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
         device: that computes.
         capture: makes one launch of the call as it is computed now.
     """
-    series, compared = compare(algorithm, call, device, capture)
+    series, compared, unsure = compare(algorithm, call, device, capture)
     point.series += series
     point.metrics += compared
+    point.doubts += unsure
     slower = {each.name: each.value for each in compared if each.value is not None and each.value < _SLOWER}
     point.doubts += [doubts.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
     if slower:
@@ -51,11 +52,12 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
 
 def compare(
     algorithm: Algorithm, call: timing.Call, device: Device, capture: timing.Capture
-) -> tuple[list[Series], list[Metric]]:
+) -> tuple[list[Series], list[Metric], list[Doubt]]:
     """Series `rival/NAME` of each one's time per call, and how many times faster the algorithm is than each rival.
 
     The time is the device's own where it has one; where its queue does not take the call of each, all are captured. The
-    ratio is the median over the rounds of the ratio of medians.
+    ratio is the median over the rounds of the ratio of medians; where the rounds differ so much that the algorithm may
+    as well be slower, that is a doubt.
 
     Args:
         algorithm: applied to the model.
@@ -84,13 +86,18 @@ def compare(
     starved = sum(turn.starved for turn in turns.values())
     if starved:
         reason = f"the host kept the device waiting in {starved} fills of the queue"
-        return series, [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
+        unknown = [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
+        return series, unknown, []
     own = [float(np.median(samples)) for samples in taken[ours]]
-    metrics = []
+    metrics, unsure = [], []
     for rival in algorithm.rivals():
         ratios = [float(np.median(samples)) / mine for samples, mine in zip(taken[rival], own, strict=True)]
         metrics.append(Metric(name=_ratio(rival), value=float(np.median(ratios)), unit="1"))
-    return series, metrics
+        across, _ = stats.across_interval(ratios)
+        assert across.low is not None and across.high is not None  # of as many as there are rounds
+        if across.low < 1 < across.high and not _SLOWER <= across.value <= 1 / _SLOWER:
+            unsure.append(doubts.speedup_unsure(rival, across))
+    return series, metrics, unsure
 
 
 def _now(work: Callable[[], Any]) -> Any:

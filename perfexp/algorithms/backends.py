@@ -41,6 +41,7 @@ class PassChoice:
         workspace_bytes: memory that it takes beside its tensors; None where nobody says.
         seconds: time of each engine that was tried, where some were.
         errors: relative L2 error of each against float64.
+        kept_since: date and time of that trial, ISO 8601, where an earlier process made it.
     """
 
     engine: str
@@ -48,6 +49,7 @@ class PassChoice:
     workspace_bytes: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    kept_since: str | None = None
 
 
 Choice = Mapping[Pass, PassChoice]
@@ -283,6 +285,8 @@ def supports_of(
     """
     if name == DEFAULT:
         return []
+    if name == "benchmark" and device.type != "cuda":
+        raise UserError(f"algorithm=benchmark has cuDNN search: {why_no_cudnn(device)}.")
     if name in SWITCHED:
         return [OfTorch(name=name)]
     found: list[Support] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,8 @@ class Fastest:
         try:
             found = {which: PassChoice(**kept[which.value]) for which in passes} if kept else None
             for which, choice in (found or {}).items():
+                if choice.kept_since is None:
+                    raise ValueError("kept by an earlier version, which did not say when")
                 self._check(which, choice.engine, problem)
         except (KeyError, TypeError, ValueError, CudnnError):
             return None
@@ -224,11 +227,13 @@ def _won(choice: PassChoice, errors: dict[str, float], seconds: dict[str, float]
 
 
 def _plain(choice: PassChoice) -> dict[str, Any]:
+    """As another process reads it."""
     return {
         "engine": choice.engine,
         "workspace_bytes": choice.workspace_bytes,
         "seconds": dict(choice.seconds),
         "errors": dict(choice.errors),
+        "kept_since": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -284,7 +284,7 @@ class Forced:
         self._refused.append(problem)
         told = _told({layer.name: f"{layer.requested}: {reason}"}, 0)
         if self._on_unsupported is OnUnsupported.skip:
-            raise Unsupported(told)
+            raise Unsupported(f"{told} {self._remedy([problem])}")
         if self._on_unsupported is OnUnsupported.error:
             raise UserError(f"{told} {self._remedy([problem])} {_OTHERWISE}")
 

@@ -316,6 +316,7 @@ class Layer:
                 workspace_bytes=each.workspace_bytes,
                 seconds=each.seconds,
                 errors=each.errors,
+                kept_since=each.kept_since,
             )
             for which, each in choice.items()
         )

@@ -41,6 +41,7 @@ class PassReport:
         workspace_bytes: memory that it took beside its tensors; None where nobody says.
         seconds: time of each engine that was tried, where `fastest` tried some.
         errors: relative L2 error of each against float64.
+        kept_since: date and time when they were tried, ISO 8601, where an earlier process did.
         ran: the algorithm whose kernels were seen; None where nobody looked.
         kernels: that were seen.
     """
@@ -53,6 +54,7 @@ class PassReport:
     workspace_bytes: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    kept_since: str | None = None
     ran: str | None = None
     kernels: tuple[str, ...] = ()
 

@@ -11,6 +11,8 @@ from perfexp.record import Doubt
 
 #: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
+#: Beyond this difference not even the shares mean anything.
+_READABLE = 0.25
 #: From this share of the time on gaps dominate.
 _GAPS_DOMINATE = 0.2
 #: More of the time than this may not be without a row.
@@ -65,7 +67,9 @@ def _disagree(times: LayerTimes) -> Doubt | None:
         detail=f"the layers of a call {how} take {closure.profiled_seconds * 1e3:.4g} ms, a clean call "
         f"{closure.clean_seconds * 1e3:.4g} ms ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
         f"{closure.gap_share:.0%} of it are gaps",
-        remedy="read the layers as shares; less noise on the machine, or a larger batch, brings both closer",
+        remedy="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
+        if abs(closure.relative) <= _READABLE
+        else "the layers say nothing: something else used the machine in one of the two; measure again when it rests",
     )
 
 

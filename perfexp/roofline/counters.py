@@ -52,7 +52,7 @@ _PEAKS = {
     "dram": ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second", 1),
     "l2": ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second", 1),
     "fp32": ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", _CLOCKS[1], 2),
-    "fp64": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _CLOCKS[1], 2),
+    "fp64_vector": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _CLOCKS[1], 2),
     "half": ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained", _CLOCKS[1], 4),
 }
 _INSTRUCTIONS = frozenset(
@@ -161,7 +161,7 @@ def _moves(kernel: str, flops: dict[str, float]) -> float:
 
 
 def recorded_peaks(launch: Launch) -> dict[str, float]:
-    """Peaks that ncu recorded with a launch, per second at its clocks: of `dram`, `l2`, `fp32`, `fp64`, `half`.
+    """Peaks that ncu recorded with a launch, per second at its clocks: of `dram`, `l2`, `fp32`, `fp64_vector`, `half`.
 
     Args:
         launch: with its metrics.

@@ -14,10 +14,11 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.gpus import GpuFacts
 from perfexp.record import Point, Record, is_layers, timed_key
 
-#: What a roof is called; a data sheet's half-precision and TF32 peaks are those of matrix units.
+#: What a roof is called; a data sheet's FP64, half-precision and TF32 peaks are those of matrix units, where there are.
 NAMES = {
     "peak": "compute",
-    "fp64": "FP64",
+    "fp64": "FP64 tensor",
+    "fp64_vector": "FP64",
     "fp32": "FP32",
     "half": "half",
     "tf32": "TF32 tensor",
@@ -26,7 +27,12 @@ NAMES = {
     "fp8": "FP8 tensor",
 }
 #: Under which peak FLOPs are looked for, where it is not their own name.
-_FALLBACKS = {"half": ("half", "fp16"), "tensor": ("fp16",), "tensor fp6_fp8": ("fp8",)}
+_FALLBACKS = {
+    "fp64": ("fp64_vector", "fp64"),
+    "half": ("half", "fp16"),
+    "tensor": ("fp16",),
+    "tensor fp6_fp8": ("fp8",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,7 +252,7 @@ class Console:
 def _at_most(longest_seconds: float | None) -> str:
     if longest_seconds is None:
         return "how long is not known beforehand"
-    return f"measuring takes up to about {units.format_seconds(longest_seconds, 2)}"
+    return f"measuring takes about {units.format_seconds(longest_seconds, 2)}, more if calls are slow"
 
 
 def _table(grid: Grid, *, fits: bool) -> Table:

@@ -75,7 +75,9 @@ def _of(point: Point) -> Iterator[str]:
                 sums[rival] = sum(each["seconds"][rival] for each in own)
         times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in sums.items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
-        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}"
+        since = sorted({each["kept_since"] for each in own if each.get("kept_since")})
+        kept = f"; tried by an earlier process on {since[0]} (algorithm.reuse=false tries anew)" if since else ""
+        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{kept}"
 
 
 def _passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:

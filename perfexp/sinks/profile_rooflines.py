@@ -32,8 +32,9 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, Sheet]) -> None:
     """
     for point in profiles.points(record):
         facts = point.facts["profile"]
-        if facts.get("profiler") != "ncu":
-            continue
+        layers = any(is_layers(each.key) for each in record.points)
+        if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not layers):
+            continue  # of a device that ncu can't look at the profile's own error says what can
         from perfexp.sinks import roofline as sink  # late: other runs do without
 
         try:

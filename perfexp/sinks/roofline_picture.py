@@ -277,7 +277,7 @@ def _legend(axes: Any, roofline: Roofline, placed: Sequence[Row], drawn: Drawn) 
     """What colours, sizes and signs mean, with how much time is where."""
     handles = []
     for kind, colour in _COLOURS.items():
-        share = sum(row.time_share for row in placed if kind_of(row) is kind)
+        share = sum(row.time_share for row in roofline.parts if kind_of(row) is kind)
         words = f"{roofline.noun} {kind.value}: {share:.0%} of the time"
         handles.append(_sign("o", words, color=colour, markersize=9, alpha=0.7))
     if any(_shows_l2(roofline, row) for row in placed):

@@ -12,7 +12,7 @@ from perfexp.roofline.sentences import pretty
 from perfexp.roofline.standing import DRAM, L2, NEAR, Row
 
 #: Data types whose roof is drawn only if something was computed in them.
-_RARE = ("fp64", "fp8", "half")
+_RARE = ("fp64", "fp64_vector", "fp8", "half")
 #: Around what is drawn, and from the highest roof down: factors.
 _MARGIN, _DEPTH = 2.5, 1e7
 

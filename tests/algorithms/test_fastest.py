@@ -3,6 +3,7 @@
 import json
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -125,10 +126,14 @@ def test_a_choice_is_remembered_for_the_same_question_only(cudnn, times, tmp_pat
         with torch.inference_mode(), algorithm.applied(session(layer)):
             layer(inputs)
         assert algorithm.report().layers[0].used == "gemm"
+        dates.append(algorithm.report().layers[0].passes[0].kept_since)
         return len(asked)
 
+    dates: list[str | None] = []
     assert ask() == 1
     assert ask() == 1
+    assert dates[0] is None
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(dates[1])) < timedelta(hours=1)
     assert ask(torch.randn(2, 4, 9, 9)) == 2
     assert ask(workspace_bytes=10**9) == 3
     assert ask(max_error=1e-3) == 4
@@ -235,11 +240,27 @@ SPEEDUPS = {
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
     device, algorithm = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), Rivalling()
-    series, metrics = rivals.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    series, metrics, unsure = rivals.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     assert [each.name for each in series] == ["rival/fastest", "rival/default", "rival/benchmark"]
     assert np.median(series[1].measured) == pytest.approx(3e-3, rel=1e-2)
     assert algorithm.order[-4:] == ["default", "benchmark"] * 2
+    assert unsure == []
+
+
+@pytest.mark.parametrize(("spread", "codes"), [(0.01, []), (0.9, ["speedup_unsure"])])
+def test_rounds_that_do_not_agree_who_is_faster_are_a_doubt(spread, codes):
+    """The rival takes a tenth more, give or take what changes from turn to turn."""
+    device, algorithm, noise = FakeDevice(enqueue_seconds=1e-6), Rivalling(), np.random.default_rng(1)
+    turns: dict[int, float] = {}
+
+    def call():
+        if algorithm.now == "fastest":
+            return device.launch(1e-3)
+        return device.launch(1.1e-3 * turns.setdefault(len(algorithm.order), 1 + spread * noise.uniform(-1, 1)))
+
+    _, _, unsure = rivals.compare(algorithm, call, device, capture=None)
+    assert sorted({doubt.code for doubt in unsure}) == codes
 
 
 def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
@@ -259,7 +280,7 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
     def call():
         device.launch(1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now])
 
-    series, metrics = rivals.compare(algorithm, call, device, capture=None)
+    series, metrics, _ = rivals.compare(algorithm, call, device, capture=None)
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     assert [each.name for each in series] == ["rival/default+layers", "rival/default", "rival/benchmark"]
 
@@ -275,7 +296,7 @@ def test_rivals_whose_call_the_queue_does_not_take_are_captured():
         seconds = algorithm.seconds
         return lambda: device.launch(seconds)
 
-    _, metrics = rivals.compare(algorithm, call, device, capture)
+    _, metrics, _ = rivals.compare(algorithm, call, device, capture)
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     with pytest.raises(Unsupported, match="not even take the call as a graph"):
         rivals.compare(algorithm, call, device, lambda: call)

@@ -289,8 +289,19 @@ def test_models_without_convolutions_and_models_of_other_kinds_are_errors():
 
 def test_a_point_is_skipped_where_that_is_asked_for(net):
     forced = Forced(name="winograd", on_unsupported=OnUnsupported.skip)
-    with forced.applied(session(net)), pytest.raises(Unsupported, match=r"stem .winograd: the kernel is 7×7"):
+    with (
+        forced.applied(session(net)),
+        pytest.raises(Unsupported, match=r"stem .winograd: the kernel is 7×7.*What can: direct, gemm"),
+    ):
         net(torch.randn(1, 3, 32, 32))
+
+
+def test_the_search_of_cudnn_is_refused_where_there_is_no_cudnn(net):
+    with (
+        pytest.raises(UserError, match="algorithm=benchmark has cuDNN search: cuDNN is for NVIDIA GPUs"),
+        Forced(name="benchmark").applied(session(net)),
+    ):
+        pass
 
 
 def test_what_only_the_inputs_tell_is_refused_when_they_come(net):

@@ -31,6 +31,12 @@ def test_two_percent_are_tolerated_and_five_where_gaps_dominate(gap, clean, clos
     assert [doubt.code for doubt in found.doubts] == ([] if closes else ["layers_disagree"])
 
 
+@pytest.mark.parametrize(("clean", "remedy"), [(0.9, "read the layers as shares"), (0.1, "measure again")])
+def test_layers_that_are_far_from_the_clock_are_no_shares_either(clean, remedy):
+    [doubt] = close(times(), clean).doubts
+    assert remedy in doubt.remedy
+
+
 def test_without_a_clean_time_there_is_no_closure():
     assert close(times(), None).closure is None
 

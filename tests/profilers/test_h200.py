@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from perfexp import roofline
+from perfexp.config import conf_dir
 from perfexp.profilers import projection, reports
 from perfexp.roofline import counters, listing
-from perfexp.roofline.peaks import given
+from perfexp.roofline.peaks import given, of_sheet, sheets
 
 HERE = Path(__file__).parent / "h200"
 #: Multiply-accumulates of vgg16's first and second convolution at 224 × 224.
@@ -148,6 +149,18 @@ def test_ncu_catches_a_training_step_whole(step):
     assert "dgrad" in names
     assert "wgrad" in names
     assert not any("incomplete" in note for note in found.notes)
+
+
+def test_double_precision_of_the_cuda_cores_has_a_roof_of_its_own(step):
+    """A transform of Winograd computes in FP64, without matrix units: half of what they do is its roof, as ncu says."""
+    sheet = of_sheet(sheets([conf_dir()])["h200"].facts)
+    rows = {part.name: part for part in roofline.of_csv(step, sheet).parts}
+    [transform] = [row for name, row in rows.items() if "winogradWgradOutput" in name]
+    assert transform.load.flops["fp64"] > 0
+    assert sheet.of("fp64") == ("fp64_vector", 34e12)
+    assert sheet.of("tensor fp64") == ("fp64", 67e12)
+    own = counters.recorded_peaks(listing.read(step, counters.wanted).launches[0])
+    assert own["fp64_vector"] == pytest.approx(34e12, rel=0.05)
 
 
 def test_counted_flops_are_fewer_than_by_definition_where_cudnn_transforms(step):

@@ -290,6 +290,7 @@ def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch,
     assert (code, record.status, point.status) == (1, Status.OK, Status.UNSUPPORTED)
     assert "nsys, ncu and NVTX look at CUDA devices, and this is AMD EPYC: use profiler=torch" in point.error
     assert "not installed" not in printed
+    assert point.doubts == []
 
 
 @pytest.mark.parametrize("kind", [{"kind": "cuda", "rocm": "6.4"}, {"kind": "mps"}])

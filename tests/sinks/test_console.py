@@ -41,7 +41,7 @@ def test_the_header_says_what_is_measured_and_for_how_long() -> None:
     assert out.getvalue().splitlines() == [
         "resnet50 · default · inference · fp32 · eager, threads=2",
         "  on the device that the job finds",
-        "  3 points, measuring takes up to about 50 s",
+        "  3 points, measuring takes about 50 s, more if calls are slow",
     ]
 
 

@@ -85,3 +85,11 @@ def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):
     [table] = [name for name in artifacts if name.endswith("_convolutions.csv")]
     assert "conv1" in (tmp_path / table).read_text()
     assert "## Convolutions" in report.markdown(chosen)
+
+
+def test_times_of_an_earlier_process_are_told_with_their_date(record):
+    fresh = layer("conv1", "cudnn.gemm", seconds=TIMES)
+    kept = layer("conv1", "cudnn.gemm", seconds=TIMES, kept_since="2026-01-02T03:04:05+00:00")
+    assert not any("earlier process" in text for text in convolutions.sentences(record((8, fresh))))
+    [text] = convolutions.sentences(record((8, kept)))
+    assert "tried by an earlier process on 2026-01-02T03:04:05+00:00 (algorithm.reuse=false tries anew)" in text
