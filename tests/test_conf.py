@@ -99,7 +99,9 @@ def test_a_data_sheet_is_complete_and_has_sources(name):
     facts = yaml.safe_load((CONF / "gpu" / f"{name}.yaml").read_text())["facts"]
     assert set(facts) <= {field.name for field in fields(GpuFacts)}
     assert facts["sources"]
-    assert facts["peak_flops_per_second"].keys() == {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"}
+    names = {"fp64", "fp64_vector", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"}
+    assert facts["peak_flops_per_second"].keys() == names
+    assert (facts["peak_flops_per_second"]["fp64_vector"] or 0) <= (facts["peak_flops_per_second"]["fp64"] or 0)
     assert 1e9 <= facts["memory_bytes"] <= 1e12
     assert 1e11 <= facts["memory_bytes_per_second"] <= 1e13
     for rate in facts["peak_flops_per_second"].values():
