@@ -341,17 +341,18 @@ def scaling_falls(ratio: float, smaller: str) -> Doubt:
     )
 
 
-def speedup_unsure(rival: str, ratio: Interval) -> Doubt:
+def speedup_unsure(rival: str, ratio: float, across: Interval) -> Doubt:
     """The rounds in which two were compared do not tell which is faster.
 
     Args:
         rival: what the whole model was compared with.
-        ratio: its time over that of the choice, with the interval across the rounds.
+        ratio: its time over that of the choice, the median over the rounds.
+        across: the rounds' mean with its interval.
     """
     return Doubt(
         code="speedup_unsure",
-        detail=f"against {rival} the rounds come to {ratio.value:.2f}, and anything from {ratio.low:.2f} to "
-        f"{ratio.high:.2f} is as likely: which of the two is faster is not known",
+        detail=f"{ratio:.2f} times as fast as {rival}, but the rounds differ so much that it may be anything from "
+        f"{across.low:.2f} to {across.high:.2f}: which of the two is faster is not known",
         remedy="measure when nothing else runs",
     )
 

@@ -92,11 +92,11 @@ def compare(
     metrics, unsure = [], []
     for rival in algorithm.rivals():
         ratios = [float(np.median(samples)) / mine for samples, mine in zip(taken[rival], own, strict=True)]
-        metrics.append(Metric(name=_ratio(rival), value=float(np.median(ratios)), unit="1"))
-        across, _ = stats.across_interval(ratios)
+        ratio, (across, _) = float(np.median(ratios)), stats.across_interval(ratios)
+        metrics.append(Metric(name=_ratio(rival), value=ratio, unit="1"))
         assert across.low is not None and across.high is not None  # of as many as there are rounds
-        if across.low < 1 < across.high and not _SLOWER <= across.value <= 1 / _SLOWER:
-            unsure.append(doubts.speedup_unsure(rival, across))
+        if across.low < 1 < across.high and not _SLOWER <= ratio <= 1 / _SLOWER:
+            unsure.append(doubts.speedup_unsure(rival, ratio, across))
     return series, metrics, unsure
 
 

@@ -23,6 +23,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _BLUE, _ORANGE, _GREEN = _COLOURS[:3]
 _GREY = "#5f5f5f"
 _MARKERS = ("o", "s", "^", "D", "v")
+#: Characters of a bar's name.
+_LONGEST_LABEL = 55
 #: Values further apart than this factor get a logarithmic axis.
 _LOG_FROM = 10.0
 #: So many measured positions are ticks of their own; more are left to matplotlib.
@@ -139,10 +141,16 @@ def _bars(figure: Any, bars: Bars) -> None:
             error = _distances([value.value * factor], [value.low * factor], [value.high * factor])
             axes.errorbar(value.value * factor, position, xerr=error, ecolor="black", elinewidth=1.5, capsize=5)
     axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in known))
-    axes.set_yticks(range(len(bars.labels)), [plain(textwrap.shorten(text, 40)) for text in bars.labels], fontsize=11)
+    axes.set_yticks(range(len(bars.labels)), [plain(_cut(text)) for text in bars.labels], fontsize=11)
     axes.set_ylim(len(bars.labels) - 0.4, -0.6)
     axes.set_xlabel(f"time per call ({unit})", fontsize=13)
     _style(axes)
+
+
+def _cut(text: str) -> str:
+    """A label that leaves room for its bar: both ends of it, since those tell it apart."""
+    half = (_LONGEST_LABEL - 1) // 2
+    return text if len(text) <= _LONGEST_LABEL else f"{text[:half]}…{text[-half:]}"
 
 
 def _strips(figure: Any, strips: Strips) -> None:

@@ -57,6 +57,7 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
         Column(title=title, cells=tuple(map(_times, known))),
         Column(title="time", cells=tuple(_kinds(timed) if len(kinds) > 1 else "" for timed in known)),
         Column(title="samples/s", cells=tuple(map(_rates, known)), rank=1),
+        Column(title="ran as asked", cells=tuple(map(_shares, known)), rank=1),
         Column(
             title="remarks",
             cells=tuple(_remarks(child, timed) for (child, _), timed in zip(pairs, known, strict=True)),
@@ -103,6 +104,14 @@ def _kinds(known: Sequence[Row]) -> str:
 def _rates(known: Sequence[Row]) -> str:
     timed = _timed(known)
     return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
+
+
+def _shares(known: Sequence[Row]) -> str:
+    """The share of the convolutions' FLOPs that ran by the algorithm that was asked for, or the range of several."""
+    metrics = (find_metric(row, "algorithm/flops_share") for row in known)
+    shares = sorted(metric.value for metric in metrics if metric and metric.value is not None)
+    texts = dict.fromkeys(f"{100 * share:.0f} %" for share in shares[:1] + shares[-1:])
+    return " … ".join(texts)
 
 
 def _remarks(child: SweepChild, known: Sequence[Row]) -> str:

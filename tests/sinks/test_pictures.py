@@ -102,6 +102,16 @@ def test_a_sweep_over_names_has_a_bar_for_each(build: Builder) -> None:
     assert picture.remarks == ("", "oom", "")
 
 
+def test_long_names_of_bars_keep_both_ends() -> None:
+    ends = [
+        canvas._cut(f"segformer_b0 · implicit_precomp_gemm · channels_last · {phase}")
+        for phase in ("train", "inference")
+    ]
+    assert all(end.startswith("segformer_b0 · implicit") and len(end) <= 55 for end in ends)
+    assert [end.rpartition(" ")[2] for end in ends] == ["train", "inference"]
+    assert canvas._cut("resnet50 · gemm") == "resnet50 · gemm"
+
+
 @pytest.mark.parametrize("kind", ["single", "sizes", "batches", "bars"])
 def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
     build: Builder, kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

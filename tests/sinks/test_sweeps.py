@@ -2,7 +2,7 @@
 
 from builders import Builder
 
-from perfexp.record import Status
+from perfexp.record import Metric, Point, Status
 from perfexp.sinks import sweeps
 
 
@@ -15,3 +15,21 @@ def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None
     sweep.children.pop()
     sweep.jobs = None
     assert sweeps.headline(sweep) == "sweep over resnet50 sweep: 2 runs ended, 1 failed"
+
+
+def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> None:
+    """Of a run by torch's own choice nothing was asked; of several points the least and the largest."""
+
+    def point(phase: str, share: float | None) -> Point:
+        found = build.point(phase=phase)
+        found.metrics += [] if share is None else [Metric(name="algorithm/flops_share", value=share, unit="1")]
+        return found
+
+    axes = [{"algorithm": name} for name in ("default", "gemm", "fft")]
+    shares = (None, None), (1.0, 1.0), (0.19, 0.106)
+    runs = [[point("train", one), point("inference", other)] for one, other in shares]
+    grid = sweeps.runs(*build.sweep(axes, runs))
+    [column] = [column for column in grid.columns if column.title == "ran as asked"]
+    assert column.cells == ("", "100 %", "11 % … 19 %")
+    nothing_asked = sweeps.runs(*build.sweep(axes[:1], runs[:1]))
+    assert "ran as asked" not in [column.title for column in nothing_asked.columns]
