@@ -113,7 +113,7 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
 
     A call's operations are numbered alike in both, unless the model computes its losses itself: the work of a training
     is counted without them, so that what follows has other numbers. Such a call's operations are matched by their
-    names, in order; what has no counterpart then was no part of what was timed.
+    names, in order; what has no counterpart then never reached the device, or was no part of what was timed.
     """
     timed: dict[tuple[str, int], dict[int, str]] = {}
     for key in (row.key for row in times.rows):

@@ -32,8 +32,7 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, Sheet]) -> None:
     """
     for point in profiles.points(record):
         facts = point.facts["profile"]
-        layers = any(is_layers(each.key) for each in record.points)
-        if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not layers):
+        if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not _has_layers(record)):
             continue  # of a device that ncu can't look at the profile's own error says what can
         from perfexp.sinks import roofline as sink  # late: other runs do without
 
@@ -53,12 +52,16 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, Sheet]) -> None:
 
 def _remedy(record: Record, point: Point, sheets: Mapping[str, Sheet]) -> str:
     """How there would be a roofline: by layers, by counters, or by peaks, whichever is missing."""
-    if point.status is not Status.OK and not any(is_layers(each.key) for each in record.points):
+    if point.status is not Status.OK and not _has_layers(record):
         return "repeat the command with probes.layers=true in another output_dir: it is drawn of layers then"
     peaks = _peaks(record, sheets)
     if peaks.flops_per_second and peaks.dram_bytes_per_second:
         return "repeat the command with profiler.metrics=null, which counts what a roofline needs"
     return "perfexp roofline DIR --gpu NAME, or --peak-compute and --peak-bw, draws it later"
+
+
+def _has_layers(record: Record) -> bool:
+    return any(is_layers(point.key) for point in record.points)
 
 
 def _rooflines(
