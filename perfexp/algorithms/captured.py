@@ -1,10 +1,11 @@
-"""Captured: what work enqueues on a CUDA device, seen by capturing it as a graph; nothing of it runs."""
+"""Captured: what work enqueues on a CUDA device, as a graph: to be looked at, or to be launched again."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -62,16 +63,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuGraphNodeGetType": [c_void_p, POINTER(c_int)],
     "cuGraphKernelNodeGetParams_v2": [c_void_p, POINTER(_KernelParams)],
     "cuGraphDestroy": [c_void_p],
+    "cuGraphInstantiateWithFlags": [POINTER(c_void_p), c_void_p, c_ulonglong],
+    "cuGraphExecDestroy": [c_void_p],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
 }
 
 
-def nodes_of(enqueue: Callable[[], object], device: torch.device) -> list[Node]:
-    """What `enqueue` puts on torch's current stream, sorted, since their order says nothing.
-
-    Args:
-        enqueue: is called once, with a stream of its own as the current one; what it needs is in memory already.
-        device: a CUDA device.
+@contextmanager
+def _captured(enqueue: Callable[[], object], device: torch.device) -> Iterator[c_void_p]:
+    """The graph of what is put on torch's current stream, which is one of its own meanwhile; nothing of it runs.
 
     Raises:
         CaptureError: the driver can't.
@@ -89,13 +89,59 @@ def nodes_of(enqueue: Callable[[], object], device: torch.device) -> list[Node]:
         status = driver.cuStreamEndCapture(address, byref(graph))
     _check(status)
     try:
-        count = c_size_t()
+        yield graph
+    finally:
+        driver.cuGraphDestroy(graph)
+
+
+def nodes_of(enqueue: Callable[[], object], device: torch.device) -> list[Node]:
+    """What `enqueue` puts on torch's current stream, sorted, since their order says nothing.
+
+    Args:
+        enqueue: is called once, with a stream of its own as the current one; what it needs is in memory already.
+        device: a CUDA device.
+
+    Raises:
+        CaptureError: the driver can't.
+    """
+    driver, count = _driver(), c_size_t()
+    with _captured(enqueue, device) as graph:
         _check(driver.cuGraphGetNodes(graph, None, byref(count)))
         nodes = (c_void_p * count.value)()
         _check(driver.cuGraphGetNodes(graph, nodes, byref(count)))
         return sorted(_node(driver, node or 0) for node in nodes)
-    finally:
-        driver.cuGraphDestroy(graph)
+
+
+class Launch:
+    """What was captured, launched at once however many kernels it is: at the same addresses each time.
+
+    Args:
+        enqueue: is called once, with a stream of its own as the current one; what it needs is in memory already.
+        device: a CUDA device.
+
+    Raises:
+        CaptureError: the driver can't.
+    """
+
+    def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:
+        # the runtime's function, since torch's profiler does not see the driver's
+        self._launch, self._graph = _runtime().cudaGraphLaunch, c_void_p()
+        with _captured(enqueue, device) as graph:
+            _check(_driver().cuGraphInstantiateWithFlags(byref(self._graph), graph, 0))
+
+    def __call__(self, stream: int) -> None:
+        """Put it on a stream.
+
+        Args:
+            stream: its address.
+        """
+        status = self._launch(self._graph, stream)
+        if status:
+            _check(status)
+
+    def destroy(self) -> None:
+        """Give back what it holds, when the device is done with it; it can't be launched any more."""
+        _check(_driver().cuGraphExecDestroy(self._graph))
 
 
 def _node(driver: Any, node: int) -> Node:
@@ -127,3 +173,14 @@ def _driver() -> Any:
     for name, types in _SIGNATURES.items():
         getattr(driver, name).argtypes = types
     return driver
+
+
+@cache
+def _runtime() -> Any:
+    """The runtime that torch has loaded; statuses that both have are the driver's."""
+    try:
+        runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
+    except OSError as error:
+        raise CaptureError(f"the runtime that torch uses can't be opened: {error}") from error
+    runtime.cudaGraphLaunch.argtypes = [c_void_p, c_void_p]
+    return runtime

@@ -259,6 +259,8 @@ class _Handle:
 
 #: The index of torch's current device.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+#: Whether torch's current stream is being captured.
+capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
 
 
 def current_stream(device: int) -> int:

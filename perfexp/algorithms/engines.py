@@ -159,7 +159,8 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
         if found is None:
             return None
         plans[which] = found
-    plans[Pass.forward].shorten(problem.device)
+    for each in plans.values():
+        each.shorten(problem.device)
     return Direct(plans, problem.layout)
 
 

@@ -18,6 +18,9 @@ from perfexp.probes.timing import Call, Samples
 _QUEUE_SHARE = 0.8
 #: To find the depth, the queue is held for so long, one attempt after the other, until a call fits.
 _PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
+#: More calls than so many seconds of the device's work are not enqueued to find it, since all of it has to be waited
+#: for, but this many samples at least: a graph of 60 ms is launched 600 times while the queue is held for 0.03 s.
+_PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 1.0, 10
 #: Fills of the queue from which the host time of issuing a call is taken.
 _ISSUE_FILLS = 5
 #: The queue is held for so many times what the last fill needed, a part of the time to fill it, and a little more.
@@ -276,17 +279,26 @@ def samples_in_queue(
         host needs longer to issue it.
     """
     held, mark = device.new_event(), device.new_event()
-    device.synchronize()
-    device.hold(hold_seconds)
-    device.record(held)
-    fit = 0
-    while fit < most:
+
+    def enqueue() -> None:
         if flush is not None:
             flush()
             device.record(mark)
         for _ in range(calls_per_sample):
             call()
         device.record(mark)
+
+    device.synchronize()
+    begun_ns = device.now_ns()
+    enqueue()
+    device.synchronize()
+    sample_seconds = max((device.now_ns() - begun_ns) * 1e-9, 1e-9)
+    most = min(most, max(_PROBE_LEAST_SAMPLES, math.ceil(_PROBE_WORK_SECONDS / sample_seconds)))
+    device.hold(hold_seconds)
+    device.record(held)
+    fit = 0
+    while fit < most:
+        enqueue()
         if device.passed(held):  # the host was made to wait until the hold was over
             break
         fit += 1

@@ -5,6 +5,7 @@ import pytest
 from perfexp.algorithms import backends, fastest, forced
 from perfexp.algorithms import cudnn as library
 from perfexp.algorithms import plan as plans
+from perfexp.algorithms.captured import CaptureError
 from tests.algorithms.scripted_cudnn import ScriptedCudnn
 
 
@@ -17,9 +18,15 @@ def scripted(monkeypatch):
         loaded = library.Library(made)
         monkeypatch.setattr(plans, "library", lambda: loaded)
         monkeypatch.setattr(plans, "_plans", {})
-        monkeypatch.setattr(library, "current_stream", lambda device: 77)
+        monkeypatch.setattr(plans, "nodes_of", _refuses)
+        for module in (library, plans):
+            monkeypatch.setattr(module, "current_stream", lambda device: 77)
         for module in (backends, fastest, forced):
             monkeypatch.setattr(module, "why_no_cudnn", lambda device: None)
         return made
 
     return use
+
+
+def _refuses(enqueue, device):
+    raise CaptureError("there is no driver")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perfexp.algorithms import captured
-from perfexp.algorithms.captured import CaptureError, Node, nodes_of
+from perfexp.algorithms.captured import CaptureError, Launch, Node, nodes_of
 
 CUDA = torch.device("cuda")
 MEMSET = 2
@@ -47,6 +47,14 @@ class Driver:
         params._obj.grid, params._obj.block, params._obj.shared_bytes = (node, 2, 1), (128, 1, 1), 64
         return 0
 
+    def _cuGraphInstantiateWithFlags(self, graph, of, flags):
+        graph._obj.value = of.value + 1
+        return 0
+
+    def _cudaGraphLaunch(self, graph, stream):
+        self.launched = (graph.value, stream)
+        return 0
+
     def _cuGetErrorName(self, status, name):
         name._obj.value = b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
         return 0
@@ -57,6 +65,7 @@ def driver(monkeypatch):
     def use(*arguments, **named):
         made = Driver(*arguments, **named)
         monkeypatch.setattr(captured, "_driver", lambda: made)
+        monkeypatch.setattr(captured, "_runtime", lambda: made)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: type("Stream", (), {"cuda_stream": 7})())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         return made
@@ -94,3 +103,29 @@ def test_a_driver_without_the_functions_is_too_old(monkeypatch):
     captured._driver.cache_clear()
     with pytest.raises(CaptureError, match="too old: it has no cuStreamBeginCapture_v2"):
         captured._driver()
+
+
+def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driver):
+    made = driver([(30, None), (40, None)])
+    ran = []
+    launch = Launch(lambda: ran.append(1), CUDA)
+    assert made.done[-1] == "cuGraphDestroy", "what can be launched is another object"
+    launch(77)
+    launch(77)
+    assert (ran, made.launched) == ([1], (6, 77))
+    launch.destroy()
+    assert made.done[-1] == "cuGraphExecDestroy"
+
+
+@pytest.mark.parametrize("refuses", ["cuGraphInstantiateWithFlags", "cudaGraphLaunch"])
+def test_what_can_not_be_launched_is_an_error_with_its_name(driver, refuses):
+    driver([], refuses=[refuses])
+    with pytest.raises(CaptureError, match=r"^STREAM_CAPTURE_UNSUPPORTED$"):
+        Launch(lambda: None, CUDA)(77)
+
+
+def test_without_torchs_runtime_nothing_is_launched(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "99.1")
+    captured._runtime.cache_clear()
+    with pytest.raises(CaptureError, match=r"can't be opened: .*libcudart\.so\.99"):
+        captured._runtime()

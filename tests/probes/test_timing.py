@@ -113,6 +113,20 @@ def test_the_queue_is_filled_to_find_out_how_much_it_takes(launches, fits):
     assert (found == 0) == (fits == 0)
 
 
+@pytest.mark.parametrize(("work_seconds", "most"), [(60e-3, 17), (0.5, 10), (20e-3, 50)])
+def test_no_more_work_is_enqueued_than_is_worth_waiting_for(work_seconds, most):
+    """A launch takes the host 50 µs whatever it launches: 600 fit into a hold, and the device would work for 36 s."""
+    device = FakeDevice(enqueue_seconds=50e-6, queue_depth=1000)
+    calls = []
+
+    def call():
+        calls.append(1)
+        device.launch(work_seconds)
+
+    assert queue.samples_in_queue(call, device) == int(0.8 * most)
+    assert len(calls) == most + 1, "and the one that was timed"
+
+
 def test_a_call_that_waits_inside_never_fits():
     device = FakeDevice()
     assert queue.samples_in_queue(lambda: (device.launch(1e-5), device.synchronize()), device) == 0
