@@ -17,6 +17,7 @@ from perfexp.algorithms.report import AlgorithmReport
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
+from perfexp.modes import without_data
 from perfexp.record import Key, Metric, Point, Status, timed_key
 from perfexp.run import Procedure
 from perfexp.summary import first_median
@@ -66,6 +67,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     session: Any = procedure.session
     clean_seconds = first_median(timed, "device", "latency") if timed else None
     of_device = timed is not None and timed.find_series("device") is not None
+    data_left_out = timed is not None and any(doubt.code == "data_left_out" for doubt in timed.doubts)
     if not hasattr(session, "module"):
         _say_none(point, "the model is scripted: it has no layers")
         return
@@ -77,16 +79,18 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         _warm_up(step.call, procedure)
         procedure.progress("layers")
         look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
+        work = without_data(step) if data_left_out else step
         with procedure.without_waits(step) if of_device else nullcontext() as changed:  # as `device` is
-            times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
-        work, why_not = _work(lambda: procedure.work(step, batches))
+            times = look(work, session.module, procedure.device, clean_seconds=clean_seconds)
+        counted, why_not = _work(lambda: procedure.work(step, batches))
     if times.reason is not None:
         _say_none(point, times.reason)
         return
-    lines = join(times, work)
+    lines = join(times, counted)
     if (report := procedure.algorithm.report()) is not None:
         _say_what_ran(point, lines, report)
     _tell(point, times, lines)
+    point.doubts += [doubts.data_left_out()] if data_left_out else []
     point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
     if why_not:
         point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))

@@ -122,6 +122,17 @@ def waits_left_out(how: str) -> Doubt:
     )
 
 
+def data_left_out() -> Doubt:
+    """The device's time is that of a call on a batch that is there already."""
+    return Doubt(
+        code="data_left_out",
+        detail="a call that fetches its batch does not fit into the device's queue; the `device` time is that of the "
+        "call on a batch that is on the device already",
+        remedy="`throughput`, `latency` and the phase `data` have the fetching; with data.pin_memory=true a batch is "
+        "copied without waiting",
+    )
+
+
 def not_captured_together() -> Doubt:
     """A call of several ranks does not fit into the device's queue."""
     return Doubt(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: Modes of torch.compile that launch calls as CUDA graphs.
 _COMPILED_TO_GRAPHS = ("reduce-overhead", "max-autotune")
 #: Doubts that times and layers of a point have alike: once is enough.
-_OF_BOTH = ("busy_host", "waits_left_out", "algorithm_substituted")
+_OF_BOTH = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
 
 
 @dataclass(kw_only=True)

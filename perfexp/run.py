@@ -22,7 +22,7 @@ from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError, Waits
 from perfexp.models import Session, Unwaiting
-from perfexp.modes import Mode, Step, behind_the_data, graphed
+from perfexp.modes import Mode, Step, graphed, without_data
 from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
@@ -214,7 +214,7 @@ class Procedure:
                 measuring = partial(self._energy, point, step, batches, self.energy)
                 self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
             if len(step.segments) > 1:
-                self._times.phases(point, step, held=batches.constant or isinstance(batches, Rotating))
+                self._times.phases(point, step, held=_on_device(batches))
             self._probe(point, step)
             # a capture may change how the optimizer counts: no time of the call itself comes after it
             self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
@@ -321,9 +321,13 @@ class Procedure:
         if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
             point.doubts.append(doubts.not_captured_together())
             return
+        work, left_out = step, []
+        if not _on_device(batches):  # copying a batch may wait, and loading it is the host's work
+            work, left_out = without_data(step), [doubts.data_left_out()]
         try:
             with self.without_waits(step) as changed:
-                self._times.device_otherwise(point, step.call, self._capture(step, batches), changed)
+                left_out += [] if changed is None else [doubts.waits_left_out(changed)]
+                self._times.device_otherwise(point, work.call, self._capture(work, batches), left_out)
         except Waits:
             point.doubts.append(doubts.synchronising())
         except Exception as error:
@@ -340,7 +344,7 @@ class Procedure:
         Args:
             step: of the point; has been called before.
         """
-        if isinstance(self.session, Unwaiting) and self.device.waits_inside(behind_the_data(step)):
+        if isinstance(self.session, Unwaiting) and self.device.waits_inside(without_data(step).call):
             with self.session.without_waits() as how:
                 yield how
         else:
@@ -432,3 +436,8 @@ class Procedure:
             for _ in range(_PROBED_CALLS):
                 step.call()
             self.device.synchronize()
+
+
+def _on_device(batches: Batches) -> bool:
+    """Whether all batches lie on the device already."""
+    return batches.constant or isinstance(batches, Rotating)

@@ -15,7 +15,7 @@ from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported
 from perfexp.modes import Step
 from perfexp.probes import queue, timing
-from perfexp.record import Key, Metric, Point, Series
+from perfexp.record import Doubt, Key, Metric, Point, Series
 from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
@@ -85,7 +85,7 @@ class Times:
         return self._last[1] if self._last is not None and fresh else 0.0
 
     def device_otherwise(
-        self, point: Point, call: timing.Call, capture: timing.Capture, changed: str | None = None
+        self, point: Point, call: timing.Call, capture: timing.Capture, left_out: Sequence[Doubt]
     ) -> None:
         """The device's time of a call that its queue did not take: as one launch, if it can be captured.
 
@@ -93,14 +93,14 @@ class Times:
             point: under way.
             call: of it.
             capture: makes one launch of it.
-            changed: how the call does without the waits that it had; its queue may take it now. None if it is the same.
+            left_out: what it does without, of the call that the queue did not take, so that the queue may take it now.
 
         Raises:
             Waits: the call waits for the device inside.
             Unsupported: it can't be captured for another reason.
         """
         k, chunk, method = 1, 0, "queue"
-        if changed is not None:
+        if left_out:
             k, chunk, *_ = queue.fit(call, self.device, self._flush())
         if not chunk:
             self.progress("capturing a graph")
@@ -112,7 +112,7 @@ class Times:
                 raise Unsupported("neither does the queue take the call as a graph")
         self._device(point, call, k, chunk)
         point.facts["device_method"] = method
-        point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
+        point.doubts += left_out
 
     def phases(self, point: Point, step: Step, *, held: bool) -> None:
         """Add the call's parts, from a pass of their own; their sum has to be the whole call.
@@ -158,7 +158,7 @@ class Times:
         k, chunk, call_seconds = queue.fit(counted, self.device, self._flush())
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
             host = queue.issue_seconds(counted, self.device, chunk * k) if chunk else None
-            reason = None if chunk else "a call does not fit into the device's queue, and the host waits for room"
+            reason = None if chunk else "a call does not fit into the device's queue: the host waits meanwhile"
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
             self.progress("throughput")
             loop = queue.Loop(call, self.device, k)

@@ -2,11 +2,12 @@
 
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
-from perfexp import environment
+from perfexp import doubts, environment
 from perfexp.algorithms.default import Default
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass as ConvolutionPass
@@ -154,6 +155,25 @@ def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypa
         monkeypatch.setattr(measuring.device, "waits_inside", lambda call, waits=waits: waits)
         dissect(measuring, layers_key(KEY), before)
     assert (seen, entered) == ([True, False, False], []), "and of the call as it is where `device` is not known"
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_layers_are_those_of_a_call_without_its_data_as_the_device_time_is(monkeypatch, doubted):
+    measuring, seen = of_torch(), []
+    usual = stamps.stamp_layers
+
+    def look(step, *arguments, **named):
+        seen.append([name for name, _ in step.segments])
+        return usual(step, *arguments, **named)
+
+    monkeypatch.setattr(stamps, "stamp_layers", look)
+    key = msgspec.structs.replace(KEY, phase="train")
+    left_out = [doubts.data_left_out()] if doubted else []
+    timed = Point(key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out)
+    point = dissect(measuring, layers_key(key), timed)
+    assert ("data" in seen[0]) is not doubted
+    assert ("data_left_out" in [doubt.code for doubt in point.doubts]) is doubted
+    assert point.facts["layers"]["lines"]
 
 
 def test_other_work_on_the_machine_is_a_doubt_of_the_layers_too(monkeypatch):

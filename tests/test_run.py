@@ -163,9 +163,11 @@ def test_a_call_without_its_waits_that_neither_queue_nor_graph_takes_has_one_dou
     assert [code for code in codes(point) if code in ("waits_left_out", "queue_exceeded")] == ["queue_exceeded"]
 
 
-def test_data_that_waits_does_not_keep_the_rest_from_being_a_graph():
+@pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
+@pytest.mark.parametrize("phase", ["inference", "train"])
+def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(launches, method, phase):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
-    measuring = procedure(device, model={"launches": 1500})
+    measuring = procedure(device, model={"launches": launches})
     opening = measuring.data.open
 
     class Waiting:
@@ -175,6 +177,7 @@ def test_data_that_waits_does_not_keep_the_rest_from_being_a_graph():
             self.batches = batches
 
         def next(self):
+            device.launch(5e-3)
             device.synchronize()
             return self.batches.next()
 
@@ -184,8 +187,11 @@ def test_data_that_waits_does_not_keep_the_rest_from_being_a_graph():
             yield Waiting(batches)
 
     measuring.data.open = opened
-    point = measuring.measure(KEY)
-    assert "synchronising" not in codes(point)
+    point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
+    assert point.facts["device_method"] == method
+    [doubt] = [doubt for doubt in point.doubts if doubt.code not in ("busy_host", "phases_disagree")]
+    assert doubt.code == "data_left_out"
+    assert median(point) < 5e-3 < median(point, "throughput"), "the loop has the fetching"
 
 
 @pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])

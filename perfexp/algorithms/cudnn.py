@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
@@ -50,14 +50,6 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 #: The graph interface, which old ones lack.
-_GRAPH_SIGNATURES: dict[str, list[Any]] = {
-    "cudnnBackendCreateDescriptor": [c_int, POINTER(c_void_p)],
-    "cudnnBackendDestroyDescriptor": [c_void_p],
-    "cudnnBackendSetAttribute": [c_void_p, c_int, c_int, c_int64, c_void_p],
-    "cudnnBackendGetAttribute": [c_void_p, c_int, c_int, c_int64, POINTER(c_int64), c_void_p],
-    "cudnnBackendFinalize": [c_void_p],
-    "cudnnBackendExecute": [c_void_p] * 3,
-}
 
 
 class CudnnError(PerfexpError):
@@ -86,8 +78,6 @@ class Library:
 
     Attributes:
         run: the convolution of each pass.
-        execute: runs a plan of the graph interface; None where there is no such interface.
-        fitted: by algorithm and layer, how the plan was come by that does what the algorithm does; None if none did.
 
     Raises:
         CudnnError: it lacks some.
@@ -97,15 +87,12 @@ class Library:
         missing = [name for name in _SIGNATURES if not hasattr(functions, name)]
         if missing:
             raise CudnnError(f"this cuDNN has no v7 interface: {missing[0]} and {len(missing) - 1} more are missing")
-        graphs = all(hasattr(functions, name) for name in _GRAPH_SIGNATURES)
-        for name, types in {**_SIGNATURES, **(_GRAPH_SIGNATURES if graphs else {})}.items():
+        for name, types in _SIGNATURES.items():
             getattr(functions, name).argtypes = types
         functions.cudnnGetErrorString.restype = c_char_p
         self._functions = functions
         self._handles: dict[tuple[int, int], _Handle] = {}
         self.run = {each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()}
-        self.execute = functions.cudnnBackendExecute if graphs else None
-        self.fitted: dict[Any, Any] = {}
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:

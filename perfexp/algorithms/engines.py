@@ -159,8 +159,6 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
         if found is None:
             return None
         plans[which] = found
-    for each in plans.values():
-        each.shorten(problem.device)
     return Direct(plans, problem.layout)
 
 

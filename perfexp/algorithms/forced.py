@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from perfexp import __version__
-from perfexp.algorithms import Backend, Objective, OnUnsupported, T, constants
+from perfexp.algorithms import Backend, Objective, OnUnsupported, T, constants, replays
 from perfexp.algorithms.apart import Apart
 from perfexp.algorithms.backends import GUESS, Support, supports_of
 from perfexp.algorithms.choice import choose
@@ -141,9 +141,10 @@ class Forced:
             races.end()
 
     def forget(self) -> None:
-        """What ran before is no longer in the report: to be called before a point is measured."""
+        """What ran before is no longer in the report, nor in memory: to be called before a point is measured."""
         self._refused.clear()
         constants.clear()
+        replays.forget()
         for layer in self._layers:
             layer.forget()
 

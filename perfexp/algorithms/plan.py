@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from perfexp.algorithms.captured import CaptureError, Node, nodes_of
 from perfexp.algorithms.codes import CODES, Math
 from perfexp.algorithms.convolution import Convolution, Pair
-from perfexp.algorithms.cudnn import CudnnError, Library, capturing, current_device, current_stream, library
+from perfexp.algorithms.cudnn import CudnnError, Library, current_device, current_stream, library
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.replays import Replays
-from perfexp.algorithms.shortcut import Shortcut, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +78,7 @@ class Plan:
         self._code = CODES[which][algorithm]
         self._call = cudnn.run[which]
         self._shape, self._device, self._dtype = shape, shape.device, shape.dtype
-        self._shortcut: Shortcut | None = None
-        self._replays: Replays | None = None
-        self._sought = False
+        self._replays = Replays(self._enqueue, shape.device)
         self._format = torch.channels_last if shape.channels_last else torch.contiguous_format
         self._result = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}.get(which, shape.weight)
         self._first, self._second, self._how, self._out = self._descriptors = descriptors_of(which, shape, cudnn)
@@ -109,72 +103,21 @@ class Plan:
         size = self.workspace_bytes
         # given back once the call has been enqueued: whoever gets it next is behind it on the stream
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
-        self._enqueue(
-            first.data_ptr(), second.data_ptr(), out.data_ptr(), 0 if workspace is None else workspace.data_ptr()
-        )
+        where = 0 if workspace is None else workspace.data_ptr()
+        addresses = (first.data_ptr(), second.data_ptr(), out.data_ptr(), where)
+        if not self._replays(current_stream(self._device), addresses):
+            self._enqueue(*addresses)
         return out
 
-    def _enqueue(self, *addresses: int) -> None:
-        """On the current stream, by the addresses of the two tensors, of the result and of the workspace or 0."""
-        if self._replays is None or not self._replays(current_stream(self._device), addresses):
-            self._enqueue_once(*addresses)
-
-    def _enqueue_once(self, *addresses: int) -> None:
-        """By what cuDNN has for it."""
-        handle, short = self._cudnn.handle(self._device), self._shortcut
-        if short is None or not short(handle, *addresses):
-            self._enqueue_named(handle, *addresses)
-
-    def _enqueue_named(self, handle: int, first: int, second: int, out: int, workspace: int) -> None:
-        """By the name of the algorithm."""
+    def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
+        """On the current stream, by the addresses of everything."""
+        handle = self._cudnn.handle(self._device)
         status = self._call(
             handle, self._one, self._first, first, self._second, second, self._how, self._code,
             workspace or None, self.workspace_bytes, self._zero, self._out, out,
         )  # fmt: skip
         if status:
             self._cudnn.check(status)
-
-    def shorten(self, device: torch.device) -> bool:
-        """From now on calls cost the host less, as far as the same kernels can be enqueued for less.
-
-        A forward pass is computed by a plan of cuDNN's own if it has one that enqueues just the same; and what is
-        several kernels is launched at once, where it comes again with the same addresses.
-
-        Args:
-            device: of the tensors.
-
-        Returns:
-            Whether they can; looked for once.
-        """
-        if not self._sought and not capturing():
-            self._sought = True
-            with unset_fake_temporarily(), suppress(CaptureError, CudnnError, torch.OutOfMemoryError):
-                self._shorten(device)
-        return self._shortcut is not None or self._replays is not None
-
-    def _shorten(self, device: torch.device) -> None:
-        first, second = {
-            Pass.forward: (self._shape.inputs, self._shape.weight),
-            Pass.backward_data: (self._shape.weight, self._shape.outputs),
-            Pass.backward_filter: (self._shape.inputs, self._shape.outputs),
-        }[self.which]
-        tensors = [torch.empty(size, dtype=self._dtype, device=device) for size in (first, second, self._result)]
-        tensors.append(torch.empty(max(self.workspace_bytes, 1), dtype=torch.uint8, device=device))
-        addresses = [tensor.data_ptr() for tensor in tensors]
-
-        def handle() -> int:
-            return self._cudnn.handle(self._device)
-
-        def enqueued(candidate: Shortcut) -> list[Node]:
-            if candidate.workspace_bytes > self.workspace_bytes:
-                return []
-            return nodes_of(lambda: candidate(handle(), *addresses), device)
-
-        wanted = nodes_of(lambda: self._enqueue_named(handle(), *addresses), device)
-        if len(wanted) > 1:
-            self._replays = Replays(self._enqueue_once, device)
-        if wanted and self.which is Pass.forward and self._cudnn.execute is not None:
-            self._shortcut = find(self._cudnn, handle(), self.algorithm, self._shape, wanted, enqueued)
 
 
 def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:

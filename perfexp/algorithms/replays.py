@@ -1,21 +1,24 @@
-"""Replays: work of several kernels that comes again with the same addresses, launched at once.
+"""Replays: work that comes again with the same addresses, launched as it was captured.
 
-cuDNN launches each kernel of an algorithm by itself, 4 to 5 µs of the host's time for one on an H200's; a graph of them
-all takes 3 µs, however many they are.
+A call of cuDNN's v7 interface builds a plan, enqueues its kernels one by one and throws the plan away: 25 to 75 µs of
+the host's time on an H200's. A graph of them is launched in 3 to 4 µs, however many they are.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from perfexp.algorithms.captured import CaptureError, Launch
-from perfexp.algorithms.cudnn import capturing
+from perfexp.algorithms.cudnn import CudnnError, capturing
 
-#: Sets of addresses that are remembered: layers that are alike have weights, inputs and outputs of their own.
-_MOST = 512
+#: Sets of addresses that are remembered; a launch takes about 0.1 MB of the device's memory, and little of the host's.
+_MOST = 4096
+#: Whose they are, the oldest first.
+_remembered: deque[tuple[Replays, tuple[int, ...]]] = deque()
 
 
 class Replays:
@@ -23,10 +26,10 @@ class Replays:
 
     Args:
         enqueue: puts the work on torch's current stream, by its addresses.
-        device: a CUDA device.
+        device: index of a CUDA device.
     """
 
-    def __init__(self, enqueue: Callable[..., None], device: torch.device) -> None:
+    def __init__(self, enqueue: Callable[..., None], device: int) -> None:
         self._enqueue, self._device = enqueue, device
         #: None for addresses that have come once
         self._launches: dict[tuple[int, ...], Launch | None] = {}
@@ -38,6 +41,9 @@ class Replays:
         Args:
             stream: torch's current one.
             addresses: of everything that the work reads and writes.
+
+        Raises:
+            CaptureError: the device fails.
         """
         launch = self._launches.get(addresses)
         if launch is None:
@@ -48,20 +54,32 @@ class Replays:
         return True
 
     def _new(self, addresses: tuple[int, ...]) -> Launch | None:
-        """What launches it if it comes for the second time."""
+        """What launches it from now on, if it comes for the second time."""
         if addresses not in self._launches:
-            if len(self._launches) >= _MOST:
-                self._forget()
             self._launches[addresses] = None
+            _remembered.append((self, addresses))
+            if len(_remembered) > _MOST:
+                _forget_oldest()
         elif self._possible and not capturing():
             try:
-                self._launches[addresses] = Launch(partial(self._enqueue, *addresses), self._device)
-            except CaptureError:
+                work = partial(self._enqueue, *addresses)
+                self._launches[addresses] = Launch(work, torch.device("cuda", self._device))
+            except (CaptureError, CudnnError):  # what can't be enqueued at all says so when it is
                 self._possible = False
         return self._launches[addresses]
 
-    def _forget(self) -> None:
-        for launch in self._launches.values():
-            if launch is not None:
-                launch.destroy()
-        self._launches.clear()
+    def _forget(self, addresses: tuple[int, ...]) -> None:
+        launch = self._launches.pop(addresses)
+        if launch is not None:
+            launch.destroy()
+
+
+def forget() -> None:
+    """Give back what all launches hold: other sizes have other addresses."""
+    while _remembered:
+        _forget_oldest()
+
+
+def _forget_oldest() -> None:
+    replays, addresses = _remembered.popleft()
+    replays._forget(addresses)

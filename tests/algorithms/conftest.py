@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfexp.algorithms import backends, fastest, forced
+from perfexp.algorithms import backends, fastest, forced, replays
 from perfexp.algorithms import cudnn as library
 from perfexp.algorithms import plan as plans
 from perfexp.algorithms.captured import CaptureError
@@ -18,7 +18,7 @@ def scripted(monkeypatch):
         loaded = library.Library(made)
         monkeypatch.setattr(plans, "library", lambda: loaded)
         monkeypatch.setattr(plans, "_plans", {})
-        monkeypatch.setattr(plans, "nodes_of", _refuses)
+        monkeypatch.setattr(replays, "Launch", _refuses)
         for module in (library, plans):
             monkeypatch.setattr(module, "current_stream", lambda device: 77)
         for module in (backends, fastest, forced):

@@ -8,9 +8,6 @@ from math import prod
 import torch
 
 NOT_SUPPORTED, BAD_PARAM = 3000, 2000
-ATTRIBUTE_TYPES = {
-    1: ctypes.c_int, 3: ctypes.c_int64, 4: ctypes.c_float, 7: ctypes.c_int, 8: ctypes.c_int, 9: ctypes.c_int
-}  # fmt: skip
 TYPES = {0: torch.float32, 1: torch.float64, 2: torch.float16, 9: torch.bfloat16}
 
 
@@ -22,12 +19,9 @@ class ScriptedCudnn:
         fails: likewise for what is refused only when it is called.
         workspace: bytes for a pass and a code.
         ranking: codes in the order of the heuristic, by pass.
-        engines: kernels that each engine of the graph interface launches, by index and the settings of its knobs; None
-            for a cuDNN without that interface.
-        heuristics: indices of the engines that each heuristic names.
     """
 
-    def __init__(self, refuses=None, fails=None, workspace=None, ranking=None, lacks=(), engines=None, heuristics=None):
+    def __init__(self, refuses=None, fails=None, workspace=None, ranking=None, lacks=()):
         self.refuses = refuses or (lambda *_: False)
         self.fails = fails or (lambda *_: False)
         self.workspace = workspace or (lambda *_: 0)
@@ -54,8 +48,6 @@ class ScriptedCudnn:
             functions[f"cudnnGetConvolution{name}WorkspaceSize"] = self._sizes(name)
             functions[f"cudnnGetConvolution{name}Algorithm_v7"] = self._ranks(name)
             functions[f"cudnnConvolution{name}"] = self._computes(name)
-        if engines is not None:
-            functions |= _Graphs(self, engines, heuristics or {}).functions()
         for name, function in functions.items():
             if name not in lacks:
                 setattr(self, name, _plain(function))
@@ -145,93 +137,6 @@ class ScriptedCudnn:
             return flat.view(shape)
         n, c, h, w = shape
         return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-
-
-class _Graphs:
-    """The graph interface: descriptors with attributes, of which plans are made."""
-
-    PLAN = 5
-
-    def __init__(self, cudnn, engines, heuristics):
-        self.cudnn, self.engines, self.heuristics = cudnn, engines, heuristics
-        self.made, cudnn.executed, cudnn.destroyed = {}, [], []
-
-    def functions(self):
-        names = ("CreateDescriptor", "DestroyDescriptor", "SetAttribute", "GetAttribute", "Finalize", "Execute")
-        own = (self.create, self.destroy, self.set, self.get, self.finalize, self.execute)
-        return dict(zip((f"cudnnBackend{name}" for name in names), own, strict=True))
-
-    def create(self, kind, where):
-        where._obj.value = 5000 + len(self.made)
-        self.made[where._obj.value] = {"kind": kind}
-        return 0
-
-    def destroy(self, descriptor):
-        self.cudnn.destroyed.append(descriptor)
-        return 0
-
-    def set(self, descriptor, name, as_type, count, address):
-        array = (ATTRIBUTE_TYPES.get(as_type, ctypes.c_void_p) * count).from_address(address)
-        self.made[descriptor][name] = list(array)
-        return 0
-
-    def finalize(self, descriptor):
-        made = self.made[descriptor]
-        if made["kind"] == self.PLAN:
-            made["engine"] = self.engine(made[401][0])
-            return 0 if made["engine"] in self.engines else NOT_SUPPORTED
-        return 0
-
-    def engine(self, config):
-        """Index of a configuration's engine, with the settings of its knobs if it has some."""
-        config = self.made[config]
-        index = self.made[config[300][0]][1301][0]
-        choices = [(self.made[each][600][0], self.made[each][601][0]) for each in config.get(302, [])]
-        return (index, *choices) if choices else index
-
-    def get(self, descriptor, name, as_type, most, count, where):
-        made = self.made[descriptor]
-        if name == 402:  # the workspace of a plan
-            where._obj.value = self.engines[made["engine"]][1]
-            return 0
-        if name in (1200, 1201, 1202, 1203):  # a knob that goes from 0 to 2
-            where._obj.value = {1200: 21, 1201: 2, 1202: 0, 1203: 1}[name]
-            return 0
-        array = (ctypes.c_void_p * most).from_address(where)
-        if name == 1302:  # the knobs of an engine
-            count._obj.value = 1
-            return 0
-        indices = self.heuristics.get(made[200][0], [])
-        for place, index in enumerate(indices):
-            engine = ctypes.c_void_p()
-            self.create(2, ctypes.byref(engine))
-            self.made[engine.value] |= {1301: [index], 1300: made[201]}
-            self.made[array[place]][300] = [engine.value]
-        count._obj.value = len(indices)
-        return 0
-
-    def execute(self, handle, plan, pack):
-        plan, pack = self.made[plan], self.made[pack]
-        operation = self.made[self.made[self._graph_of(plan)][801][0]]
-        how = self.made[operation[702][0]]
-        x, w, y = (
-            self._at(address, self.made[operation[name][0]])
-            for name, address in zip((704, 703, 705), pack[1001], strict=True)
-        )
-        self.cudnn.executed.append((plan["engine"], handle))
-        self.cudnn.launched.extend(self.engines[plan["engine"]][0])
-        groups = x.shape[1] // w.shape[1]
-        y.copy_(torch.nn.functional.conv2d(x, w, None, how[103], how[105], how[102], groups))
-        return 0
-
-    def _graph_of(self, plan):
-        return self.made[self.made[plan[401][0]][300][0]][1300][0]
-
-    @staticmethod
-    def _at(address, tensor):
-        dtype, shape, strides = TYPES[tensor[901][0]], tensor[902], tensor[903]
-        flat = torch.frombuffer((ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address), dtype=dtype)
-        return flat.as_strided(shape, strides)
 
 
 def _plain(function):

@@ -1,4 +1,4 @@
-"""What is read from the graph that a driver captured; the driver is a script."""
+"""How work is captured and launched; the driver is a script."""
 
 import ctypes
 from contextlib import nullcontext
@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from perfexp.algorithms import captured
-from perfexp.algorithms.captured import CaptureError, Launch, Node, nodes_of
+from perfexp.algorithms.captured import CaptureError, Launch
 
 CUDA = torch.device("cuda")
-MEMSET = 2
 
 
 class Driver:
-    """Captures nothing, and says that the graph has these nodes: kernels by (func, kern), or kinds."""
+    """Captures nothing."""
 
-    def __init__(self, nodes, refuses=()):
-        self.nodes, self.refuses, self.done = nodes, refuses, []
+    def __init__(self, refuses=()):
+        self.refuses, self.done = refuses, []
 
     def __getattr__(self, name):
         does = getattr(type(self), f"_{name}", lambda *_: 0)
@@ -30,21 +29,6 @@ class Driver:
 
     def _cuStreamEndCapture(self, stream, graph):
         graph._obj.value = 5
-        return 0
-
-    def _cuGraphGetNodes(self, graph, nodes, count):
-        count._obj.value = len(self.nodes)
-        for place in range(len(self.nodes) if nodes else 0):
-            nodes[place] = place + 1
-        return 0
-
-    def _cuGraphNodeGetType(self, node, kind):
-        kind._obj.value = self.nodes[node - 1] if isinstance(self.nodes[node - 1], int) else 0
-        return 0
-
-    def _cuGraphKernelNodeGetParams_v2(self, node, params):
-        params._obj.func, params._obj.kern = self.nodes[node - 1]
-        params._obj.grid, params._obj.block, params._obj.shared_bytes = (node, 2, 1), (128, 1, 1), 64
         return 0
 
     def _cuGraphInstantiateWithFlags(self, graph, of, flags):
@@ -73,28 +57,10 @@ def driver(monkeypatch):
     return use
 
 
-def test_kernels_are_told_by_their_function_grid_block_and_memory(driver):
-    made = driver([(30, None), MEMSET, (None, 20)])
-    ran = []
-    assert nodes_of(lambda: ran.append(1), CUDA) == [
-        Node(0, 20, (3, 2, 1), (128, 1, 1), 64),
-        Node(0, 30, (1, 2, 1), (128, 1, 1), 64),
-        Node(MEMSET),
-    ]
-    assert ran == [1]
-    assert made.done[-1] == "cuGraphDestroy"
-
-
-def test_a_driver_that_refuses_is_an_error_with_its_name(driver):
-    driver([], refuses=["cuStreamBeginCapture_v2"])
-    with pytest.raises(CaptureError, match=r"^STREAM_CAPTURE_UNSUPPORTED$"):
-        nodes_of(lambda: None, CUDA)
-
-
 def test_the_capture_ends_when_the_work_fails(driver):
-    made = driver([])
+    made = driver()
     with pytest.raises(ZeroDivisionError):
-        nodes_of(lambda: 1 / 0, CUDA)
+        Launch(lambda: 1 / 0, CUDA)
     assert made.done[-2:] == ["cuStreamEndCapture", "cuGraphDestroy"]
 
 
@@ -106,7 +72,7 @@ def test_a_driver_without_the_functions_is_too_old(monkeypatch):
 
 
 def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driver):
-    made = driver([(30, None), (40, None)])
+    made = driver()
     ran = []
     launch = Launch(lambda: ran.append(1), CUDA)
     assert made.done[-1] == "cuGraphDestroy", "what can be launched is another object"
@@ -117,9 +83,11 @@ def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driv
     assert made.done[-1] == "cuGraphExecDestroy"
 
 
-@pytest.mark.parametrize("refuses", ["cuGraphInstantiateWithFlags", "cudaGraphLaunch"])
+@pytest.mark.parametrize(
+    "refuses", ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cudaGraphLaunch"]
+)
 def test_what_can_not_be_launched_is_an_error_with_its_name(driver, refuses):
-    driver([], refuses=[refuses])
+    driver(refuses=[refuses])
     with pytest.raises(CaptureError, match=r"^STREAM_CAPTURE_UNSUPPORTED$"):
         Launch(lambda: None, CUDA)(77)
 

@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from perfexp.algorithms import plan as plan_module
 from perfexp.algorithms import replays as replays_module
-from perfexp.algorithms.captured import CaptureError, Node
+from perfexp.algorithms.captured import CaptureError
 from perfexp.algorithms.codes import Math
+from perfexp.algorithms.cudnn import CudnnError
+from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, Shape
 from perfexp.algorithms.replays import _MOST, Replays
 
-HERE = torch.device("cpu")
+HERE = 0
 
 
 class Launched:
@@ -31,7 +32,7 @@ class Launched:
         self.destroyed = True
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def made(monkeypatch):
     """The launches that were made, in their order."""
     monkeypatch.setattr(Launched, "made", [], raising=False)
@@ -39,47 +40,31 @@ def made(monkeypatch):
     return Launched.made
 
 
-@pytest.fixture
-def plan_of(scripted, monkeypatch):
-    """A function that makes a plan of so many kernels."""
-
-    def make(kernels, which=Pass.forward, algorithm="fft"):
-        scripted()
-        monkeypatch.setattr(plan_module, "nodes_of", lambda enqueue, device: [Node(0, k) for k in range(kernels)])
-        shape = Shape((2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0)
-        return Plan(which, algorithm, shape)
-
-    return make
-
-
 @pytest.mark.parametrize("which", list(Pass))
-def test_several_kernels_are_launched_at_once_from_the_second_time_on(plan_of, made, which):
-    plan = plan_of(5, which)
-    first, second = {
-        Pass.forward: (plan._shape.inputs, plan._shape.weight),
-        Pass.backward_data: (plan._shape.weight, plan._shape.outputs),
-        Pass.backward_filter: (plan._shape.inputs, plan._shape.outputs),
-    }[which]
-    first, second, out = torch.randn(first), torch.randn(second), torch.empty(plan._result)
-    expected = plan(first, second)
-    assert plan.shorten(HERE)
-    addresses = [each.data_ptr() for each in (first, second, out)]
-    for calls in range(4):
+def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(scripted, monkeypatch, which):
+    scripted(workspace=lambda *_: 256)
+    monkeypatch.setattr(Launched, "made", made := [], raising=False)
+    monkeypatch.setattr(replays_module, "Launch", Launched)
+    shape = Shape((2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0)
+    plan = Plan(which, "fft", shape)
+    first, second = (
+        torch.randn(size)
+        for size in {
+            Pass.forward: (shape.inputs, shape.weight),
+            Pass.backward_data: (shape.weight, shape.outputs),
+            Pass.backward_filter: (shape.inputs, shape.outputs),
+        }[which]
+    )
+    out, workspace = torch.empty(plan._result), torch.empty(256, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "empty", lambda size, **_: workspace if size == 256 else out)
+    expected = plan(first, second).clone()
+    for calls in range(1, 4):
         out.zero_()
-        plan._enqueue(*addresses, 0)
-        assert torch.equal(out, expected)
-        assert [len(each.streams) for each in made] == ([calls] if calls else [])
-    assert made[0].streams == [77, 77, 77]
-    elsewhere = torch.empty_like(out)
-    plan._enqueue(*addresses[:2], elsewhere.data_ptr(), 0)
+        assert torch.equal(plan(first, second), expected)
+        assert [each.streams for each in made] == [[77] * calls]
+    out = torch.zeros_like(out)
+    assert torch.equal(plan(first, second), expected)
     assert len(made) == 1, "at another address it is enqueued"
-    assert torch.equal(elsewhere, expected)
-
-
-def test_a_single_kernel_is_launched_by_cudnn(plan_of):
-    plan = plan_of(1, algorithm="implicit_gemm")
-    assert not plan.shorten(HERE)
-    assert plan._replays is None
 
 
 def test_while_somebody_captures_it_is_enqueued(made, monkeypatch):
@@ -95,12 +80,13 @@ def test_while_somebody_captures_it_is_enqueued(made, monkeypatch):
     assert enqueued == [(1, 2)] * 2
 
 
-def test_what_can_not_be_captured_is_tried_once(monkeypatch):
+@pytest.mark.parametrize("error", [CaptureError, CudnnError])
+def test_what_can_not_be_captured_is_tried_once(monkeypatch, error):
     tried = []
 
     def refuses(enqueue, device):
         tried.append(1)
-        raise CaptureError("NOT_SUPPORTED")
+        raise error("NOT_SUPPORTED")
 
     monkeypatch.setattr(replays_module, "Launch", refuses)
     replays = Replays(lambda *_: None, HERE)
@@ -108,10 +94,19 @@ def test_what_can_not_be_captured_is_tried_once(monkeypatch):
     assert tried == [1]
 
 
-def test_addresses_that_never_come_again_are_forgotten(made):
+def test_the_oldest_addresses_are_forgotten_first(made):
+    replays_module.forget()
+    one, other = Replays(lambda *_: None, HERE), Replays(lambda *_: None, HERE)
+    assert [one(77, (0,)), one(77, (0,)), other(77, (0,)), other(77, (0,))] == [False, True, False, True]
+    assert not any(other(77, (place,)) for place in range(1, _MOST))
+    assert [each.destroyed for each in made] == [True, False]
+    assert [one(77, (0,)), one(77, (0,))] == [False, True], "it may come again"
+    assert len(one._launches) + len(other._launches) == _MOST
+
+
+def test_everything_is_given_back_before_the_next_point(made):
     replays = Replays(lambda *_: None, HERE)
-    assert [replays(77, (0,)), replays(77, (0,))] == [False, True]
-    assert not any(replays(77, (place,)) for place in range(1, _MOST + 1))
+    assert [replays(77, (0,)), replays(77, (0,)), replays(77, (1,))] == [False, True, False]
+    Forced(name="gemm").forget()
     assert made[0].destroyed
-    assert len(replays._launches) <= _MOST
-    assert [replays(77, (0,)), replays(77, (0,))] == [False, True]
+    assert replays._launches == {}
