@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from perfexp.algorithms.report import AlgorithmReport
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
-from perfexp.modes import without_data
 from perfexp.record import Key, Metric, Point, Status, timed_key
 from perfexp.run import Procedure
 from perfexp.summary import first_median
@@ -79,9 +78,11 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         _warm_up(step.call, procedure)
         procedure.progress("layers")
         look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
-        work = without_data(step) if data_left_out else step
-        with procedure.without_waits(step) if of_device else nullcontext() as changed:  # as `device` is
-            times = look(work, session.module, procedure.device, clean_seconds=clean_seconds)
+        with ExitStack() as as_device_is:
+            if data_left_out:
+                as_device_is.enter_context(procedure.on_held_batches(step, batches))
+            changed = as_device_is.enter_context(procedure.without_waits(step)) if of_device else None
+            times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
         counted, why_not = _work(lambda: procedure.work(step, batches))
     if times.reason is not None:
         _say_none(point, times.reason)

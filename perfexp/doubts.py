@@ -123,13 +123,13 @@ def waits_left_out(how: str) -> Doubt:
 
 
 def data_left_out() -> Doubt:
-    """The device's time is that of a call on a batch that is there already."""
+    """The device's time is that of calls whose batches lie on the device."""
     return Doubt(
         code="data_left_out",
-        detail="a call that fetches its batch does not fit into the device's queue; the `device` time is that of the "
-        "call on a batch that is on the device already",
-        remedy="`throughput`, `latency` and the phase `data` have the fetching; with data.pin_memory=true a batch is "
-        "copied without waiting",
+        detail="a call that fetches its batch from the host does not fit into the device's queue; the `device` time is "
+        "that of calls whose batches are on the device already",
+        remedy="`throughput`, `latency` and the phase `data` have the fetching; a batch in pinned memory "
+        "(data.pin_memory=true) is copied without waiting",
     )
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from perfexp.sinks import Tracker
     from perfexp.sinks.console import Console
 
-#: Modes of torch.compile that launch calls as CUDA graphs.
-_COMPILED_TO_GRAPHS = ("reduce-overhead", "max-autotune")
 #: Doubts that times and layers of a point have alike: once is enough.
 _OF_BOTH = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
 
@@ -107,7 +105,6 @@ class Run:
                 again=again,
                 profiler=config.build(plan.profiler),
                 settings=profiler_settings(plan.profiler),
-                graph=plan.execution.cuda_graph or plan.execution.compile in _COMPILED_TO_GRAPHS,
                 command=without_passwords(self.assignment.plain["command"]),
                 timeout_seconds=plan.timeout_seconds,
             )

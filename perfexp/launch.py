@@ -49,7 +49,6 @@ class Job:
         again: those of them that have a result, which stays until there is a new one.
         profiler: that looks.
         settings: of the profiler: a profile that other settings made is not this one.
-        graph: whether calls are launched as CUDA graphs.
         command: overrides that the user typed.
         timeout_seconds: a worker that tells nothing for so long is ended; None for never.
         listener: gets the worker's events.
@@ -65,7 +64,6 @@ class Job:
     again: Collection[Key] = ()
     profiler: Profiler = field(default_factory=NoProfiler)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    graph: bool = False
     command: Sequence[str] = ()
     timeout_seconds: float | None = None
     listener: Listener = field(default=lambda _: None)
@@ -222,7 +220,7 @@ def _look(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> No
     """Have a worker look, then have the profiler say what it saw."""
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
-    about = About(phase=profiled_key(key).phase, device=_device(job), graph=job.graph, command=job.command)
+    about = About(phase=profiled_key(key).phase, device=_device(job), command=job.command)
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix = profiler.command(place, about)
     earlier.make_room(profiler.outputs(place))

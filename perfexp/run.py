@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from perfexp.data.rotating import Rotating
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError, Waits
 from perfexp.models import Session, Unwaiting
-from perfexp.modes import Mode, Step, graphed, without_data
+from perfexp.modes import Mode, Step, behind_the_data, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
@@ -34,6 +35,8 @@ from perfexp.work import Work
 
 #: Calls under the eyes of the probes.
 _PROBED_CALLS = 3
+#: Batches that `device` is measured with where they come from the host: with one, a training would know it by heart.
+_HELD_BATCHES = 8
 
 
 @dataclass(kw_only=True)
@@ -213,6 +216,7 @@ class Procedure:
             if self.energy is not None:
                 measuring = partial(self._energy, point, step, batches, self.energy)
                 self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
+            self._of_algorithm(point, "launched_share", partial(self._launched_share, point))
             if len(step.segments) > 1:
                 self._times.phases(point, step, held=_on_device(batches))
             self._probe(point, step)
@@ -300,6 +304,10 @@ class Procedure:
         inputs = batches.next().inputs
         return self.algorithm.instead("default", lambda: self.session.work(inputs, training=step.trains))
 
+    def _launched_share(self, point: Point) -> None:
+        share = self.algorithm.launched_share()
+        point.metrics += [share] if share else []
+
     def _output_error(self, point: Point) -> None:
         """By how much the algorithm changes what the model computes, on weights as they were loaded."""
         self.session.reset()
@@ -321,13 +329,11 @@ class Procedure:
         if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
             point.doubts.append(doubts.not_captured_together())
             return
-        work, left_out = step, []
-        if not _on_device(batches):  # copying a batch may wait, and loading it is the host's work
-            work, left_out = without_data(step), [doubts.data_left_out()]
         try:
-            with self.without_waits(step) as changed:
+            with self.on_held_batches(step, batches) as held, self.without_waits(step) as changed:
+                left_out = [doubts.data_left_out()] if held else []
                 left_out += [] if changed is None else [doubts.waits_left_out(changed)]
-                self._times.device_otherwise(point, work.call, self._capture(work, batches), left_out)
+                self._times.device_otherwise(point, step.call, self._capture(step, batches), left_out)
         except Waits:
             point.doubts.append(doubts.synchronising())
         except Exception as error:
@@ -338,13 +344,32 @@ class Procedure:
             point.doubts.append(doubts.queue_exceeded(reason))
 
     @contextmanager
+    def on_held_batches(self, step: Step, batches: Batches) -> Iterator[bool]:
+        """While entered, calls take batches that lie on the device, where theirs come from the host; gives whether.
+
+        Args:
+            step: of the point.
+            batches: likewise.
+        """
+        if _on_device(batches):
+            yield False
+            return
+        usual = step.state.source
+        kept = [self.session.copy(usual()) for _ in range(_HELD_BATCHES)]
+        step.state.source = cycle(kept).__next__
+        try:
+            yield True
+        finally:
+            step.state.source = usual
+
+    @contextmanager
     def without_waits(self, step: Step) -> Iterator[str | None]:
         """While entered, a call that waits for the device does not, if it can do without; gives how, or None.
 
         Args:
             step: of the point; has been called before.
         """
-        if isinstance(self.session, Unwaiting) and self.device.waits_inside(without_data(step).call):
+        if isinstance(self.session, Unwaiting) and self.device.waits_inside(behind_the_data(step)):
             with self.session.without_waits() as how:
                 yield how
         else:

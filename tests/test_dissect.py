@@ -1,6 +1,7 @@
 """The layers of a point, from a process of its own: what becomes of them whatever happens."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -158,20 +159,28 @@ def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypa
 
 
 @pytest.mark.parametrize("doubted", [True, False])
-def test_layers_are_those_of_a_call_without_its_data_as_the_device_time_is(monkeypatch, doubted):
-    measuring, seen = of_torch(), []
-    usual = stamps.stamp_layers
+def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeypatch, doubted):
+    measuring, fetched = of_torch(), []
+    opening, usual = measuring.data.open, stamps.stamp_layers
 
-    def look(step, *arguments, **named):
-        seen.append([name for name, _ in step.segments])
-        return usual(step, *arguments, **named)
+    @contextmanager
+    def opened(**settings):
+        with opening(**settings) as batches:
+            yield SimpleNamespace(constant=False, per_epoch=None, next=lambda: fetched.append(1) or batches.next())
 
+    def look(*arguments, **named):
+        before = len(fetched)
+        times = usual(*arguments, **named)
+        assert (len(fetched) == before) is doubted
+        return times
+
+    measuring.data.open = opened
     monkeypatch.setattr(stamps, "stamp_layers", look)
     key = msgspec.structs.replace(KEY, phase="train")
     left_out = [doubts.data_left_out()] if doubted else []
     timed = Point(key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out)
     point = dissect(measuring, layers_key(key), timed)
-    assert ("data" in seen[0]) is not doubted
+    assert point.status is Status.OK
     assert ("data_left_out" in [doubt.code for doubt in point.doubts]) is doubted
     assert point.facts["layers"]["lines"]
 

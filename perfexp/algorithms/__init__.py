@@ -92,6 +92,9 @@ class Algorithm(Protocol):
             Whether it was looked at.
         """
 
+    def launched_share(self) -> Metric | None:
+        """Of the passes by cuDNN's name, the share that was launched as captured; None where there were none."""
+
     def output_error(self, inputs: Any) -> Metric | None:
         """By how much the model's outputs differ from those of `default`; None where nothing was asked for.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_ulonglong, c_void_p
 from functools import cache
 from typing import Any
@@ -26,6 +26,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuStreamEndCapture": [c_void_p, POINTER(c_void_p)],
     "cuGraphDestroy": [c_void_p],
     "cuGraphInstantiateWithFlags": [POINTER(c_void_p), c_void_p, c_ulonglong],
+    "cuGraphUpload": [c_void_p, c_void_p],
     "cuGraphExecDestroy": [c_void_p],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
 }
@@ -45,8 +46,14 @@ class Launch:
     def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:
         # the runtime's function, since torch's profiler does not see the driver's
         self._launch, self._graph = _runtime().cudaGraphLaunch, c_void_p()
+        driver = _driver()
         with _captured(enqueue, device) as graph:
-            _check(_driver().cuGraphInstantiateWithFlags(byref(self._graph), graph, 0))
+            _check(driver.cuGraphInstantiateWithFlags(byref(self._graph), graph, 0))
+        try:  # takes its memory now, and not with the first launch
+            _check(driver.cuGraphUpload(self._graph, torch.cuda.current_stream(device).cuda_stream))
+        except CaptureError:
+            self.destroy()
+            raise
 
     def __call__(self, stream: int) -> None:
         """Put it on a stream.
@@ -115,9 +122,12 @@ def _driver() -> Any:
 @cache
 def _runtime() -> Any:
     """The runtime that torch has loaded, whose statuses have the driver's numbers."""
-    try:
-        runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
-    except OSError as error:
-        raise CaptureError(f"the runtime that torch uses can't be opened: {error}") from error
+    version = str(torch.version.cuda)
+    for name in (version.partition(".")[0], version):  # CUDA 11's is libcudart.so.11.0
+        with suppress(OSError):
+            runtime = ctypes.CDLL(f"libcudart.so.{name}")
+            break
+    else:
+        raise CaptureError(f"the runtime that torch uses can't be opened: libcudart.so of CUDA {version}")
     runtime.cudaGraphLaunch.argtypes = [c_void_p, c_void_p]
     return runtime

@@ -49,8 +49,6 @@ _SIGNATURES: dict[str, list[Any]] = {
     },
 }
 
-#: The graph interface, which old ones lack.
-
 
 class CudnnError(PerfexpError):
     """cuDNN refused a call."""

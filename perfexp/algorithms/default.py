@@ -66,5 +66,8 @@ class Default:
         """See `Algorithm`."""
         return False
 
+    def launched_share(self) -> None:
+        """See `Algorithm`."""
+
     def output_error(self, inputs: Any) -> None:
         """See `Algorithm`."""

@@ -133,7 +133,8 @@ class Forced:
             yield
 
     def _end(self) -> None:
-        """No thread stays."""
+        """No thread stays, and no launch."""
+        replays.forget()
         for thread in self._apart.values():
             thread.end()
         self._apart.clear()
@@ -207,6 +208,11 @@ class Forced:
     def _races(self) -> list[Fastest]:
         return [each for layer in self._layers for each in layer.supports if isinstance(each, Fastest)][:1]
 
+    def launched_share(self) -> Metric | None:
+        """See `Algorithm`."""
+        share = replays.launched_share()
+        return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
+
     def output_error(self, inputs: Any) -> Metric:
         """See `Algorithm`; relative L2 over all numbers of the outputs, in evaluation mode and without a compiler.
 
@@ -252,6 +258,7 @@ class Forced:
             "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
             "threads": None if cuda else torch.get_num_threads(),
             "perfexp": __version__,
+            "cudnn_passes": "launched as captured",  # those raced when each kernel was launched were slower
             "triton": metadata.version("triton") if util.find_spec("triton") else None,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -1,13 +1,13 @@
 """Replays: work that comes again with the same addresses, launched as it was captured.
 
 A call of cuDNN's v7 interface builds a plan, enqueues its kernels one by one and throws the plan away: 25 to 75 µs of
-the host's time on an H200's. A graph of them is launched in 3 to 4 µs, however many they are.
+the host's time on an H200's. A graph of them is launched in 2 to 4 µs, however many they are.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -15,14 +15,17 @@ import torch
 from perfexp.algorithms.captured import CaptureError, Launch
 from perfexp.algorithms.cudnn import CudnnError, capturing
 
-#: Sets of addresses that are remembered; a launch takes about 0.1 MB of the device's memory, and little of the host's.
-_MOST = 4096
-#: Whose they are, the oldest first.
-_remembered: deque[tuple[Replays, tuple[int, ...]]] = deque()
+#: Launches that are kept in all, at about 0.1 MB of the device's memory each. Where there are more sets of addresses,
+#: those that come later are enqueued: making room would mean to capture again and again.
+_MOST_LAUNCHES = 4096
+#: Addresses that came once and are remembered, of each work.
+_MOST_ONCE = 256
 
 
 class Replays:
     """Work by its addresses. Torch's allocator gives a model's calls the same ones again and again.
+
+    One thread at a time may use it, as one thread at a time computes a pass: autograd's works while its caller waits.
 
     Args:
         enqueue: puts the work on torch's current stream, by its addresses.
@@ -31,12 +34,12 @@ class Replays:
 
     def __init__(self, enqueue: Callable[..., None], device: int) -> None:
         self._enqueue, self._device = enqueue, device
-        #: None for addresses that have come once
-        self._launches: dict[tuple[int, ...], Launch | None] = {}
+        self._launches: dict[tuple[int, ...], Launch] = {}
+        self._once: dict[tuple[int, ...], None] = {}
         self._possible = True
 
-    def __call__(self, stream: int, addresses: tuple[int, ...]) -> bool:
-        """Launch the work; false where it has to be enqueued: it is the first time, or somebody captures it.
+    def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
+        """Launch the work, or enqueue it: the first time, while somebody captures it, and where it can't be captured.
 
         Args:
             stream: torch's current one.
@@ -44,42 +47,67 @@ class Replays:
 
         Raises:
             CaptureError: the device fails.
+            CudnnError: cuDNN refuses.
         """
-        launch = self._launches.get(addresses)
+        launch = None
+        if not capturing():
+            launch = self._launches.get(addresses) or self._new(addresses)
         if launch is None:
-            launch = self._new(addresses)
-        if launch is None or capturing():
-            return False
-        launch(stream)
-        return True
+            _tally.enqueued += 1
+            self._enqueue(*addresses)
+        else:
+            _tally.launched += 1
+            launch(stream)
 
     def _new(self, addresses: tuple[int, ...]) -> Launch | None:
         """What launches it from now on, if it comes for the second time."""
-        if addresses not in self._launches:
-            self._launches[addresses] = None
-            _remembered.append((self, addresses))
-            if len(_remembered) > _MOST:
-                _forget_oldest()
-        elif self._possible and not capturing():
-            try:
-                work = partial(self._enqueue, *addresses)
-                self._launches[addresses] = Launch(work, torch.device("cuda", self._device))
-            except (CaptureError, CudnnError):  # what can't be enqueued at all says so when it is
-                self._possible = False
-        return self._launches[addresses]
+        _tally.used[self] = None
+        if addresses not in self._once:
+            if len(self._once) >= _MOST_ONCE:
+                self._once.clear()
+            self._once[addresses] = None
+            return None
+        if not self._possible or _tally.kept >= _MOST_LAUNCHES:
+            return None
+        try:
+            made = Launch(partial(self._enqueue, *addresses), torch.device("cuda", self._device))
+        except (CaptureError, CudnnError):  # what can't be enqueued at all says so when it is
+            self._possible = False
+            return None
+        _tally.kept += 1
+        self._launches[addresses] = made
+        return made
 
-    def _forget(self, addresses: tuple[int, ...]) -> None:
-        launch = self._launches.pop(addresses)
-        if launch is not None:
-            launch.destroy()
+    def forget(self) -> None:
+        """Give back what it holds."""
+        for launch in self._launches.values():
+            with suppress(CaptureError):  # a device that is lost holds nothing
+                launch.destroy()
+        self._launches.clear()
+        self._once.clear()
+        self._possible = True
+
+
+class _Tally:
+    """What all work together has been and holds since it was last forgotten."""
+
+    def __init__(self) -> None:
+        self.used: dict[Replays, None] = {}
+        self.kept = self.launched = self.enqueued = 0
+
+
+_tally = _Tally()
 
 
 def forget() -> None:
     """Give back what all launches hold: other sizes have other addresses."""
-    while _remembered:
-        _forget_oldest()
+    global _tally
+    for replays in _tally.used:
+        replays.forget()
+    _tally = _Tally()
 
 
-def _forget_oldest() -> None:
-    replays, addresses = _remembered.popleft()
-    replays._forget(addresses)
+def launched_share() -> float | None:
+    """The share of all work since it was last forgotten that was launched; None where there was none."""
+    everything = _tally.launched + _tally.enqueued
+    return _tally.launched / everything if everything else None

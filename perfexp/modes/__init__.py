@@ -60,7 +60,7 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     Raises:
         Unsupported: it can't be captured.
     """
-    data, work = dict(step.segments).get("data"), without_data(step).call
+    data, work = dict(step.segments).get("data"), behind_the_data(step)
     step.state.outputs = step.state.loss = None  # what an earlier call left belongs to another stream
 
     if data is None:
@@ -83,19 +83,19 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     return replace(step, call=call, segments=(("data", fetch), ("graph", replay)))
 
 
-def without_data(step: Step) -> Step:
-    """The same call on the batch that its last one had.
+def behind_the_data(step: Step) -> Callable[[], None]:
+    """A call without its data: it works on the batch that the last one had.
 
     Args:
         step: has been called before.
     """
-    segments = tuple((name, part) for name, part in step.segments if name != "data")
+    parts = [part for name, part in step.segments if name != "data"]
 
-    def call() -> None:
-        for _, part in segments:
+    def work() -> None:
+        for part in parts:
             part()
 
-    return replace(step, call=call, segments=segments)
+    return work
 
 
 class Mode(Protocol):

@@ -171,13 +171,11 @@ class About:
     Attributes:
         phase: `train` or `inference`.
         device: facts of the device, as the timed run recorded them; empty where nothing was timed.
-        graph: whether calls are launched as CUDA graphs.
         command: overrides that the user typed.
     """
 
     phase: str
     device: Mapping[str, Any] = field(default_factory=dict)
-    graph: bool = False
     command: Sequence[str] = ()
 
 

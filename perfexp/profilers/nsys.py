@@ -92,7 +92,7 @@ class Nsys(Settings):
             "--capture-range=cudaProfilerApi",
             "--capture-range-end=stop",  # by default the program is ended there
             "--kill=none",
-            *(["--cuda-graph-trace=node"] if about.graph else []),
+            "--cuda-graph-trace=node",  # passes by cuDNN's name are graphs too
             "--force-overwrite=true",
             f"--output={escaped(place.base)}",
             *self._options,

@@ -75,7 +75,7 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
         "--capture-range=cudaProfilerApi",
         "--capture-range-end=stop",
         "--kill=none",
-        *(["--cuda-graph-trace=node"] if about.graph else []),
+        "--cuda-graph-trace=node",
         f"--output={stem}",
     ]
     ncu = [

@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.2
 _GRACE_SECONDS = 5.0
 #: Where they can be got, and the first version that takes the command lines of this package.
 _SOURCES = {
-    "nsys": ("Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems", (2021, 4)),
+    "nsys": ("Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems", (2022, 4)),
     "ncu": ("Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute", (2021, 1)),
 }
 _VERSION = re.compile(r"version:?\s+(\d{4})\.(\d+)((?:\.\d+)*)", re.IGNORECASE)

@@ -14,6 +14,7 @@ def scripted(monkeypatch):
     """A function that puts a cuDNN of that script in torch's place."""
 
     def use(**script):
+        replays.forget()
         made = ScriptedCudnn(**script)
         loaded = library.Library(made)
         monkeypatch.setattr(plans, "library", lambda: loaded)

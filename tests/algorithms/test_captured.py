@@ -52,6 +52,7 @@ def driver(monkeypatch):
         monkeypatch.setattr(captured, "_runtime", lambda: made)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: type("Stream", (), {"cuda_stream": 7})())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_stream", torch.cuda.Stream)
         return made
 
     return use
@@ -75,7 +76,7 @@ def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driv
     made = driver()
     ran = []
     launch = Launch(lambda: ran.append(1), CUDA)
-    assert made.done[-1] == "cuGraphDestroy", "what can be launched is another object"
+    assert made.done[-2:] == ["cuGraphDestroy", "cuGraphUpload"], "what can be launched is another object"
     launch(77)
     launch(77)
     assert (ran, made.launched) == ([1], (6, 77))
@@ -92,8 +93,24 @@ def test_what_can_not_be_launched_is_an_error_with_its_name(driver, refuses):
         Launch(lambda: None, CUDA)(77)
 
 
-def test_without_torchs_runtime_nothing_is_launched(monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "99.1")
+def test_what_the_device_has_no_memory_for_is_given_back(driver):
+    made = driver(refuses=["cuGraphUpload"])
+    with pytest.raises(CaptureError):
+        Launch(lambda: None, CUDA)
+    assert "cuGraphExecDestroy" in made.done
+
+
+@pytest.mark.parametrize(("version", "tried"), [("99.1", ["libcudart.so.99", "libcudart.so.99.1"])])
+def test_without_torchs_runtime_nothing_is_launched(monkeypatch, version, tried):
+    names = []
+
+    def load(name):
+        names.append(name)
+        raise OSError
+
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(ctypes, "CDLL", load)
     captured._runtime.cache_clear()
-    with pytest.raises(CaptureError, match=r"can't be opened: .*libcudart\.so\.99"):
+    with pytest.raises(CaptureError, match=r"can't be opened: libcudart.so of CUDA 99\.1"):
         captured._runtime()
+    assert names == tried, "CUDA 11's has the minor number in its name"

@@ -10,9 +10,7 @@ from perfexp.algorithms.cudnn import CudnnError
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, Shape
-from perfexp.algorithms.replays import _MOST, Replays
-
-HERE = 0
+from perfexp.algorithms.replays import _MOST_ONCE, Replays
 
 
 class Launched:
@@ -35,15 +33,22 @@ class Launched:
 @pytest.fixture
 def made(monkeypatch):
     """The launches that were made, in their order."""
+    replays_module.forget()
     monkeypatch.setattr(Launched, "made", [], raising=False)
     monkeypatch.setattr(replays_module, "Launch", Launched)
     return Launched.made
 
 
+@pytest.fixture
+def work():
+    """Replays, and the addresses of what was enqueued."""
+    enqueued = []
+    return Replays(lambda *addresses: enqueued.append(addresses), 0), enqueued
+
+
 @pytest.mark.parametrize("which", list(Pass))
-def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(scripted, monkeypatch, which):
-    scripted(workspace=lambda *_: 256)
-    monkeypatch.setattr(Launched, "made", made := [], raising=False)
+def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(scripted, monkeypatch, made, which):
+    cudnn = scripted(workspace=lambda *_: 256)
     monkeypatch.setattr(replays_module, "Launch", Launched)
     shape = Shape((2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0)
     plan = Plan(which, "fft", shape)
@@ -58,6 +63,7 @@ def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(scri
     out, workspace = torch.empty(plan._result), torch.empty(256, dtype=torch.uint8)
     monkeypatch.setattr(torch, "empty", lambda size, **_: workspace if size == 256 else out)
     expected = plan(first, second).clone()
+    assert made == []
     for calls in range(1, 4):
         out.zero_()
         assert torch.equal(plan(first, second), expected)
@@ -65,48 +71,74 @@ def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(scri
     out = torch.zeros_like(out)
     assert torch.equal(plan(first, second), expected)
     assert len(made) == 1, "at another address it is enqueued"
+    assert replays_module.launched_share() == 3 / 5
+    assert len(cudnn.calls) == 5
 
 
-def test_while_somebody_captures_it_is_enqueued(made, monkeypatch):
-    enqueued, capturing = [], True
-    monkeypatch.setattr(replays_module, "capturing", lambda: capturing)
-    replays = Replays(lambda *addresses: enqueued.append(addresses), HERE)
-    assert [replays(77, (1, 2)) for _ in range(3)] == [False] * 3
-    assert made == []
-    capturing = False
-    assert [replays(77, (1, 2)) for _ in range(2)] == [True] * 2
-    capturing = True
-    assert not replays(77, (1, 2))
-    assert enqueued == [(1, 2)] * 2
+def test_while_somebody_captures_it_is_enqueued_and_not_remembered(made, work, monkeypatch):
+    replays, enqueued = work
+    for capturing in (True, True, False, False, True):
+        monkeypatch.setattr(replays_module, "capturing", lambda capturing=capturing: capturing)
+        replays(77, (1, 2))
+    assert enqueued == [(1, 2)] * 5
+    assert [each.streams for each in made] == [[77]]
 
 
 @pytest.mark.parametrize("error", [CaptureError, CudnnError])
-def test_what_can_not_be_captured_is_tried_once(monkeypatch, error):
-    tried = []
+def test_what_can_not_be_captured_is_tried_once_until_the_next_point(monkeypatch, work, error):
+    tried, (replays, enqueued) = [], work
 
     def refuses(enqueue, device):
-        tried.append(1)
-        raise error("NOT_SUPPORTED")
+        tried.append(device)
+        raise error("OUT_OF_MEMORY")
 
     monkeypatch.setattr(replays_module, "Launch", refuses)
-    replays = Replays(lambda *_: None, HERE)
-    assert not any(replays(77, addresses) for addresses in [(1,), (1,), (1,), (2,), (2,)])
-    assert tried == [1]
-
-
-def test_the_oldest_addresses_are_forgotten_first(made):
+    sequence = [(1,), (1,), (1,), (2,), (2,)]
+    for addresses in sequence:
+        replays(77, addresses)
+    assert enqueued == sequence
+    assert tried == [torch.device("cuda", 0)]
     replays_module.forget()
-    one, other = Replays(lambda *_: None, HERE), Replays(lambda *_: None, HERE)
-    assert [one(77, (0,)), one(77, (0,)), other(77, (0,)), other(77, (0,))] == [False, True, False, True]
-    assert not any(other(77, (place,)) for place in range(1, _MOST))
-    assert [each.destroyed for each in made] == [True, False]
-    assert [one(77, (0,)), one(77, (0,))] == [False, True], "it may come again"
-    assert len(one._launches) + len(other._launches) == _MOST
+    for addresses in sequence:
+        replays(77, addresses)
+    assert len(tried) == 2
 
 
-def test_everything_is_given_back_before_the_next_point(made):
-    replays = Replays(lambda *_: None, HERE)
-    assert [replays(77, (0,)), replays(77, (0,)), replays(77, (1,))] == [False, True, False]
+def test_addresses_that_never_come_again_cost_no_launch(made, work):
+    replays, _ = work
+    replays(77, (0,))
+    replays(77, (0,))
+    for place in range(1, 10 * _MOST_ONCE):
+        replays(77, (place,))
+    replays(77, (0,))
+    assert [each.streams for each in made] == [[77, 77]]
+    assert len(replays._once) <= _MOST_ONCE
+
+
+def test_what_is_more_than_may_be_kept_is_enqueued(made, monkeypatch):
+    monkeypatch.setattr(replays_module, "_MOST_LAUNCHES", 3)
+    enqueued = []
+    every = [Replays(lambda *addresses: enqueued.append(addresses), 0) for _ in range(5)]
+    for _ in range(4):
+        for replays in every:
+            replays(77, (0,))
+    assert [each.streams for each in made] == [[77] * 3] * 3, "none is captured again and again"
+    assert replays_module.launched_share() == 9 / 20
+
+
+def test_everything_is_given_back_before_the_next_point(made, work, monkeypatch):
+    replays, _ = work
+    for addresses in ((0,), (0,), (1,)):
+        replays(77, addresses)
+    monkeypatch.setattr(Launched, "destroy", lost := _Lost())
     Forced(name="gemm").forget()
-    assert made[0].destroyed
-    assert replays._launches == {}
+    assert lost.asked == 1, "a device that is lost is no reason to fail"
+    assert (replays._launches, replays._once, replays_module.launched_share()) == ({}, {}, None)
+
+
+class _Lost:
+    asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        raise CaptureError("ILLEGAL_ADDRESS")

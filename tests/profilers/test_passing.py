@@ -152,7 +152,7 @@ def test_command_lines_fit_the_marked_call():
 def test_a_captured_graph_shows_its_kernels_and_odd_paths_stay_as_they_are(nsys, tmp_path):
     nsys()
     place = Place(folder=tmp_path / "100%h", stem="inference")
-    command = Nsys(options=["--gpu-metrics-devices=all"]).command(place, About(phase="inference", graph=True))
+    command = Nsys(options=["--gpu-metrics-devices=all"]).command(place, About(phase="inference"))
     assert "--cuda-graph-trace=node" in command
     assert command[-1] == "--gpu-metrics-devices=all"
     assert any(text.startswith("--output=") and text.endswith("100%%h/inference") for text in command)

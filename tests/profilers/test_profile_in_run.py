@@ -109,7 +109,7 @@ def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_se
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ({"version": "NVIDIA Nsight Systems version 2020.3.2"}, "too old: at least 2021.4"),
+        ({"version": "NVIDIA Nsight Systems version 2020.3.2"}, "too old: at least 2022.4"),
         ({"complaint": "Illegal --trace argument 'cudnn'."}, "nsys left no profile: Illegal --trace argument 'cudnn'."),
         ({"importer": "QdstrmImporter: libdw.so.1: cannot open shared object file"}, "install libdw1"),
         ({"told": False}, "nsys left a profile, but the worker ended without a result"),
