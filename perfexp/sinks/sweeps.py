@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from perfexp.record import Metric, Record, Status
 from perfexp.sinks.grid import Column, Grid
@@ -40,7 +39,7 @@ def headline(sweep: Sweep) -> str:
 
 
 def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
-    """One line for each run: the axes, its time, and how it ended.
+    """A line for each run, or for each of its phases: the axes, the time, and how it ended.
 
     Args:
         sweep: with at least one run.
@@ -48,23 +47,31 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     """
     pairs = paired(sweep, records)
     axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
-    known = [rows(record) if record else [] for _, record in pairs]
-    kinds = dict.fromkeys(kind for row in chain.from_iterable(known) if (kind := row.time_kind))
+    lines = [(child, known) for child, record in pairs for known in _by_phase(record)]
+    phases = dict.fromkeys(row.key.phase for _, known in lines for row in known)
+    kinds = dict.fromkeys(kind for _, known in lines for row in known if (kind := row.time_kind))
     title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
-        Column(title="run", cells=tuple(str(child.job) for child, _ in pairs)),
-        *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in pairs)) for name in axes),
-        Column(title=title, cells=tuple(map(_times, known))),
-        Column(title="time", cells=tuple(_kinds(timed) if len(kinds) > 1 else "" for timed in known)),
-        Column(title="samples/s", cells=tuple(map(_rates, known)), rank=1),
-        Column(title="ran as asked", cells=tuple(map(_shares, known)), rank=1),
+        Column(title="run", cells=tuple(str(child.job) for child, _ in lines)),
+        *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in lines)) for name in axes),
         Column(
-            title="remarks",
-            cells=tuple(_remarks(child, timed) for (child, _), timed in zip(pairs, known, strict=True)),
-            prose=True,
+            title="phase", cells=tuple(known[0].key.phase if known and len(phases) > 1 else "" for _, known in lines)
         ),
+        Column(title=title, cells=tuple(_times(known) for _, known in lines)),
+        Column(title="time", cells=tuple(_kinds(known) if len(kinds) > 1 else "" for _, known in lines)),
+        Column(title="samples/s", cells=tuple(_rates(known) for _, known in lines), rank=1),
+        Column(title="ran as asked", cells=tuple(_shares(known) for _, known in lines), rank=1),
+        Column(title="remarks", cells=tuple(_remarks(child, known) for child, known in lines), prose=True),
     ]
     return Grid(columns=tuple(column for column in columns if any(column.cells)))
+
+
+def _by_phase(record: Record | None) -> list[list[Row]]:
+    """The rows of each phase; one empty list where there is none."""
+    phases: dict[str, list[Row]] = {}
+    for row in rows(record) if record else []:
+        phases.setdefault(row.key.phase, []).append(row)
+    return list(phases.values()) or [[]]
 
 
 def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:

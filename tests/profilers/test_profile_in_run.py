@@ -55,7 +55,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     assert point.series == []
     assert point.wall_seconds > 0
     command = next(call for call in tool.calls if call[0] == "profile")
-    assert command[:8] == [
+    assert command[:9] == [
         "profile",
         "--trace=cuda,cudnn,nvtx,osrt",
         "--sample=none",
@@ -63,10 +63,11 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
         "--capture-range=cudaProfilerApi",
         "--capture-range-end=stop",
         "--kill=none",
+        "--cuda-graph-trace=node",
         "--force-overwrite=true",
     ]
-    assert command[8] == f"--output={Path('x/train').absolute()}"
-    assert command[10:12] == ["-m", "perfexp.worker"]
+    assert command[9] == f"--output={Path('x/train').absolute()}"
+    assert command[11:13] == ["-m", "perfexp.worker"]
     assert "--profile=0" in command
     log = Path("x/run.log").read_text()
     assert log.index("--what=timed") < log.index("--profile=0")

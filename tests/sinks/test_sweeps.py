@@ -18,7 +18,7 @@ def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None
 
 
 def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> None:
-    """Of a run by torch's own choice nothing was asked; of several points the least and the largest."""
+    """Of a run by torch's own choice nothing was asked; a phase is a line of its own."""
 
     def point(phase: str, share: float | None) -> Point:
         found = build.point(phase=phase)
@@ -29,7 +29,10 @@ def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> 
     shares = (None, None), (1.0, 1.0), (0.19, 0.106)
     runs = [[point("train", one), point("inference", other)] for one, other in shares]
     grid = sweeps.runs(*build.sweep(axes, runs))
-    [column] = [column for column in grid.columns if column.title == "ran as asked"]
-    assert column.cells == ("", "100 %", "11 % … 19 %")
+    cells = {column.title: column.cells for column in grid.columns}
+    assert cells["ran as asked"] == ("", "", "100 %", "100 %", "19 %", "11 %")
+    assert cells["phase"] == ("train", "inference") * 3
+    assert cells["algorithm"] == ("default", "default", "gemm", "gemm", "fft", "fft")
+    assert all(cells["samples/s"]), "of one point each"
     nothing_asked = sweeps.runs(*build.sweep(axes[:1], runs[:1]))
     assert "ran as asked" not in [column.title for column in nothing_asked.columns]
