@@ -17,9 +17,10 @@ from perfexp.algorithms.report import AlgorithmReport
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
-from perfexp.record import Key, Metric, Point, Status, timed_key
+from perfexp.record import Doubt, Key, Metric, Point, Status, timed_key
 from perfexp.run import Procedure
-from perfexp.summary import first_median
+from perfexp.stats import Interval
+from perfexp.summary import first_interval
 from perfexp.work import Work
 
 #: The device works for so long on the calls before they are looked into, so that its clock is that of the timing.
@@ -64,7 +65,8 @@ def not_tried(key: Key, timed: Point | None) -> Point:
 
 def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: bool) -> None:
     session: Any = procedure.session
-    clean_seconds = first_median(timed, "device", "latency") if timed else None
+    clean = first_interval(timed, "device", "latency") if timed else None
+    clean_seconds = clean.value if clean else None
     of_device = timed is not None and timed.find_series("device") is not None
     data_left_out = timed is not None and any(doubt.code == "data_left_out" for doubt in timed.doubts)
     if not hasattr(session, "module"):
@@ -90,7 +92,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     lines = join(times, counted)
     if (report := procedure.algorithm.report()) is not None:
         _say_what_ran(point, lines, report)
-    _tell(point, times, lines)
+    _tell(point, times, lines, clean)
     point.doubts += [doubts.data_left_out()] if data_left_out else []
     point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
     if why_not:
@@ -134,7 +136,7 @@ def _say_none(point: Point, reason: str) -> None:
     point.metrics.append(Metric(name="layers/closure", value=None, unit="1", reason=reason))
 
 
-def _tell(point: Point, times: LayerTimes, lines: list[Line]) -> None:
+def _tell(point: Point, times: LayerTimes, lines: list[Line], clean: Interval | None) -> None:
     closure = times.closure
     point.facts["layers"] = {
         "method": times.method,
@@ -145,7 +147,7 @@ def _tell(point: Point, times: LayerTimes, lines: list[Line]) -> None:
         "call_seconds": times.call_seconds,
         "lines": msgspec.to_builtins(lines),
     }
-    point.doubts += times.doubts
+    point.doubts += [_with_uncertainty(doubt, times, clean) for doubt in times.doubts]
     reason = None if closure else "there is no time of the call to compare with"
     point.metrics += [
         Metric(name="layers/closure", value=closure.relative if closure else None, unit="1", reason=reason),
@@ -157,3 +159,12 @@ def _tell(point: Point, times: LayerTimes, lines: list[Line]) -> None:
             reason=reason,
         ),
     ]
+
+
+def _with_uncertainty(doubt: Doubt, times: LayerTimes, clean: Interval | None) -> Doubt:
+    """The same; where the clean call is known less well than the layers have to agree with it, with how well."""
+    half_width = clean.relative_half_width if clean else None
+    tolerance = times.closure.tolerance if times.closure else 0.0
+    if doubt.code != "layers_disagree" or half_width is None or half_width <= tolerance:
+        return doubt
+    return msgspec.structs.replace(doubt, detail=f"{doubt.detail}; the clean call itself is known to ±{half_width:.0%}")

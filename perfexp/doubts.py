@@ -213,6 +213,10 @@ def _shared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None
     )
 
 
+#: A host that needs more of the loop's time than this to issue its calls was slower when that was timed by itself.
+_HOST_CHANGED = 1.1
+
+
 def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float) -> Doubt:
     """The device waits for the host.
 
@@ -222,9 +226,11 @@ def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float
         device_seconds: device time of a call.
     """
     host, device = host_seconds / wall_seconds, device_seconds / wall_seconds
+    changed = " (its pace changed from one to the other)" if host > _HOST_CHANGED else ""
     return Doubt(
         code="launch_bound",
-        detail=f"the device works {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls",
+        detail=f"the device works {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls"
+        + changed,
         remedy="a larger batch or torch.compile keeps the device busy",
     )
 
@@ -275,6 +281,23 @@ def busy_host(other_cores: float, cores: int) -> Doubt:
         code="busy_host",
         detail=f"other processes used {other_cores:.1f} of {cores} cores while this was measured",
         remedy="end other work on this machine, then measure again",
+    )
+
+
+def loader_competes(workers: int, threads: int, cores: int) -> Doubt:
+    """The processes that load pictures and the model's threads want more cores than there are.
+
+    Args:
+        workers: processes of the loader.
+        threads: of the model's operations.
+        cores: of the machine.
+    """
+    return Doubt(
+        code="loader_competes",
+        detail=f"{workers} processes that load pictures and {threads} threads of the model share {cores} cores: each "
+        "slows the other down",
+        remedy="fewer threads for the model (execution.threads=N), or fewer processes (data.workers=0 loads between "
+        "the calls)",
     )
 
 

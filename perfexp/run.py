@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp import doubts, metrics, rivals, training, verdicts
+from perfexp import doubts, environment, metrics, rivals, training, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
@@ -207,6 +207,7 @@ class Procedure:
                     training.run_epochs(point, step, anew, self.device, self.epochs, self.progress)
             else:
                 self._times.whole(point, step.call)
+            self._loader_competes(point)
             point.metrics += self.device.memory()  # before whatever is not the call that was timed
             if step.trains:
                 last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
@@ -231,6 +232,12 @@ class Procedure:
             if self.counts_work:  # when every time is there
                 self._aside(point, "work/flops", partial(self._work, point, step, batches))
         self._of_algorithm(point, "output_error", partial(self._output_error, point))
+
+    def _loader_competes(self, point: Point) -> None:
+        """Whether loading pictures takes cores from a model that computes on them."""
+        workers, threads = getattr(self.data, "workers", 0), self.session.facts().get("threads", 0)
+        if not self.device.asynchronous and workers and workers + threads > environment.cores():
+            point.doubts.append(doubts.loader_competes(workers, threads, environment.cores()))
 
     def _report_algorithm(self, point: Point) -> None:
         """By what the convolutions of the first call were computed; it is decided once for each shape."""

@@ -204,8 +204,8 @@ def samples_per_call(point: Point) -> int:
     return point.key.batch_size * int(point.facts.get("world_size", 1))
 
 
-def first_median(point: Point, *names: str) -> float | None:
-    """Seconds per call by the first of these series that was measured; None where none was.
+def first_interval(point: Point, *names: str) -> stats.Interval | None:
+    """Seconds per call by the first of these series that was measured, with their interval; None where none was.
 
     Args:
         point: of any status.
@@ -214,8 +214,19 @@ def first_median(point: Point, *names: str) -> float | None:
     for name in names:
         series = point.find_series(name)
         if series is not None and series.measured:
-            return stats.median_interval(series.measured).value
+            return stats.median_interval(series.measured)
     return None
+
+
+def first_median(point: Point, *names: str) -> float | None:
+    """`first_interval` without its interval.
+
+    Args:
+        point: of any status.
+        names: of series, the best first.
+    """
+    found = first_interval(point, *names)
+    return found.value if found else None
 
 
 def first_predictions(record: Record) -> list[FirstPrediction]:

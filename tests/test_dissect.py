@@ -206,3 +206,12 @@ def test_keys_of_layers_belong_to_those_that_are_timed():
     assert key.phase == "inference_layers"
     assert (is_layers(key), is_layers(KEY), key.is_timed, KEY.is_timed) == (True, False, False, True)
     assert timed_key(key) == KEY
+
+
+@pytest.mark.parametrize(("spread", "told"), [(0.3, True), (0.001, False)])
+def test_a_clean_call_that_is_hardly_known_says_so_where_the_layers_disagree_with_it(spread, told):
+    samples = [1.0 + spread * (n % 7) for n in range(40)]
+    timed = Point(key=KEY, status=Status.OK, series=[Series(name="latency", samples=samples)])
+    point = dissect(of_torch(), layers_key(KEY), timed)
+    [doubt] = [doubt for doubt in point.doubts if doubt.code == "layers_disagree"]
+    assert ("the clean call itself is known to ±" in doubt.detail) is told

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfexp import metrics
+from perfexp import environment, metrics
 from perfexp.data.rotating import Rotating
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices import Cache
@@ -476,3 +476,17 @@ def test_the_rate_is_that_of_the_devices_own_time_by_graph_too():
     point = measuring.measure(KEY)
     assert point.facts["device_method"] == "graph"
     assert point.metric("work/flops_per_second").value == pytest.approx(2000 / median(point))
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "workers", "threads", "doubted"),
+    [(False, 2, 3, True), (False, 1, 3, False), (False, 0, 9, False), (True, 2, 3, False)],
+)
+def test_a_loader_that_takes_cores_from_the_model_is_a_doubt(monkeypatch, asynchronous, workers, threads, doubted):
+    measuring = procedure(FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6))
+    monkeypatch.setattr(environment, "cores", lambda: 4)
+    measuring.data.workers = workers
+    facts = measuring.session.facts
+    monkeypatch.setattr(measuring.session, "facts", lambda: {**facts(), "threads": threads})
+    point = measuring.measure(KEY)
+    assert ("loader_competes" in codes(point)) is doubted

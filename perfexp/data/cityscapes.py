@@ -86,6 +86,7 @@ class Cityscapes:
         prefetch_factor: int = 2,
     ) -> None:
         self._root = Path(root).expanduser()
+        self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
         self._train, self._val = find_pairs(self._root, "train"), find_pairs(self._root, "val")
         self.labelled = not (self._root / MADE).is_file()  # an accuracy on made masks would mean nothing

@@ -40,6 +40,7 @@ class Images:
         prefetch_factor: int = 2,
     ) -> None:
         self._root = Path(root).expanduser()
+        self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
         self._train, self._val = _find_splits(self._root)
         self.labelled = self._train.labels is not None
