@@ -11,7 +11,7 @@ import torch
 
 from perfexp.algorithms.codes import CODES, Math
 from perfexp.algorithms.convolution import Convolution, Pair
-from perfexp.algorithms.cudnn import CudnnError, Library, current_device, current_stream, library
+from perfexp.algorithms.cudnn import CudnnError, Library, current_device, library
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.replays import Replays
 
@@ -105,7 +105,7 @@ class Plan:
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
         where = 0 if workspace is None else workspace.data_ptr()
         addresses = (first.data_ptr(), second.data_ptr(), out.data_ptr(), where)
-        self._replays(current_stream(self._device), addresses)
+        self._replays(addresses)
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from perfexp.algorithms.captured import CaptureError, Launch
-from perfexp.algorithms.cudnn import CudnnError, capturing
+from perfexp.algorithms.cudnn import CudnnError, capturing, current_stream
 
 #: Launches that are kept in all, at about 0.1 MB of the device's memory each. Where there are more sets of addresses,
 #: those that come later are enqueued: making room would mean to capture again and again.
@@ -38,11 +38,10 @@ class Replays:
         self._once: dict[tuple[int, ...], None] = {}
         self._possible = True
 
-    def __call__(self, stream: int, addresses: tuple[int, ...]) -> None:
-        """Launch the work, or enqueue it: the first time, while somebody captures it, and where it can't be captured.
+    def __call__(self, addresses: tuple[int, ...]) -> None:
+        """Put the work on torch's current stream; enqueued the first time, and where it is or can't be captured.
 
         Args:
-            stream: torch's current one.
             addresses: of everything that the work reads and writes.
 
         Raises:
@@ -57,7 +56,7 @@ class Replays:
             self._enqueue(*addresses)
         else:
             _tally.launched += 1
-            launch(stream)
+            launch(current_stream(self._device))
 
     def _new(self, addresses: tuple[int, ...]) -> Launch | None:
         """What launches it from now on, if it comes for the second time."""

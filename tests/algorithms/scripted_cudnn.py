@@ -7,6 +7,11 @@ from math import prod
 
 import torch
 
+from perfexp.algorithms import backends, fastest, forced, replays
+from perfexp.algorithms import cudnn as library
+from perfexp.algorithms import plan as plans
+from perfexp.algorithms.captured import CaptureError
+
 NOT_SUPPORTED, BAD_PARAM = 3000, 2000
 TYPES = {0: torch.float32, 1: torch.float64, 2: torch.float16, 9: torch.bfloat16}
 
@@ -142,3 +147,22 @@ class ScriptedCudnn:
 def _plain(function):
     """A function that takes attributes, as those of ctypes do."""
     return lambda *arguments: function(*arguments)
+
+
+def in_place(monkeypatch, **script):
+    """Put a cuDNN of that script in torch's place; there is no driver that captures."""
+    replays.forget()
+    made = ScriptedCudnn(**script)
+    loaded = library.Library(made)
+    monkeypatch.setattr(plans, "library", lambda: loaded)
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(replays, "Launch", _refuses)
+    for module in (library, replays):
+        monkeypatch.setattr(module, "current_stream", lambda device: 77)
+    for module in (backends, fastest, forced):
+        monkeypatch.setattr(module, "why_no_cudnn", lambda device: None)
+    return made
+
+
+def _refuses(enqueue, device):
+    raise CaptureError("there is no driver")

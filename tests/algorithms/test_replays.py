@@ -36,6 +36,7 @@ def made(monkeypatch):
     replays_module.forget()
     monkeypatch.setattr(Launched, "made", [], raising=False)
     monkeypatch.setattr(replays_module, "Launch", Launched)
+    monkeypatch.setattr(replays_module, "current_stream", lambda device: 77)
     return Launched.made
 
 
@@ -79,7 +80,7 @@ def test_while_somebody_captures_it_is_enqueued_and_not_remembered(made, work, m
     replays, enqueued = work
     for capturing in (True, True, False, False, True):
         monkeypatch.setattr(replays_module, "capturing", lambda capturing=capturing: capturing)
-        replays(77, (1, 2))
+        replays((1, 2))
     assert enqueued == [(1, 2)] * 5
     assert [each.streams for each in made] == [[77]]
 
@@ -95,22 +96,22 @@ def test_what_can_not_be_captured_is_tried_once_until_the_next_point(monkeypatch
     monkeypatch.setattr(replays_module, "Launch", refuses)
     sequence = [(1,), (1,), (1,), (2,), (2,)]
     for addresses in sequence:
-        replays(77, addresses)
+        replays(addresses)
     assert enqueued == sequence
     assert tried == [torch.device("cuda", 0)]
     replays_module.forget()
     for addresses in sequence:
-        replays(77, addresses)
+        replays(addresses)
     assert len(tried) == 2
 
 
 def test_addresses_that_never_come_again_cost_no_launch(made, work):
     replays, _ = work
-    replays(77, (0,))
-    replays(77, (0,))
+    replays((0,))
+    replays((0,))
     for place in range(1, 10 * _MOST_ONCE):
-        replays(77, (place,))
-    replays(77, (0,))
+        replays((place,))
+    replays((0,))
     assert [each.streams for each in made] == [[77, 77]]
     assert len(replays._once) <= _MOST_ONCE
 
@@ -121,7 +122,7 @@ def test_what_is_more_than_may_be_kept_is_enqueued(made, monkeypatch):
     every = [Replays(lambda *addresses: enqueued.append(addresses), 0) for _ in range(5)]
     for _ in range(4):
         for replays in every:
-            replays(77, (0,))
+            replays((0,))
     assert [each.streams for each in made] == [[77] * 3] * 3, "none is captured again and again"
     assert replays_module.launched_share() == 9 / 20
 
@@ -129,7 +130,7 @@ def test_what_is_more_than_may_be_kept_is_enqueued(made, monkeypatch):
 def test_everything_is_given_back_before_the_next_point(made, work, monkeypatch):
     replays, _ = work
     for addresses in ((0,), (0,), (1,)):
-        replays(77, addresses)
+        replays(addresses)
     monkeypatch.setattr(Launched, "destroy", lost := _Lost())
     Forced(name="gemm").forget()
     assert lost.asked == 1, "a device that is lost is no reason to fail"

@@ -5,16 +5,13 @@ import json
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from perfexp import commands, config, worker
-from perfexp.algorithms import backends
-from perfexp.algorithms import cudnn as library_module
-from perfexp.algorithms import plan as plan_module
-from perfexp.algorithms.cudnn import Library
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.survey import survey
 from perfexp.commands import support
@@ -24,7 +21,7 @@ from perfexp.models.module import adapt
 from perfexp.paths import RunPaths
 from perfexp.record import Key
 from perfexp.sinks.support import bands, shape_text
-from tests.algorithms.scripted_cudnn import ScriptedCudnn
+from tests.algorithms.scripted_cudnn import in_place
 
 PORTABLE = [
     "direct",
@@ -65,14 +62,8 @@ def small(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cudnn(monkeypatch):
-    def use(**script):
-        loaded = Library(ScriptedCudnn(**script))
-        monkeypatch.setattr(plan_module, "library", lambda: loaded)
-        monkeypatch.setattr(plan_module, "_plans", {})
-        monkeypatch.setattr(library_module, "current_stream", lambda device: 77)
-        monkeypatch.setattr(backends, "why_no_cudnn", lambda device: None)
-
-    return use
+    """A function that puts a cuDNN of that script in torch's place."""
+    return partial(in_place, monkeypatch)
 
 
 @pytest.fixture
