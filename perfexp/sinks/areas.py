@@ -105,7 +105,7 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, s
             left = {each: left[each] + width for each, width in zip(passes, widths, strict=True)}
     axes.set_xlabel("% of the call", fontsize=11)
     axes.set_xlim(0, max(left.values()))
-    axes.legend(fontsize=10, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.1))
+    axes.legend(fontsize=10, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.02), labelspacing=0.15)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
