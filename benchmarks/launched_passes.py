@@ -4,11 +4,11 @@
 
 For every algorithm, pass and shape that cuDNN supports: whether both write the same bits, from this thread and from
 another (autograd's backward passes have one of their own); the host's time to issue a call, while the device's queue is
-never full, and the device's time of a call behind a held queue, both ways in turns. At the end how much memory a launch
-takes. Exits with 1 where two results differ.
+never full, and the device's time of a call behind a held queue, both ways in turns. At the end how much memory launches
+take, and whether the driver uses again what was given back. Exits with 1 where two results differ.
 
-Gradients that are added up in a changing order (`execution.deterministic` refuses those) are compared to within a
-thousandth of their largest number. Times are µs.
+Gradients that are added up in a changing order (`execution.deterministic` refuses those) differ from call to call; a
+launch may differ from a v7 call by twice as much as ten of those differ from one another. Times are µs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perfexp.algorithms.cudnn import CudnnError
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, Shape
 
-ROUNDS, HOST_CALLS, DEVICE_CALLS, LAUNCHES = 9, 25, 40, 500
+ROUNDS, HOST_CALLS, DEVICE_CALLS, LAUNCHES, REPEATS = 9, 25, 40, 500, 10
 HOLD_CYCLES = 8_000_000
 #: Inputs and weights.
 SHAPES = (
@@ -63,10 +63,8 @@ def device_microseconds(call: Callable[[], object]) -> float:
     return first.elapsed_time(last) * 1e3 / DEVICE_CALLS
 
 
-def same(found: torch.Tensor, expected: torch.Tensor, *, to_the_bit: bool) -> bool:
-    if to_the_bit:
-        return torch.equal(found, expected)
-    return bool((found - expected).abs().max() <= 1e-3 * expected.abs().max())
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())
 
 
 def elsewhere(work: Callable[[], object]) -> None:
@@ -100,6 +98,14 @@ class Call:
         """By the v7 call."""
         self._plan._enqueue(*self._addresses)
 
+    def result(self, run: Callable[[], object]) -> torch.Tensor:
+        """What it comes to when it is run so."""
+        self.out.zero_()
+        torch.cuda.synchronize()
+        run()
+        torch.cuda.synchronize()
+        return self.out.clone()
+
     def captured(self) -> Callable[[], None]:
         """What launches it."""
         launch = Launch(self.enqueue, self.out.device)
@@ -108,14 +114,15 @@ class Call:
 
 def compare(call: Call, *, to_the_bit: bool) -> tuple[bool, dict[str, float]]:
     """Whether a pass comes to the same both ways, and what it costs, µs."""
-    call.enqueue()
-    expected, launch, agrees = call.out.clone(), call.captured(), True
-    for run in (launch, partial(elsewhere, launch), partial(elsewhere, call.enqueue)):
-        call.out.zero_()
-        torch.cuda.synchronize()
-        run()
-        torch.cuda.synchronize()
-        agrees = agrees and same(call.out, expected, to_the_bit=to_the_bit)
+    expected = call.result(call.enqueue)
+    launch = call.captured()
+    ways = (launch, partial(elsewhere, launch), partial(elsewhere, call.enqueue))
+    found = [call.result(run) for run in ways]
+    if to_the_bit:
+        agrees = all(torch.equal(each, expected) for each in found)
+    else:
+        usual = max(difference(call.result(call.enqueue), expected) for _ in range(REPEATS))
+        agrees = all(difference(each, expected) <= 2 * usual for each in found)
     taken = defaultdict(list)
     for _ in range(ROUNDS):
         for way, enqueue in (("v7", call.enqueue), ("launched", launch)):
@@ -138,15 +145,19 @@ def plans() -> Iterator[Plan]:
 def tell_memory(call: Call) -> None:
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
-    kept = [Launch(call.enqueue, call.out.device) for _ in range(LAUNCHES)]
-    torch.cuda.synchronize()
-    taken = before - torch.cuda.mem_get_info()[0]
-    for launch in kept:
-        launch.destroy()
-    left = before - torch.cuda.mem_get_info()[0]
-    print(
-        f"{LAUNCHES} more launches take {taken / 2**20:.1f} MiB of the device; given back, {left / 2**20:.1f} MiB stay."
-    )
+
+    def taken() -> str:
+        torch.cuda.synchronize()
+        return f"{(before - torch.cuda.mem_get_info()[0]) / 2**20:.1f} MiB"
+
+    told = []
+    for _ in range(2):
+        kept = [Launch(call.enqueue, call.out.device) for _ in range(LAUNCHES)]
+        told.append(f"{LAUNCHES} more launches: {taken()}")
+        for launch in kept:
+            launch.destroy()
+        told.append(f"given back: {taken()}")
+    print(f"Of the device's memory: {'; '.join(told)}.")
 
 
 def main() -> int:

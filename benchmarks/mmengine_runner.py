@@ -1,56 +1,109 @@
-"""Steady training of a segmentation model by three clocks: mmengine's Runner, a bare loop, and perfexp.
+"""Steady training of a segmentation model by three clocks: a bare loop, mmengine's Runner, and perfexp, in turns.
 
     perfexp make-data streets
     python benchmarks/mmengine_runner.py streets [--config NAME] [--batch-size 2] [--size 512x1024] [--seconds 60]
 
 All three train the same configuration of mmsegmentation on the same pictures through its own training pipeline, with as
-many workers of a DataLoader, in float32, one after the other on the same device, each in a process of its own:
+many workers of a DataLoader, in float32, each in a process of its own that stays. One of them works at a time, the
+others wait: a machine that others use, too, may be a tenth slower a minute later. In each turn a second and a half goes
+by before the clock starts, so that no batch that was loaded meanwhile is counted.
 
-* **Runner**: mmengine's, with its IterTimerHook; the mean of the `time` that it logs, without the first lines, and the
-  time by the clock from the first step behind these to the last.
 * **loop**: mmengine's data loader and data preprocessor, the model's loss, its optimiser and its schedule in a `for`
-  statement, for so many seconds after a warm-up; a wait for the device at both ends.
-* **perfexp**: `throughput` of `model=mmseg data=cityscapes mode=train`.
+  statement; a wait for the device at both ends.
+* **Runner**: mmengine's; the mean of the `time` that its IterTimerHook hands to the log, and the time by the clock.
+* **perfexp**: the series `throughput` of `model=mmseg data=cityscapes mode=train` (`latency` on a CPU).
 
-A line for each: images/s, and over the loop's.
+A line for each round, and one for each clock: images/s over all its turns, and its ratio to the loop's of the same
+round: the median, the smallest and the largest.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import multiprocessing
-import subprocess
+import os
+import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from perfexp import config as configuration
+from perfexp.events import Events
+from perfexp.main import compose
 from perfexp.models.mmseg_config import import_mmseg, read_config, without_other_cards
-from perfexp.record import Record
-from perfexp.summary import rows
+from perfexp.opening import with_procedure
+from perfexp.paths import RunPaths
+from perfexp.probes import queue, timing
+from perfexp.run import Procedure
 from perfexp.sweep import parse_sizes
 
-#: Lines of mmengine's log that are left out: its first are slow, and its mean is over the last ten steps.
-SKIPPED_LINES = 3
-INTERVAL = 10
+ROUNDS = 6
+#: Steps before the first turn.
+WARMUP_STEPS = 20
+#: Of each turn before its clock starts.
+SETTLING_SECONDS = 1.5
 
 
-def configuration(name: str, data: Path, size: tuple[int, int], batch_size: int, workers: int, work_dir: Path) -> Any:
+class Turns:
+    """The turns of one process, as it is given them.
+
+    Args:
+        connection: to the process that gives them.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def next(self) -> float:
+        """Wait for a turn: for how long its clock is to run, seconds. The process ends when there is none any more."""
+        seconds = self._connection.recv()
+        if seconds is None:
+            os._exit(0)  # a loader's processes end with this one
+        return float(seconds)
+
+    def tell(self, *step_seconds: float) -> None:
+        """A turn is over, or the process is ready for its first.
+
+        Args:
+            step_seconds: mean of a step, by each of its clocks.
+        """
+        self._connection.send(step_seconds)
+
+
+def until(seconds: float) -> Iterator[None]:
+    """Goes on for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        yield
+
+
+def wait() -> None:
+    """Until the device has done everything."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def mmengine_configuration(arguments: argparse.Namespace, work_dir: Path) -> Any:
     """A configuration of mmsegmentation that trains on this data, as mmengine's Runner takes it."""
+    importlib.import_module("cv2").setNumThreads(0)  # as the Runner does
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     import_mmseg()
-    config, _ = read_config(name, {"crop_size": size})
+    [size] = parse_sizes(arguments.size)
+    config, _ = read_config(arguments.config, {"crop_size": size})
     without_other_cards(config.model)
     config.model.data_preprocessor.size = size
-    loader = config.train_dataloader
-    loader.batch_size, loader.num_workers, loader.persistent_workers = batch_size, workers, workers > 0
-    loader.dataset.data_root = str(data)
+    loader, workers = config.train_dataloader, arguments.workers
+    loader.batch_size, loader.num_workers, loader.persistent_workers = arguments.batch_size, workers, workers > 0
+    loader.dataset.data_root = str(arguments.data)
     for transform in loader.dataset.pipeline:
         if transform["type"] == "RandomCrop":
             transform["crop_size"] = size
@@ -60,48 +113,20 @@ def configuration(name: str, data: Path, size: tuple[int, int], batch_size: int,
     config.env_cfg.cudnn_benchmark = False  # as torch's own default, and so the others', is
     config.default_hooks = {
         "timer": {"type": "IterTimerHook"},
-        "logger": {"type": "LoggerHook", "interval": INTERVAL, "log_metric_by_epoch": False},
+        "logger": {"type": "LoggerHook", "interval": 10, "log_metric_by_epoch": False},
         "param_scheduler": {"type": "ParamSchedulerHook"},
     }
     return config
 
 
-def by_runner(config: Any, seconds: float) -> tuple[float, float]:
-    """Seconds of a step by the mean of what mmengine logs, and by the clock around the same steps."""
-    from mmengine.hooks import Hook
-    from mmengine.runner import Runner
-
-    class Clock(Hook):  # type: ignore[misc]
-        """Stops after the time is over, and remembers when each step ended."""
-
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
-        def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-            self.ends.append(time.perf_counter())
-            if len(self.ends) > INTERVAL * (SKIPPED_LINES + 2) and self.ends[-1] - self.ends[0] > seconds:
-                runner.train_loop._max_iters = runner.iter + 1
-
-    config.train_cfg = {"type": "IterBasedTrainLoop", "max_iters": 10**6, "val_interval": 10**6}
-    runner, clock = Runner.from_cfg(config), Clock()
-    runner.register_hook(clock, priority="LOWEST")
-    runner.train()
-    wait()
-    scalars = next(Path(runner.log_dir, "vis_data").glob("scalars.json"), None)
-    assert scalars is not None, "mmengine wrote no scalars.json"
-    lines = [json.loads(line) for line in scalars.read_text().splitlines()]
-    logged = [line["time"] for line in lines if "time" in line][SKIPPED_LINES:]
-    ends = clock.ends[SKIPPED_LINES * INTERVAL :]
-    return sum(logged) / len(logged), (ends[-1] - ends[0]) / (len(ends) - 1)
-
-
-def by_loop(config: Any, seconds: float, warmup_seconds: float = 10.0) -> float:
-    """Seconds of a step in a loop that has no line of perfexp or of a hook."""
+def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None:
+    """A loop that has no line of perfexp or of a hook."""
     from mmengine.optim import build_optim_wrapper
     from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
     from mmengine.runner import Runner
     from mmseg.registry import MODELS
 
+    config = mmengine_configuration(arguments, folder)
     with DefaultScope.overwrite_default_scope("mmseg"):
         model = MODELS.build(config.model).to("cuda" if torch.cuda.is_available() else "cpu").train()
         optimizer = build_optim_wrapper(model, config.optim_wrapper).optimizer
@@ -110,88 +135,180 @@ def by_loop(config: Any, seconds: float, warmup_seconds: float = 10.0) -> float:
         ]
         loader = Runner.build_dataloader(config.train_dataloader, seed=0)
 
-    def endless() -> Iterator[Any]:
-        while True:
-            yield from loader
+    def train(steps: Iterator[object]) -> int:
+        done = 0
+        for _, batch in zip(steps, batches, strict=False):
+            data = model.data_preprocessor(batch, training=True)
+            loss, _ = model.parse_losses(model(**data, mode="loss"))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for schedule in schedules:
+                schedule.step()
+            done += 1
+        wait()
+        return done
 
-    steps, start, begin = 0, 0.0, time.perf_counter()
-    for batch in endless():
-        data = model.data_preprocessor(batch, training=True)
-        loss, _ = model.parse_losses(model(**data, mode="loss"))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for schedule in schedules:
-            schedule.step()
-        steps += 1
-        if not start and time.perf_counter() - begin > warmup_seconds:
+    batches = (batch for _ in iter(int, 1) for batch in loader)
+    train(iter(range(WARMUP_STEPS)))
+    turns.tell()
+    while True:
+        seconds = turns.next()
+        train(until(SETTLING_SECONDS))
+        start = time.perf_counter()
+        steps = train(until(seconds))
+        turns.tell((time.perf_counter() - start) / steps)
+
+
+def by_runner(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None:
+    """Mmengine's Runner: what its timer hook says, and the clock around the same steps."""
+    from mmengine.hooks import Hook
+    from mmengine.runner import Runner
+
+    class Clock(Hook):  # type: ignore[misc]
+        """Takes the turns, between two steps."""
+
+        def __init__(self) -> None:
+            self._seconds = self._begin = 0.0
+            self._first: int | None = None
+
+        def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+            now, done = time.perf_counter(), runner.iter + 1
+            if done < WARMUP_STEPS:
+                return
+            if done == WARMUP_STEPS:
+                self._wait_for_turn()
+            elif self._first is None:
+                if now - self._begin > SETTLING_SECONDS:
+                    wait()
+                    self._first, self._begin = done, time.perf_counter()
+            elif now - self._begin > self._seconds:
+                wait()
+                clocked = (time.perf_counter() - self._begin) / (done - self._first)
+                noted, _ = runner.message_hub.get_scalar("train/time").data
+                turns.tell(float(noted[self._first + 1 : done].mean()), clocked)  # the first has the wait above in it
+                self._wait_for_turn()
+
+        def _wait_for_turn(self) -> None:
             wait()
-            steps, start = 0, time.perf_counter()
-        if start and steps and time.perf_counter() - start > seconds:
-            break
-    wait()
-    return (time.perf_counter() - start) / steps
+            if not self._seconds:
+                turns.tell()
+            self._seconds, self._first = turns.next(), None
+            self._begin = time.perf_counter()
+
+    config = mmengine_configuration(arguments, folder)
+    config.train_cfg = {"type": "IterBasedTrainLoop", "max_iters": 10**6, "val_interval": 10**6}
+    runner = Runner.from_cfg(config)
+    runner.register_hook(Clock(), priority="LOWEST")
+    runner.train()
 
 
-def by_perfexp(arguments: argparse.Namespace, folder: Path) -> float:
-    """Samples a second of a run."""
-    command = [sys.executable, "-m", "perfexp", "model=mmseg", f"model.config={arguments.config}", "mode=train"]
-    command += ["data=cityscapes", f"data.root={arguments.data}", f"data.workers={arguments.workers}"]
-    command += [f"input_size={arguments.size}", f"batch_size={arguments.batch_size}", f"gpu={arguments.gpu}"]
-    command += ["stopping.max_seconds=30", "percentiles=[50]", "probes.work=false", "tracking=none", "quiet=true"]
-    subprocess.run([*command, f"output_dir={folder}"], check=True)
-    [row] = rows(Record.load(folder))
-    assert row.samples_per_second is not None
-    return row.samples_per_second.value
+def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None:
+    """The series that perfexp's samples/s are of."""
+
+    def work(procedure: Procedure) -> None:
+        [key], device = plan.timed_keys(), procedure.device
+        with procedure.step(key) as (step, batches):
+            procedure.first_call(step, batches)
+            k = queue.fit(step.call, device)[0] if device.asynchronous else 1
+            block = queue.Loop(step.call, device, k) if device.asynchronous else timing.HostChain(step.call, device)
+            turns.tell()
+            while True:
+                monitor = configuration.build({**plan.stopping, "max_seconds": turns.next()}).begin(calls_per_sample=k)
+                series = timing.series("throughput", block, monitor, k, now=device.now_ns)
+                wait()
+                turns.tell(statistics.fmean(series.measured))
+
+    overrides = ["model=mmseg", f"model.config={arguments.config}", "mode=train", "data=cityscapes"]
+    overrides += [f"data.root={arguments.data}", f"data.workers={arguments.workers}", f"input_size={arguments.size}"]
+    overrides += [f"batch_size={arguments.batch_size}", f"gpu={arguments.gpu}"]
+    overrides += ["stopping.epsilon=1e-6", f"stopping.warmup_seconds={SETTLING_SECONDS}"]
+    plan = configuration.typed(compose(overrides))
+    with_procedure(plan, RunPaths(folder), Events(None), work)
 
 
-def wait() -> None:
-    """Until the device has done everything."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+#: Each process, and what its clocks are called.
+CLOCKS: dict[Callable[[Turns, argparse.Namespace, Path], None], tuple[str, ...]] = {
+    by_loop: ("loop",),
+    by_runner: ("Runner, as it logs", "Runner, by the clock"),
+    by_perfexp: ("perfexp",),
+}
 
 
-def apart(clock: Callable[..., Any], arguments: argparse.Namespace, folder: Path) -> Any:
-    """What a clock says in a process of its own, which leaves the device and the processors to the next one."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(configured, clock, arguments, folder).result()
+def begin(number: int, connection: Connection, arguments: argparse.Namespace, folder: Path) -> None:
+    """The process of one clock; tells what goes wrong in place of a turn."""
+    try:
+        folder.mkdir()
+        list(CLOCKS)[number](Turns(connection), arguments, folder)
+    except BaseException:
+        connection.send(traceback.format_exc())
+        os._exit(1)
 
 
-def configured(clock: Callable[..., Any], arguments: argparse.Namespace, folder: Path) -> Any:
-    """Have a clock measure the configuration that is asked for."""
-    importlib.import_module("cv2").setNumThreads(0)  # as the Runner does
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    [size] = parse_sizes(arguments.size)
-    config = configuration(arguments.config, arguments.data, size, arguments.batch_size, arguments.workers, folder)
-    return clock(config, arguments.seconds)
+def received(connection: Connection) -> tuple[float, ...]:
+    """What a clock tells next."""
+    try:
+        told = connection.recv()
+    except EOFError:
+        sys.exit("A process ended without a word.")
+    if isinstance(told, str):
+        sys.exit(told)
+    return tuple(told)
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
+    """Seconds of a step by each clock, for each round."""
+    spawn, connections = multiprocessing.get_context("spawn"), []
+    for number in range(len(CLOCKS)):
+        ours, theirs = spawn.Pipe()
+        connections.append(ours)
+        spawn.Process(target=begin, args=(number, theirs, arguments, folder / str(number))).start()
+        theirs.close()
+    try:
+        for connection in connections:
+            received(connection)
+        return list(rounds(connections, arguments.seconds / ROUNDS, arguments.batch_size))
+    finally:
+        for connection in connections:
+            with suppress(OSError):
+                connection.send(None)
+
+
+def rounds(connections: list[Connection], seconds: float, images: int) -> Iterator[dict[str, float]]:
+    """Each begins with another clock."""
+    titles = [title for named in CLOCKS.values() for title in named]
+    print(f"| round | {' | '.join(titles)} |\n|---:{'|---:' * len(titles)}|")
+    for number in range(ROUNDS):
+        taken: dict[str, float] = {}
+        for each in range(len(connections)):
+            place = (number + each) % len(connections)
+            connections[place].send(seconds)
+            taken |= zip(list(CLOCKS.values())[place], received(connections[place]), strict=True)
+        print(f"| {number + 1} | {' | '.join(f'{images / taken[title]:.4g}' for title in titles)} |", flush=True)
+        yield taken
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder in the layout of Cityscapes")
     parser.add_argument("--config", default="fast_scnn_8xb4-160k_cityscapes-512x1024")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--size", default="512x1024")
     parser.add_argument("--workers", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each clock, in all turns together")
     parser.add_argument("--gpu", default="auto")
     arguments = parser.parse_args()
-    images = arguments.batch_size
-    print(f"{arguments.config}, batch {images}, {arguments.size}, {arguments.workers} workers")
-    print("| clock | images/s | over the loop |\n|---|---:|---:|")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        loop = images / apart(by_loop, arguments, folder / "loop")
-
-        def tell(what: str, rate: float) -> None:
-            print(f"| {what} | {rate:.4g} | {rate / loop - 1:+.2%} |", flush=True)
-
-        tell(f"loop of {arguments.seconds:g} s", loop)
-        logged, clocked = apart(by_runner, arguments, folder / "runner")
-        tell("Runner, by what it logs", images / logged)
-        tell("Runner, by the clock", images / clocked)
-        tell("perfexp, `throughput`", by_perfexp(arguments, folder / "perfexp"))
+    print(
+        f"{arguments.config}, batch {arguments.batch_size}, {arguments.size}, {arguments.workers} workers, images/s\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        taken = measure(arguments, Path(folder))
+    print("\n| clock | images/s | over the loop, median | smallest | largest |\n|---|---:|---:|---:|---:|")
+    for title in (title for named in CLOCKS.values() for title in named):
+        rate = arguments.batch_size / statistics.fmean(each[title] for each in taken)
+        ratios = [each["loop"] / each[title] - 1 for each in taken]
+        print(f"| {title} | {rate:.4g} | {statistics.median(ratios):+.2%} | {min(ratios):+.2%} | {max(ratios):+.2%} |")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp import doubts, verdicts
+from perfexp import doubts, unqueued, verdicts
 from perfexp.algorithms.families import judge_forward
 from perfexp.algorithms.report import AlgorithmReport
 from perfexp.errors import PerfexpError, UserError
@@ -82,8 +82,10 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
         with ExitStack() as as_device_is:
             if data_left_out:
-                as_device_is.enter_context(procedure.on_held_batches(step, batches))
-            changed = as_device_is.enter_context(procedure.without_waits(step)) if of_device else None
+                as_device_is.enter_context(unqueued.on_held_batches(step, batches, session))
+            changed = None
+            if of_device:
+                changed = as_device_is.enter_context(unqueued.without_waits(step, session, procedure.device))
             times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
         counted, why_not = _work(lambda: procedure.work(step, batches))
     if times.reason is not None:

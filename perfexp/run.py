@@ -10,20 +10,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import msgspec
 
-from perfexp import doubts, environment, metrics, rivals, training, verdicts
+from perfexp import doubts, metrics, rivals, training, unqueued, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
-from perfexp.data.rotating import Rotating
+from perfexp.data.rotating import Rotating, on_device
 from perfexp.devices import Cache, Device
-from perfexp.errors import RankLost, Unsupported, UserError, Waits
-from perfexp.models import Session, Unwaiting
-from perfexp.modes import Mode, Step, behind_the_data, graphed
+from perfexp.errors import RankLost, Unsupported, UserError
+from perfexp.models import Session
+from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
@@ -35,8 +34,6 @@ from perfexp.work import Work
 
 #: Calls under the eyes of the probes.
 _PROBED_CALLS = 3
-#: Batches that `device` is measured with where they come from the host: with one, a training would know it by heart.
-_HELD_BATCHES = 8
 
 
 @dataclass(kw_only=True)
@@ -207,7 +204,8 @@ class Procedure:
                     training.run_epochs(point, step, anew, self.device, self.epochs, self.progress)
             else:
                 self._times.whole(point, step.call)
-            self._loader_competes(point)
+            threads = self.session.facts().get("threads", 0)
+            verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += self.device.memory()  # before whatever is not the call that was timed
             if step.trains:
                 last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
@@ -219,7 +217,7 @@ class Procedure:
                 self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
             self._of_algorithm(point, "launched_share", partial(self._launched_share, point))
             if len(step.segments) > 1:
-                self._times.phases(point, step, held=_on_device(batches))
+                self._times.phases(point, step, held=on_device(batches))
             self._probe(point, step)
             # a capture may change how the optimizer counts: no time of the call itself comes after it
             self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
@@ -228,16 +226,18 @@ class Procedure:
                 self._aside(point, "ranks/samples_per_second", stretches, "samples/s", together=True)
             self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain), together=True)
             if point.facts.get("device_method") == "none":
-                self._device_time_otherwise(point, step, batches)
+                unqueued.add_device_time(
+                    point,
+                    step,
+                    batches,
+                    session=self.session,
+                    times=self._times,
+                    capture=self._capture(step, batches),
+                    several_ranks=self.crew.size > 1,
+                )
             if self.counts_work:  # when every time is there
                 self._aside(point, "work/flops", partial(self._work, point, step, batches))
         self._of_algorithm(point, "output_error", partial(self._output_error, point))
-
-    def _loader_competes(self, point: Point) -> None:
-        """Whether loading pictures takes cores from a model that computes on them."""
-        workers, threads = getattr(self.data, "workers", 0), self.session.facts().get("threads", 0)
-        if not self.device.asynchronous and workers and workers + threads > environment.cores():
-            point.doubts.append(doubts.loader_competes(workers, threads, environment.cores()))
 
     def _report_algorithm(self, point: Point) -> None:
         """By what the convolutions of the first call were computed; it is decided once for each shape."""
@@ -331,57 +331,6 @@ class Procedure:
 
         rivals.judge(point, self.algorithm, step.call, self.device, self._capture(step, batches))
 
-    def _device_time_otherwise(self, point: Point, step: Step, batches: Batches) -> None:
-        """The device's time of a call that its queue does not take."""
-        if self.crew.size > 1:  # a replay, or a call that is broken off, is nothing that others could follow
-            point.doubts.append(doubts.not_captured_together())
-            return
-        try:
-            with self.on_held_batches(step, batches) as held, self.without_waits(step) as changed:
-                left_out = [doubts.data_left_out()] if held else []
-                left_out += [] if changed is None else [doubts.waits_left_out(changed)]
-                self._times.device_otherwise(point, step.call, self._capture(step, batches), left_out)
-        except Waits:
-            point.doubts.append(doubts.synchronising())
-        except Exception as error:
-            if self.device.is_lost():
-                raise
-            status, text = verdicts.verdict(error, self.device)  # what has been measured stays, whatever it is
-            reason = "the memory is not enough for its graph" if status is Status.OOM else text
-            point.doubts.append(doubts.queue_exceeded(reason))
-
-    @contextmanager
-    def on_held_batches(self, step: Step, batches: Batches) -> Iterator[bool]:
-        """While entered, calls take batches that lie on the device, where theirs come from the host; gives whether.
-
-        Args:
-            step: of the point.
-            batches: likewise.
-        """
-        if _on_device(batches):
-            yield False
-            return
-        usual = step.state.source
-        kept = [self.session.copy(usual()) for _ in range(_HELD_BATCHES)]
-        step.state.source = cycle(kept).__next__
-        try:
-            yield True
-        finally:
-            step.state.source = usual
-
-    @contextmanager
-    def without_waits(self, step: Step) -> Iterator[str | None]:
-        """While entered, a call that waits for the device does not, if it can do without; gives how, or None.
-
-        Args:
-            step: of the point; has been called before.
-        """
-        if isinstance(self.session, Unwaiting) and self.device.waits_inside(behind_the_data(step)):
-            with self.session.without_waits() as how:
-                yield how
-        else:
-            yield None
-
     def _capture(self, step: Step, batches: Batches) -> timing.Capture:
         return lambda: graphed(step, self.session, constant=batches.constant).call
 
@@ -468,8 +417,3 @@ class Procedure:
             for _ in range(_PROBED_CALLS):
                 step.call()
             self.device.synchronize()
-
-
-def _on_device(batches: Batches) -> bool:
-    """Whether all batches lie on the device already."""
-    return batches.constant or isinstance(batches, Rotating)

@@ -122,6 +122,19 @@ def judge_bound(point: Point) -> None:
         point.doubts.append(doubts.launch_bound(host, wall, busy))
 
 
+def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:
+    """Add the doubt where loading pictures takes cores from a model that computes on them.
+
+    Args:
+        point: whose call has been timed.
+        device: that it was timed on.
+        workers: processes that load pictures.
+        threads: of the model.
+    """
+    if not device.asynchronous and workers and workers + threads > environment.cores():
+        point.doubts.append(doubts.loader_competes(workers, threads, environment.cores()))
+
+
 def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Add a call's time in cycles of the device's clock, which a lasting change of that clock does not change.
 

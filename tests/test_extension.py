@@ -35,6 +35,7 @@ class Stripes:
     labelled = False
     num_classes = None
     num_samples = 64
+    workers = 0
 
     @contextmanager
     def open(self, *, session, input_size, batch_size, training, seed):

@@ -35,12 +35,14 @@ class Data(Protocol):
         num_classes: classes of the labels, or None where the model decides.
         num_samples: samples of one epoch, or None.
         held_out: whether evaluation uses other samples than training.
+        workers: processes that load pictures; 0 where none do.
     """
 
     labelled: bool
     num_classes: int | None
     num_samples: int | None
     held_out: bool
+    workers: int
 
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int

@@ -40,3 +40,12 @@ class Rotating:
     def epoch(self) -> Iterator[Batch]:
         """See `Batches`."""
         return islice(self._cycle, self.per_epoch or 0)
+
+
+def on_device(batches: Batches) -> bool:
+    """Whether all batches lie on the device already.
+
+    Args:
+        batches: of a point.
+    """
+    return batches.constant or isinstance(batches, Rotating)

@@ -23,6 +23,7 @@ class Synthetic:
     labelled = False
     num_classes: int | None = None
     held_out = False
+    workers = 0
 
     def __init__(self, *, num_samples: int | None = None) -> None:
         self.num_samples = num_samples

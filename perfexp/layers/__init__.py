@@ -121,6 +121,11 @@ class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Whether both tell the same story."""
         return abs(self.relative) <= self.tolerance
 
+    @property
+    def busy_seconds(self) -> float:
+        """Of the call that was looked into, without its gaps."""
+        return self.profiled_seconds * (1 - self.gap_share)
+
 
 class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Where the time of a call goes; as JSON, a few hundred rows.

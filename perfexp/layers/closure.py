@@ -61,6 +61,8 @@ def _disagree(times: LayerTimes) -> Doubt | None:
     closure = times.closure
     if closure is None or closure.closes:
         return None
+    if times.method is Method.unheld and closure.busy_seconds <= closure.clean_seconds * (1 + closure.tolerance):
+        return None  # by its gaps only, which are the host's
     how = "with stamps" if times.method is Method.stamps else "under the profiler"
     return Doubt(
         code="layers_disagree",
@@ -92,10 +94,17 @@ def _unheld(times: LayerTimes) -> Doubt | None:
     """The gaps are the host's."""
     if times.method is not Method.unheld:
         return None
+    closure = times.closure
+    told = (
+        f"; without gaps it takes {closure.busy_seconds * 1e3:.4g} ms, "
+        f"{closure.busy_seconds / closure.clean_seconds:.0%} of a clean call"
+        if closure
+        else ""
+    )
     return Doubt(
         code="layers_unheld",
         detail="a call could not be enqueued before the device began it: gaps between its kernels are the host's, "
-        "who is slower under a profiler",
+        f"who is slower under a profiler{told}",
         remedy="read the kernels' times, not the gaps; a smaller batch or execution=compile has fewer launches",
     )
 

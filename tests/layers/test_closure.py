@@ -48,6 +48,13 @@ def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
     assert found.closure.unattributed_share == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("busy", "codes"), [(0.97, []), (1.02, []), (1.08, ["layers_disagree"])])
+def test_gaps_of_the_host_are_no_disagreement_but_kernels_that_outlast_the_clean_call_are(busy, codes):
+    found = close(times(busy, 3.0, method=Method.unheld), 1.0)
+    assert [doubt.code for doubt in found.doubts] == [*codes, "layers_unheld"]
+    assert f"{busy * 1e3:.4g} ms, {busy:.0%} of a clean call" in found.doubts[-1].detail
+
+
 def work():
     convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
     numbers = {"call": 0, "macs": 50, "flops": 100, "input_gradient_flops": 0, "weight_gradient_flops": 100}
