@@ -1,14 +1,14 @@
 """Joint: what several ranks do together: throughput, what sharing the gradients costs, and what one rank does alone.
 
 All ranks make so many calls as fast as they can, without hearing of one another but through the gradients; the stretch
-lasts from the first rank's start to the last one's end. Stretches of different kinds take turns, so that a drift of the
-clocks meets all of them alike.
+lasts from the first rank's start to the last one's end. Stretches of different kinds take turns, and shares are those of
+each round, so that what slows all of them for a while is in none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from perfexp import doubts, stats
 from perfexp.errors import Unsupported
@@ -76,41 +76,26 @@ def _of(point: Point, sharing: Sharing) -> list[float]:
 
 
 def _add_figures(point: Point, rounds: Sequence[Sequence[Stretch]], calls: int, size: int) -> None:
-    times = {kind: stats.median_interval(samples) for kind in Sharing if (samples := _of(point, kind))}
-    batch, together = point.key.batch_size, times[Sharing.all]
-    rates = {"samples_per_second": batch * size / together.value}
+    of_all, batch = _of(point, Sharing.all), point.key.batch_size
+    rates = {"samples_per_second": batch * size / stats.median_interval(of_all).value}
     for number in range(size):
         own = [_seconds([stretches[number]]) / calls for stretches in rounds[_WARMUP:]]
         rates[f"{number}/samples_per_second"] = batch / stats.median_interval(own).value
     point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
-    ratios: Mapping[str, stats.Interval] = {
-        **(
-            {_COMMUNICATION: _one_minus(_ratio(times[Sharing.no_gradients], together))}
-            if Sharing.no_gradients in times
-            else {}
-        ),
-        **({_EFFICIENCY: _ratio(times[Sharing.alone], together)} if Sharing.alone in times else {}),
+    shares = {
+        _COMMUNICATION: [
+            1 - each / whole for each, whole in zip(_of(point, Sharing.no_gradients), of_all, strict=False)
+        ],
+        _EFFICIENCY: [each / whole for each, whole in zip(_of(point, Sharing.alone), of_all, strict=False)],
     }
-    for name, ratio in ratios.items():
-        point.metrics.append(Metric(name=name, value=ratio.value, unit="1"))
-    point.facts["ranks"] = {
-        name.removeprefix("ranks/"): {"low": ratio.low, "high": ratio.high} for name, ratio in ratios.items()
-    }
+    point.facts["ranks"] = {}
+    for name, of_rounds in shares.items():
+        if of_rounds:
+            share = stats.median_interval(of_rounds)
+            point.metrics.append(Metric(name=name, value=share.value, unit="1"))
+            point.facts["ranks"][name.removeprefix("ranks/")] = {"low": share.low, "high": share.high}
 
 
 def _seconds(stretches: Sequence[Stretch]) -> float:
     """From the first start to the last end."""
     return (max(each.end_ns for each in stretches) - min(each.start_ns for each in stretches)) * 1e-9
-
-
-def _ratio(above: stats.Interval, below: stats.Interval) -> stats.Interval:
-    """A quotient with an interval that holds wherever both hold."""
-    low = above.low / below.high if above.low is not None and below.high else None
-    high = above.high / below.low if above.high is not None and below.low else None
-    return stats.Interval(value=above.value / below.value, low=low, high=high)
-
-
-def _one_minus(share: stats.Interval) -> stats.Interval:
-    low = None if share.high is None else 1 - share.high
-    high = None if share.low is None else 1 - share.low
-    return stats.Interval(value=1 - share.value, low=low, high=high)

@@ -1,6 +1,7 @@
 """Joint: figures of scripted stretches whose truth is known."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -93,21 +94,34 @@ def test_an_inference_shares_no_gradients():
     assert "ranks/communication_share" not in values(measured)
 
 
-def test_noise_widens_the_interval_of_a_share():
-    class Noisy(Scripted):
-        def stretch(self, step, calls, sharing):
-            factor = 1 + 0.02 * (len(self.asked) % 5)
-            found = super().stretch(step, calls, sharing)
-            return [
-                Stretch(start_ns=each.start_ns, end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor))
-                for each in found
-            ]
+class Slowed(Scripted):
+    """Each stretch takes longer by a factor."""
 
-    measured = point()
-    joint.measure(measured, step(), Noisy(), compares_alone=True)
-    share, bounds = values(measured)["ranks/communication_share"], measured.facts["ranks"]["communication_share"]
+    def stretch(self, step, calls, sharing):
+        factor = self.factor(len(self.asked))
+        return [
+            Stretch(start_ns=each.start_ns, end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor))
+            for each in super().stretch(step, calls, sharing)
+        ]
+
+
+def shares_by(factor):
+    crew, measured = Slowed(), point()
+    crew.factor = factor
+    joint.measure(measured, step(), crew, compares_alone=True)
+    return values(measured)["ranks/communication_share"], measured.facts["ranks"]["communication_share"]
+
+
+def test_noise_widens_the_interval_of_a_share():
+    noise = random.Random(0)
+    share, bounds = shares_by(lambda _: 1 + 0.02 * noise.random())
     assert bounds["low"] < share < bounds["high"]
     assert bounds["low"] < 0.2 < bounds["high"]
+
+
+def test_what_slows_all_stretches_of_a_round_is_in_no_share():
+    share, bounds = shares_by(lambda number: 1 + 0.1 * (number // 3 // 5))
+    assert {"share": share, **bounds} == pytest.approx({"share": 0.2, "low": 0.2, "high": 0.2})
 
 
 @pytest.mark.parametrize(("seconds", "doubted"), [(0.0101, False), (0.0120, True), (0.0085, True)])
