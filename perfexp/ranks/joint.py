@@ -1,8 +1,8 @@
 """Joint: what several ranks do together: throughput, what sharing the gradients costs, and what one rank does alone.
 
 All ranks make so many calls as fast as they can, without hearing of one another but through the gradients; the stretch
-lasts from the first rank's start to the last one's end. Stretches of different kinds take turns, and shares are those of
-each round, so that what slows all of them for a while is in none.
+lasts from the first rank's start to the last one's end. Stretches of different kinds take turns, and shares are of one
+round each, so that what slows all of them for a while is in none.
 """
 
 from __future__ import annotations
@@ -82,12 +82,8 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Stretch]], calls: int, 
         own = [_seconds([stretches[number]]) / calls for stretches in rounds[_WARMUP:]]
         rates[f"{number}/samples_per_second"] = batch / stats.median_interval(own).value
     point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
-    shares = {
-        _COMMUNICATION: [
-            1 - each / whole for each, whole in zip(_of(point, Sharing.no_gradients), of_all, strict=False)
-        ],
-        _EFFICIENCY: [each / whole for each, whole in zip(_of(point, Sharing.alone), of_all, strict=False)],
-    }
+    parts = {kind: [each / whole for each, whole in zip(_of(point, kind), of_all, strict=False)] for kind in Sharing}
+    shares = {_COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]], _EFFICIENCY: parts[Sharing.alone]}
     point.facts["ranks"] = {}
     for name, of_rounds in shares.items():
         if of_rounds:
