@@ -31,7 +31,8 @@ from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.plan import Plan, Shape
 
 ROUNDS, HOST_CALLS, DEVICE_CALLS, LAUNCHES, REPEATS = 9, 25, 40, 500, 10
-HOLD_CYCLES = 8_000_000
+#: 10 ms of an H200: longer than the host takes for the calls.
+HOLD_CYCLES = 20_000_000
 #: Inputs and weights.
 SHAPES = (
     ((1, 64, 14, 14), (64, 64, 1, 1), torch.float32),

@@ -1,15 +1,17 @@
-"""Steady training of a segmentation model by three clocks: a bare loop, mmengine's Runner, and perfexp, in turns.
+"""Steady training of a segmentation model by a bare loop, mmengine's Runner and perfexp, in turns.
 
     perfexp make-data streets
     python benchmarks/mmengine_runner.py streets [--config NAME] [--batch-size 2] [--size 512x1024] [--seconds 60]
 
-All three train the same configuration of mmsegmentation on the same pictures through its own training pipeline, with as
+All train the same configuration of mmsegmentation on the same pictures through its own training pipeline, with as
 many workers of a DataLoader, in float32, each in a process of its own that stays. One of them works at a time, the
 others wait: a machine that others use, too, may be a tenth slower a minute later. In each turn a second and a half goes
 by before the clock starts, so that no batch that was loaded meanwhile is counted.
 
 * **loop**: mmengine's data loader and data preprocessor, the model's loss, its optimiser and its schedule in a `for`
   statement; a wait for the device at both ends.
+* **loop that reads**: the same, and each step ends with reading its losses and accuracies back, which waits for the
+  device; so does mmengine's RuntimeInfoHook.
 * **Runner**: mmengine's; the mean of the `time` that its IterTimerHook hands to the log, and the time by the clock.
 * **perfexp**: the series `throughput` of `model=mmseg data=cityscapes mode=train` (`latency` on a CPU).
 
@@ -30,6 +32,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -119,8 +122,8 @@ def mmengine_configuration(arguments: argparse.Namespace, work_dir: Path) -> Any
     return config
 
 
-def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None:
-    """A loop that has no line of perfexp or of a hook."""
+def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path, *, reads: bool = False) -> None:
+    """A loop that has no line of perfexp or of a hook; in one that reads, each step ends with its losses' values."""
     from mmengine.optim import build_optim_wrapper
     from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
     from mmengine.runner import Runner
@@ -139,12 +142,14 @@ def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None:
         done = 0
         for _, batch in zip(steps, batches, strict=False):
             data = model.data_preprocessor(batch, training=True)
-            loss, _ = model.parse_losses(model(**data, mode="loss"))
+            loss, logged = model.parse_losses(model(**data, mode="loss"))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             for schedule in schedules:
                 schedule.step()
+            if reads:
+                [float(value.detach()) for value in logged.values()]
             done += 1
         wait()
         return done
@@ -230,6 +235,7 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
 #: Each process, and what its clocks are called.
 CLOCKS: dict[Callable[[Turns, argparse.Namespace, Path], None], tuple[str, ...]] = {
     by_loop: ("loop",),
+    partial(by_loop, reads=True): ("loop that reads",),
     by_runner: ("Runner, as it logs", "Runner, by the clock"),
     by_perfexp: ("perfexp",),
 }

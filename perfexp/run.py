@@ -28,7 +28,7 @@ from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
 from perfexp.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
-from perfexp.summary import first_median
+from perfexp.summary import loop_seconds
 from perfexp.times import Times
 from perfexp.work import Work
 
@@ -279,14 +279,13 @@ class Procedure:
         if self.cache is Cache.flush:
             raise Unsupported("energy is that of calls which follow one another: it has no cache=flush")
         calls = self._steps_per_epoch(batches) if step.trains else None
-        clean = first_median(point, "throughput" if self.device.asynchronous else "latency")
         start = time.perf_counter_ns()
         measured = energy.measure(
             step.call,
             images_per_call=point.key.batch_size * self.crew.size,
             trains=step.trains,
             calls_per_epoch=calls,
-            clean_seconds=clean,
+            clean_seconds=loop_seconds(point),
             worked_seconds=self._times.worked_seconds(point),
         )
         measured.add_to(point)

@@ -25,6 +25,7 @@ from perfexp.record import Key, Metric, Status
 from perfexp.run import Procedure
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
+from perfexp.summary import row
 from perfexp.work import Row, Work
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
@@ -163,12 +164,9 @@ def test_a_call_without_its_waits_that_neither_queue_nor_graph_takes_has_one_dou
     assert [code for code in codes(point) if code in ("waits_left_out", "queue_exceeded")] == ["queue_exceeded"]
 
 
-@pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
-@pytest.mark.parametrize("phase", ["inference", "train"])
-def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(launches, method, phase):
-    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
-    measuring = procedure(device, model={"launches": launches})
-    opening = measuring.data.open
+def loaded(measuring, wait_seconds):
+    """The same procedure with data that the host waits for."""
+    opening, device, waits = measuring.data.open, measuring.device, itertools.cycle(wait_seconds)
 
     class Waiting:
         constant, per_epoch = False, None
@@ -177,7 +175,7 @@ def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(laun
             self.batches = batches
 
         def next(self):
-            device.launch(5e-3)
+            device.launch(next(waits))
             device.synchronize()
             return self.batches.next()
 
@@ -187,11 +185,32 @@ def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(laun
             yield Waiting(batches)
 
     measuring.data.open = opened
+    return measuring
+
+
+@pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
+@pytest.mark.parametrize("phase", ["inference", "train"])
+def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(launches, method, phase):
+    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
+    measuring = loaded(procedure(device, model={"launches": launches}), [5e-3])
     point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
     assert point.facts["device_method"] == method
     [doubt] = [doubt for doubt in point.doubts if doubt.code != "busy_host"]
     assert doubt.code == "data_left_out"
     assert median(point) < 5e-3 < median(point, "throughput"), "the loop has the fetching"
+
+
+def test_batches_that_come_in_bursts_are_judged_by_means():
+    """Four batches are there at once and the fifth takes 45 ms: 10 ms a call, whatever its median."""
+    device = FakeDevice(enqueue_seconds=1e-6)
+    energy = energy_of(device, FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=pass_time(device)))
+    measuring = loaded(procedure(device, Fixed(warmup=5, measure=50), energy=energy), [0.0, 0.0, 0.0, 0.0, 45e-3])
+    point = measuring.measure(KEY)
+    assert median(point, "throughput") == pytest.approx(1e-3, rel=0.05)
+    assert row(point).samples_per_second.value == pytest.approx(100.0, rel=0.02)
+    assert point.metric("energy/call_seconds").value == pytest.approx(10e-3, rel=0.03)
+    assert point.metric("phases_over_whole").value == pytest.approx(1.0, abs=0.02)
+    assert codes(point) == ["data_left_out"]
 
 
 @pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])

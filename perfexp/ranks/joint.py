@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from perfexp import doubts, stats
 from perfexp.errors import Unsupported
 from perfexp.modes import Step
 from perfexp.ranks import Crew, Sharing, Stretch
 from perfexp.record import Metric, Point, Series, Stop
-from perfexp.summary import first_median
+from perfexp.summary import loop_seconds
 
 #: A stretch lasts about so long; what its barrier leaves of skew, some ten microseconds, is little of that.
 _STRETCH_SECONDS = 0.05
@@ -40,7 +41,7 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
     Raises:
         Unsupported: the point has no time.
     """
-    seconds = first_median(point, "throughput", "latency")
+    seconds = loop_seconds(point)
     if seconds is None or seconds <= 0:
         raise Unsupported("the call was not timed")
     calls = max(math.ceil(_STRETCH_SECONDS / seconds), min(_CALLS, math.ceil(_LONGEST_SECONDS / seconds)))
@@ -64,7 +65,7 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
             Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop),
         )
     _add_figures(point, found[Sharing.all], calls, crew.size)
-    ratio = stats.median_interval(_of(point, Sharing.all)).value / seconds
+    ratio = fmean(_of(point, Sharing.all)) / seconds
     if abs(ratio - 1) > _TOLERANCE:
         point.doubts.append(doubts.ranks_disagree(ratio))
 
