@@ -14,9 +14,11 @@ import msgspec
 from perfexp import doubts, unqueued, verdicts
 from perfexp.algorithms.families import judge_forward
 from perfexp.algorithms.report import AlgorithmReport
+from perfexp.data import Batches
 from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
+from perfexp.modes import Step, graphed
 from perfexp.record import Doubt, Key, Metric, Point, Status, timed_key
 from perfexp.run import Procedure
 from perfexp.stats import Interval
@@ -79,7 +81,11 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         procedure.first_call(step, batches)
         _warm_up(step.call, procedure)
         procedure.progress("layers")
-        look = partial(profile_layers, first=first) if procedure.device.asynchronous else stamp_layers
+        look: Callable[..., LayerTimes] = stamp_layers
+        if procedure.device.asynchronous:
+            by_graph = timed is not None and timed.facts.get("device_method") == "graph"
+            capture = partial(_captured, procedure, step, batches) if by_graph else None
+            look = partial(profile_layers, first=first, capture=capture)
         with ExitStack() as as_device_is:
             if data_left_out:
                 as_device_is.enter_context(unqueued.on_held_batches(step, batches, session))
@@ -99,6 +105,18 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
     if why_not:
         point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
+
+
+def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None:
+    """The step as its `device` was timed; None where it can't be captured this time."""
+    procedure.progress("capturing a graph")
+    try:
+        return graphed(step, procedure.session, constant=batches.constant)
+    except Exception:
+        traceback.print_exc()
+        if procedure.device.is_lost():
+            raise
+        return None
 
 
 def _warm_up(call: Any, procedure: Procedure) -> None:

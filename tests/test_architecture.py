@@ -98,6 +98,7 @@ TORCH_FREE = (
     "layers/ranges",
     "layers/host",
     "layers/attribution",
+    "layers/replayed",
     "layers/partition",
     "layers/results",
     "layers/closure",

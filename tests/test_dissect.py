@@ -17,7 +17,8 @@ from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.dissect import dissect, not_tried
-from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, stamps
+from perfexp.errors import Unsupported
+from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
 from perfexp.layers import Key as RowKey
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
@@ -156,6 +157,31 @@ def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypa
         monkeypatch.setattr(measuring.device, "waits_inside", lambda call, waits=waits: waits)
         dissect(measuring, layers_key(KEY), before)
     assert (seen, entered) == ([True, False, False], []), "and of the call as it is where `device` is not known"
+
+
+@pytest.mark.parametrize(
+    ("method", "fails", "told"),
+    [("queue", False, "none"), ("graph", False, ("graph",)), ("graph", True, None), (None, False, "none")],
+)
+def test_layers_are_those_of_a_graph_where_the_device_time_is(monkeypatch, method, fails, told):
+    measuring, seen = of_torch(), []
+
+    def capture(call):
+        if fails:
+            raise Unsupported("not this time")
+        return call
+
+    def look(step, module, device, *, clean_seconds, first, capture):
+        graph = capture and capture()
+        seen.append(tuple(name for name, _ in graph.segments) if graph else graph if capture else "none")
+        return LayerTimes(reason="looked")
+
+    measuring.session.capture = capture
+    monkeypatch.setattr(type(measuring.device), "asynchronous", True)
+    monkeypatch.setattr(profiling, "profile_layers", look)
+    timed = Point(key=KEY, status=Status.OK, facts={"device_method": method} if method else {})
+    point = dissect(measuring, layers_key(KEY), timed)
+    assert (point.status, seen) == (Status.OK, [told])
 
 
 @pytest.mark.parametrize("doubted", [True, False])

@@ -41,9 +41,14 @@ class Pass(StrEnum):
 
 
 class Method(StrEnum):
-    """How the times were taken: kernels of a queue that was held full or left to itself, or stamps of the host."""
+    """How the times were taken.
+
+    From kernels of a queue that was held full, of a CUDA graph in such a queue, or of a queue left to itself; or by
+    stamps of the host.
+    """
 
     queue = "queue"
+    graph = "graph"
     unheld = "unheld"
     stamps = "stamps"
 
@@ -162,4 +167,4 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def held(self) -> bool:
         """Whether the device's queue was held full, so that gaps are the device's own."""
-        return self.method is Method.queue
+        return self.method in (Method.queue, Method.graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -64,30 +64,44 @@ class CallTimes:
         return sum(spent.busy_ns + spent.gap_ns for of in (self.rows, self.unattributed) for spent in of.values())
 
 
-def divide(events: Iterable[Event], *, held: bool) -> list[CallTimes]:
+def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
+    """The kernels of a profile with their rows, in the order in which the device began them.
+
+    Args:
+        host: what launched them.
+        events: of the profile.
+    """
+    kernels = sorted((event for event in events if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns))
+    return [attribute(host, kernel) for kernel in kernels]
+
+
+def divide(
+    events: Iterable[Event],
+    *,
+    held: bool,
+    rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels,
+) -> list[CallTimes]:
     """The calls of a profile, in order.
 
     Args:
         events: of a profile: kernels, operators, and the ranges of `perfexp.layers.ranges`.
         held: whether the device had other work (a spin) until the first call was issued; then that call begins at the
             end of the work, and otherwise with its first kernel.
+        rowed: tells the rows of kernels whose launch does not.
     """
     everything = list(events)
     host = Host(everything)
-    kernels = sorted(
-        (event for event in everything if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns)
-    )
-    attributed = [attribute(host, kernel) for kernel in kernels]
+    kernels = rowed(attributed(host, everything))
     return [
-        _divided(number, window, attributed, host.call_ends_ns().get(number, 0))
-        for number, window in _windows(attributed, held=held).items()
+        _divided(number, window, kernels, host.call_ends_ns().get(number, 0))
+        for number, window in _windows(kernels, held=held).items()
     ]
 
 
-def _windows(attributed: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
+def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
     """Beginning and end of each call; each begins where the one before it has ended."""
     of_call: dict[int, list[Event]] = defaultdict(list)
-    for each in attributed:
+    for each in kernels:
         if each.call is not None:
             of_call[each.call].append(each.kernel)
     windows: dict[int, tuple[int, int]] = {}
@@ -96,19 +110,17 @@ def _windows(attributed: Sequence[Attributed], *, held: bool) -> dict[int, tuple
         if windows:
             begin = windows[max(windows)][1]
         elif held:
-            others = (each.kernel for each in attributed if each.call is None)
+            others = (each.kernel for each in kernels if each.call is None)
             begin = max((kernel.end_ns for kernel in others if kernel.start_ns <= begin), default=begin)
         windows[number] = (begin, max(begin, *(kernel.end_ns for kernel in of_call[number])))
     return windows
 
 
-def _divided(number: int, window: tuple[int, int], attributed: Sequence[Attributed], issued_ns: int) -> CallTimes:
+def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed], issued_ns: int) -> CallTimes:
     """One call; kernels of other calls that run in its time are unattributed."""
     begin, end = window
     inside = [
-        each
-        for each in attributed
-        if each.call == number or (each.kernel.end_ns > begin and each.kernel.start_ns < end)
+        each for each in kernels if each.call == number or (each.kernel.end_ns > begin and each.kernel.start_ns < end)
     ]
     own = [each for each in inside if each.call == number]
     times = CallTimes(number, end - begin, {}, {}, issued_ns > min(each.kernel.start_ns for each in own))

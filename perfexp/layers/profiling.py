@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -13,12 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices import Device
 from perfexp.layers import LayerTimes, Method
+from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close
 from perfexp.layers.events import Event
+from perfexp.layers.host import Host
 from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
-from perfexp.layers.partition import CallTimes, divide
+from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.ranges import Scope
+from perfexp.layers.replayed import with_rows, without_data
 from perfexp.layers.results import times_of
 from perfexp.modes import Step
 from perfexp.probes.queue import samples_in_queue
@@ -34,6 +38,8 @@ _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 _HOLD_GROWS = 2.0
 #: … for so many rounds in which no call was issued in time; then the queue is left to itself.
 _ROUNDS_IN_VAIN = 3
+#: A captured call of which more than this is none of the call's kernels is not the same call.
+_MOST_WITHOUT_ROW = 0.01
 #: What the start of a profile says that is no news: each has one cycle.
 _NO_NEWS = ".*Profiler clears events"
 
@@ -89,6 +95,7 @@ def profile_layers(
     clean_seconds: float | None,
     calls: int = CALLS,
     first: bool = True,
+    capture: Callable[[], Step | None] | None = None,
     profiler: Profiler = kineto,
 ) -> LayerTimes:
     """The time of every row of a step on an asynchronous device.
@@ -102,6 +109,8 @@ def profile_layers(
         clean_seconds: `device` time of a call without a profiler, or None.
         calls: for which each row has a time.
         first: whether this is the first profile of the process.
+        capture: makes the step one whose call is launched at once, or None where it can't; for a call that the device's
+            queue does not take.
         profiler: that sees what happens.
 
     Returns:
@@ -110,9 +119,11 @@ def profile_layers(
     try:
         with step.active():
             outline = outline_of(lambda: _parts(step), model)
+            graph = capture() if capture else None
             device.synchronize()
             with undisturbed(), marking(model, outline, Ranges()) as marker:
-                times = _Rounds(step, device, marker, profiler, first).take(calls)
+                rounds = _Rounds(step, device, marker, profiler, first)
+                times = rounds.replayed(graph, calls) if graph else rounds.take(calls)
                 if marker.strayed:
                     raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
     except Opaque as why:
@@ -136,6 +147,7 @@ class _Rounds:
         marker: of the model's calls.
         profiler: that sees what happens.
         first: whether it has seen nothing in this process before.
+        rowed: tells the rows of kernels whose launch does not.
         starved: calls thrown away.
     """
 
@@ -144,6 +156,7 @@ class _Rounds:
     marker: Marker
     profiler: Profiler
     first: bool
+    rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels
     starved: int = 0
     _kept: list[CallTimes] = field(default_factory=list)
 
@@ -156,8 +169,7 @@ class _Rounds:
         Raises:
             Opaque: the profiler saw no kernels.
         """
-        if self.first:
-            self._round(1, 0.0)  # a process's first profile is late and slow
+        self._begin()
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
         factor, in_vain = _HOLD_FACTOR, 0
@@ -173,6 +185,42 @@ class _Rounds:
         if self._kept:
             return times_of(self._kept, Method.queue, self.starved)
         return times_of(self._unheld(calls), Method.unheld, self.starved)
+
+    def replayed(self, graph: Step, calls: int) -> LayerTimes:
+        """The same of a call that is launched as one: its kernels have the rows of those of the call as it is.
+
+        Args:
+            graph: the same step, captured.
+            calls: that are wanted.
+
+        Raises:
+            Opaque: the profiler saw no kernels.
+        """
+        self._begin()
+        pattern = without_data(self._kernels())
+        rowed = partial(with_rows, pattern=pattern)
+        times = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=rowed).take(calls)
+        if not times.held or _share_without_row(times) > _MOST_WITHOUT_ROW:
+            return times_of(self._unheld(calls), Method.unheld)
+        times.method = Method.graph
+        return times
+
+    def _kernels(self) -> list[Attributed]:
+        """Of a call, with their rows."""
+
+        def run() -> None:
+            self._call()
+            self.device.synchronize()
+
+        self.device.synchronize()
+        events = self.profiler(run)
+        return [each for each in attributed(Host(events), events) if each.call is not None]
+
+    def _begin(self) -> None:
+        """A process's first profile is late and slow."""
+        if self.first:
+            self._round(1, 0.0)
+            self.first = False
 
     def _unheld(self, calls: int) -> Sequence[CallTimes]:
         kept: list[CallTimes] = []
@@ -194,7 +242,7 @@ class _Rounds:
             self.device.synchronize()
 
         self.device.synchronize()
-        return divide(self.profiler(run), held=hold_seconds > 0)
+        return divide(self.profiler(run), held=hold_seconds > 0, rowed=self.rowed)
 
     def _issue_seconds(self) -> float:
         """Host time of issuing a call under the profiler, while the device has nothing else to do."""
@@ -214,3 +262,8 @@ class _Rounds:
         self.marker.restart()
         with ranged(Scope.call, number):
             _parts(self.step)
+
+
+def _share_without_row(times: LayerTimes) -> float:
+    """Of the time of all calls."""
+    return sum(sum(row.seconds) + sum(row.gap_seconds) for row in times.unattributed) / sum(times.call_seconds)

@@ -1,5 +1,6 @@
 """The profiled pass on a scripted device whose kernels are known."""
 
+import dataclasses
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -78,6 +79,17 @@ class Machine(FakeDevice):
         self.rounds.append(seconds)
         self.one("spin", seconds)
 
+    def graph(self, names):
+        """Launches all kernels of a call at once."""
+        number, begun = 10_000 + len(self.events), self.now_ns()
+        self.launch(0.0, self.enqueue_seconds)
+        parts = [(name, WORK["first" if name not in WORK else name] / self.launches) for name in names]
+        moment = self.launch(sum(seconds for _, seconds in parts), 0.0) - sum(seconds for _, seconds in parts)
+        self.events.append(Event("cudaGraphLaunch", begun, self.now_ns() - begun, False, 1, number, 0))
+        for name, seconds in parts:
+            start, moment = round(moment * 1e9), moment + seconds
+            self.events.append(Event(name, start, round(moment * 1e9) - start, True, 7, number, self.open[-1]))
+
     def profiler(self, run):
         self.events.clear()
         self.watching = True
@@ -101,11 +113,11 @@ class Machine(FakeDevice):
             self.events[number - 1] = Event(name, begun, self.now_ns() - begun, False, 1, number, 0)
 
 
-def profiled(monkeypatch, machine, clean=CALL_SECONDS, calls=10, model=None):
+def profiled(monkeypatch, machine, clean=CALL_SECONDS, calls=10, model=None, **settings):
     model = model or Net(machine)
     monkeypatch.setattr(marking_module, "_Range", machine.range)
     step = step_of(model, machine)
-    return profile_layers(step, model, machine, clean_seconds=clean, calls=calls, profiler=machine.profiler)
+    return profile_layers(step, model, machine, clean_seconds=clean, calls=calls, profiler=machine.profiler, **settings)
 
 
 def step_of(model, machine):
@@ -164,6 +176,51 @@ def test_a_call_that_never_fits_is_taken_unheld_and_says_so(monkeypatch):
     assert [doubt.code for doubt in times.doubts] == ["layers_unheld"]
     assert seconds(times)["layers.0", None, "Busy"] == pytest.approx(WORK["first"])
     assert sum(sum(row.gap_seconds) for row in times.rows) > 0
+
+
+def captured(machine, names):
+    """Makes the step one whose call launches these kernels at once, and copies its data before."""
+
+    def replay():
+        machine.graph([name for name in names for _ in range(machine.launches)])
+
+    segments = (("data", lambda: machine.one("copy", 1e-6)), ("graph", replay))
+    return lambda: dataclasses.replace(step_of(None, machine), segments=segments)
+
+
+#: Of which a call takes more launches than the queue has place for, though not as a graph.
+DEEP = {"queue_depth": 40, "launches": 60, "slower": 40.0, "enqueue_seconds": 20e-6}
+
+
+def test_a_call_that_is_captured_has_the_rows_of_the_same_kernels(monkeypatch):
+    machine = Machine(**DEEP)
+    times = profiled(monkeypatch, machine, CALL_SECONDS + 1e-6, capture=captured(machine, WORK))
+    assert times.method is Method.graph
+    assert times.held
+    assert times.calls == 10
+    assert seconds(times) == pytest.approx({
+        ("layers.0", None, "Busy"): WORK["first"],
+        ("layers.1", None, "Busy"): WORK["second"],
+        ("", 0, "add"): WORK["add"],
+        (None, None, "loss"): WORK["loss"],
+        (None, None, "data"): 1e-6,
+    }, rel=1e-3)  # fmt: skip
+    assert times.closure.relative == pytest.approx(0, abs=1e-3)
+    assert times.closure.gap_share == pytest.approx(0, abs=1e-3)
+    assert times.doubts == []
+
+
+@pytest.mark.parametrize("names", [["first", "another"], ["another"]])
+def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, names):
+    machine = Machine(**DEEP)
+    times = profiled(monkeypatch, machine, capture=captured(machine, names))
+    assert times.method is Method.unheld
+    assert not times.unattributed
+    assert seconds(times)["layers.0", None, "Busy"] == pytest.approx(WORK["first"])
+
+
+def test_a_call_that_can_not_be_captured_after_all_is_taken_as_it_is(monkeypatch):
+    assert profiled(monkeypatch, Machine(), capture=lambda: None).method is Method.queue
 
 
 def test_a_profile_that_tells_another_story_than_the_clock_is_a_doubt(monkeypatch):
