@@ -156,7 +156,13 @@ def open_session(plan: config.Plan, device: Device, data: Data) -> Session:
         plan: what to measure.
         device: where.
         data: where the inputs come from.
+
+    Raises:
+        UserError: the data lacks something, or the model can't be loaded.
     """
+    from perfexp.data import check
+
+    check(data)
     session: Session = _model(plan).open(
         device=device,
         precision=plan.precision,

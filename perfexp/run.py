@@ -28,7 +28,7 @@ from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
 from perfexp.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
-from perfexp.summary import loop_seconds
+from perfexp.summary import loop_interval
 from perfexp.times import Times
 from perfexp.work import Work
 
@@ -285,7 +285,7 @@ class Procedure:
             images_per_call=point.key.batch_size * self.crew.size,
             trains=step.trains,
             calls_per_epoch=calls,
-            clean_seconds=loop_seconds(point),
+            clean=loop_interval(point),
             worked_seconds=self._times.worked_seconds(point),
         )
         measured.add_to(point)

@@ -172,6 +172,18 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
     return Interval(value=value, low=value - half, high=value + half)
 
 
+def differ(one: Interval, other: Interval, tolerance: float) -> bool:
+    """Whether two statistics differ by more than is tolerated and what both are uncertain by.
+
+    Args:
+        one: of them; without an interval it counts as exact: better a doubt too many.
+        other: likewise; not 0.
+        tolerance: as a fraction.
+    """
+    uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
+    return abs(one.value / other.value - 1) > tolerance + uncertain
+
+
 def across_interval(medians: ArrayLike) -> tuple[Interval, float]:
     """The geometric mean of several processes' medians with its 95 % interval, and how much processes differ.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from statistics import fmean
 
 from perfexp import doubts, scaling, stats
 from perfexp.record import Doubt, Key, Metric, Point, Record, Series, Status
@@ -230,8 +229,8 @@ def first_median(point: Point, *names: str) -> float | None:
     return found.value if found else None
 
 
-def loop_seconds(point: Point) -> float | None:
-    """Mean time of a call among calls that follow one another, which rates are made of; None where none was timed.
+def loop_interval(point: Point) -> stats.Interval | None:
+    """Mean seconds of a call among calls that follow one another, which rates are made of; None where none was timed.
 
     A loader's processes may bring their batches at once, and then none for a while: the median knows nothing of that.
 
@@ -241,7 +240,7 @@ def loop_seconds(point: Point) -> float | None:
     for name in ("throughput", "latency"):
         series = point.find_series(name)
         if series is not None and series.measured:
-            return fmean(series.measured)
+            return stats.mean_interval(series.measured)
     return None
 
 

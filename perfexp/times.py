@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from perfexp import doubts, verdicts
+from perfexp import doubts, stats, verdicts
 from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported
 from perfexp.modes import Step
@@ -143,10 +143,11 @@ class Times:
         if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
             return
         # a loader brings its batches in bursts, of which medians know nothing; means know of every hitch
-        middle = np.median if held else np.mean
-        ratio = float(middle(sums[warmup:]) / middle(whole.measured))
+        middle = stats.median_interval if held else stats.mean_interval
+        sum_of_parts, undisturbed = middle(sums[warmup:]), middle(whole.measured)
+        ratio = sum_of_parts.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
-        if abs(ratio - 1) > _PHASES_TOLERANCE:
+        if stats.differ(sum_of_parts, undisturbed, _PHASES_TOLERANCE):
             point.doubts.append(doubts.phases_disagree(ratio))
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:

@@ -35,6 +35,7 @@ class Stripes:
     labelled = False
     num_classes = None
     num_samples = 64
+    held_out = False
     workers = 0
 
     @contextmanager

@@ -173,6 +173,19 @@ def test_the_interval_of_a_mean_uses_students_distribution(n, student):
     assert interval.high - interval.value == pytest.approx(student * x.std(ddof=1) / np.sqrt(n), rel=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [((1.0, 0.0), (1.1, 0.0), True), ((1.0, 0.0), (1.04, 0.0), False), ((1.0, 0.03), (1.1, 0.04), False),
+     ((1.0, 0.03), (1.2, 0.04), True), ((1.0, None), (1.1, None), True), ((1.0, None), (1.1, 0.06), False)],
+)  # fmt: skip
+def test_statistics_differ_beyond_the_tolerance_and_what_both_are_uncertain_by(one, other, told):
+    def interval(value, half):
+        low, high = (None, None) if half is None else (value * (1 - half), value * (1 + half))
+        return stats.Interval(value=value, low=low, high=high)
+
+    assert stats.differ(interval(*one), interval(*other), 0.05) is told
+
+
 def test_few_samples_give_no_interval_of_the_mean():
     assert stats.mean_interval([1.0, 1.1, 1.2], tau=1.0).low is None
 

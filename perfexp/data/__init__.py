@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
 
@@ -60,3 +61,19 @@ class Data(Protocol):
             UserError: the data can't be read.
             Unsupported: there are fewer samples than one batch takes.
         """
+
+
+def check(data: Data) -> None:
+    """Whether data of anybody's own has everything that is asked for in the course of a run.
+
+    Args:
+        data: as it was built.
+
+    Raises:
+        UserError: it lacks something.
+    """
+    lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
+    if lacking:
+        raise UserError(
+            f"data: {type(data).__name__} lacks {', '.join(lacking)}; perfexp.data.Data says what they are."
+        )

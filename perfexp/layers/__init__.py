@@ -143,6 +143,7 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         call_seconds: of each call: the sum of all rows, gaps and of what is unattributed.
         starved: calls that were thrown away because the device did not find all of them in its queue.
         no_backward: why there are rows of the forward pass only, or None.
+        no_graph: why a graph of the call tells nothing, where its time is that of a graph; else None.
         own_seconds: of a call, what looking into it costs and was taken off, or None where nothing was.
         closure: None where there is no clean time to compare with.
         doubts: about these times.
@@ -155,6 +156,7 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     call_seconds: list[float] = []
     starved: int = 0
     no_backward: str | None = None
+    no_graph: str | None = None
     own_seconds: float | None = None
     closure: Closure | None = None
     doubts: list[Doubt] = []

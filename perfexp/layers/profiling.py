@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.ranges import Scope
-from perfexp.layers.replayed import with_rows, without_data
+from perfexp.layers.replayed import Pattern
 from perfexp.layers.results import times_of
 from perfexp.modes import Step
 from perfexp.probes.queue import samples_in_queue
@@ -38,8 +37,8 @@ _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 _HOLD_GROWS = 2.0
 #: … for so many rounds in which no call was issued in time; then the queue is left to itself.
 _ROUNDS_IN_VAIN = 3
-#: A captured call of which more than this is none of the call's kernels is not the same call.
-_MOST_WITHOUT_ROW = 0.01
+#: A graph of which more of the time than this is of other kernels than the call's, or lacks them, is another call.
+_MOST_STRANGE = 0.01
 #: What the start of a profile says that is no news: each has one cycle.
 _NO_NEWS = ".*Profiler clears events"
 
@@ -124,6 +123,8 @@ def profile_layers(
             with undisturbed(), marking(model, outline, Ranges()) as marker:
                 rounds = _Rounds(step, device, marker, profiler, first)
                 times = rounds.replayed(graph, calls) if graph else rounds.take(calls)
+                if capture and not graph:
+                    times.no_graph = "it could not be captured this time"
                 if marker.strayed:
                     raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
     except Opaque as why:
@@ -197,12 +198,19 @@ class _Rounds:
             Opaque: the profiler saw no kernels.
         """
         self._begin()
-        pattern = without_data(self._kernels())
-        rowed = partial(with_rows, pattern=pattern)
-        times = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=rowed).take(calls)
-        if not times.held or _share_without_row(times) > _MOST_WITHOUT_ROW:
-            return times_of(self._unheld(calls), Method.unheld)
-        times.method = Method.graph
+        pattern = Pattern(self._kernels())
+        rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)
+        try:
+            times = rounds.take(calls)
+            strange = max(_share_without_row(times), 1 - pattern.least_found) if pattern.replays else 1.0
+        except Opaque:  # it saw nothing of a replay
+            strange = 1.0
+        if strange <= _MOST_STRANGE and times.held:
+            times.method = Method.graph
+            return times
+        times = times_of(self._unheld(calls), Method.unheld)
+        other = f"{strange:.0%} of its time is of other kernels, or of kernels that it lacks"
+        times.no_graph = other if strange > _MOST_STRANGE else "nor could that"
         return times
 
     def _kernels(self) -> list[Attributed]:

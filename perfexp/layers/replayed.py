@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
-from itertools import groupby
 
 from perfexp.layers import Key, Pass
 from perfexp.layers.attribution import Attributed
@@ -13,43 +13,59 @@ from perfexp.layers.attribution import Attributed
 _GRAPH = "graph"
 
 
-def without_data(kernels: Iterable[Attributed]) -> list[Attributed]:
-    """Of a call that is made kernel by kernel, what a graph of it has in it.
+class Pattern:
+    """The kernels of a call that is made kernel by kernel.
+
+    A graph of the call has them, too, with the same names in the same order, but for those of the call's data.
 
     Args:
-        kernels: of the call.
+        kernels: of the call, in the order in which the device began them.
+
+    Attributes:
+        replays: that have been compared with it.
+        least_found: share of its time that was found in each of them, or less.
     """
-    return [each for each in kernels if each.key is None or each.key.which is not Pass.data]
 
+    def __init__(self, kernels: Iterable[Attributed]) -> None:
+        self._kernels = [each for each in kernels if each.key is None or each.key.which is not Pass.data]
+        self._names = [each.kernel.name for each in self._kernels]
+        self.replays, self.least_found = 0, 1.0
 
-def with_rows(replays: Iterable[Attributed], pattern: Sequence[Attributed]) -> list[Attributed]:
-    """The same kernels; those that a graph launched belong to the rows of the pattern's.
+    def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
+        """The same kernels; those that a graph launched belong to the rows of the pattern's.
 
-    One after the other they have the same names. A kernel that the pattern lacks, or has elsewhere, belongs to no row.
+        A kernel that the pattern lacks, or has elsewhere, belongs to no row.
 
-    Args:
-        replays: kernels of a profile, in the order in which the device began them.
-        pattern: kernels of the call that was captured, in the same order.
-    """
-    rowed: list[Attributed] = []
-    for (_, in_graph), group in groupby(replays, key=lambda each: (each.call, _launched_as_one(each.key))):
-        kernels = list(group)
-        rowed += _rowed(kernels, pattern) if in_graph else kernels
-    return rowed
+        Args:
+            kernels: of a profile of replays, in the order in which the device began them.
+        """
+        places: dict[int, list[int]] = defaultdict(list)
+        for place, each in enumerate(kernels):
+            if each.call is not None and _launched_as_one(each.key):
+                places[each.call].append(place)
+        rowed = list(kernels)
+        for of_call in places.values():
+            found = self._found([kernels[place].kernel.name for place in of_call])
+            for number, place in enumerate(of_call):
+                rowed[place] = kernels[place]._replace(
+                    key=self._kernels[found[number]].key if number in found else None
+                )
+            self._count(found)
+        return rowed
+
+    def _found(self, names: list[str]) -> Mapping[int, int]:
+        """Place in the pattern by place in a replay."""
+        if names == self._names:
+            return {place: place for place in range(len(names))}
+        blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
+        return {block.a + place: block.b + place for block in blocks for place in range(block.size)}
+
+    def _count(self, found: Mapping[int, int]) -> None:
+        self.replays += 1
+        whole = sum(each.kernel.duration_ns for each in self._kernels)
+        seen = sum(self._kernels[place].kernel.duration_ns for place in found.values())
+        self.least_found = min(self.least_found, seen / whole if whole else 0.0)
 
 
 def _launched_as_one(key: Key | None) -> bool:
     return key is not None and key.path is None and key.kind == _GRAPH
-
-
-def _rowed(replay: Sequence[Attributed], pattern: Sequence[Attributed]) -> Iterator[Attributed]:
-    """The kernels of one replay."""
-    rows: dict[int, Key | None] = {}
-    names, expected = ([each.kernel.name for each in of] for of in (replay, pattern))
-    if names == expected:
-        rows = {place: each.key for place, each in enumerate(pattern)}
-    else:
-        for block in SequenceMatcher(None, names, expected, autojunk=False).get_matching_blocks():
-            rows |= {block.a + place: pattern[block.b + place].key for place in range(block.size)}
-    for place, each in enumerate(replay):
-        yield each._replace(key=rows.get(place))

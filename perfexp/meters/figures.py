@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from perfexp.meters import Reading, doubts
 from perfexp.meters.track import Track, Window
 from perfexp.record import Doubt, Metric
+from perfexp.stats import Interval, differ
 
 #: Counter and integral may differ by this fraction, and by so many times what the integral is uncertain by; where that
 #: is more than so much, the integral can't check the counter.
@@ -131,16 +132,17 @@ def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -
     )
 
 
-def another_pace(call_seconds: float | None, clean_seconds: float | None) -> list[Doubt]:
+def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Doubt]:
     """A doubt, where calls took another time while the meters were asked than before.
 
     Args:
-        call_seconds: of a call in the window; None for none.
-        clean_seconds: of a call while no meter was asked; None where that is not known.
+        call_seconds: mean of the calls in the window; None for none.
+        clean: mean seconds of a call while no meter was asked; None where that is not known.
     """
-    if not call_seconds or not clean_seconds or abs(call_seconds / clean_seconds - 1) <= _PACE:
+    if not call_seconds or not clean:
         return []
-    return [doubts.another_pace(call_seconds, clean_seconds)]
+    metered = Interval(value=call_seconds, low=None, high=None)
+    return [doubts.another_pace(call_seconds, clean.value)] if differ(metered, clean, _PACE) else []
 
 
 def _facts(each: Window, track: Track) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
 from perfexp.record import Doubt, Metric, Point
+from perfexp.stats import Interval
 
 #: So much of the plateau may be the work that the device has just done on the same calls.
 _WORKED_SHARE = 0.5
@@ -85,7 +86,7 @@ class EnergyProcedure:
         images_per_call: int,
         trains: bool = False,
         calls_per_epoch: int | None = None,
-        clean_seconds: float | None = None,
+        clean: Interval | None = None,
         worked_seconds: float = 0.0,
     ) -> Energy:
         """The energy of a call.
@@ -95,7 +96,7 @@ class EnergyProcedure:
             images_per_call: batch size.
             trains: whether it is a training step, of which an epoch's energy is asked for.
             calls_per_epoch: None where the data has no end.
-            clean_seconds: of a call of the same stream while no meter is asked; None where that is not known.
+            clean: mean seconds of a call of the same stream while no meter is asked; None where that is not known.
             worked_seconds: for which the device has worked on such calls until now; half of the plateau at the most.
         """
         per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
@@ -125,7 +126,7 @@ class EnergyProcedure:
             *_apart(power, call_seconds),
         ]
         facts = {"meters": power.facts(), "idle": idle.facts()}
-        pace = another_pace(call_seconds.value, clean_seconds)
+        pace = another_pace(call_seconds.value, clean)
         found = [*self.found.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
         return Energy(metrics=metrics, facts=facts, doubts=found)
 

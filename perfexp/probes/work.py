@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from perfexp import doubts
 from perfexp.record import Metric, Point
-from perfexp.summary import first_median, loop_seconds
+from perfexp.summary import first_median, loop_interval
 from perfexp.work import Work
 
 #: Whose peak a precision is compared with.
@@ -75,7 +75,7 @@ def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
 
 def _part(point: Point, work: Work, most: float, name: str) -> Metric:
     """The rate of the undisturbed loop as a part of a rate."""
-    seconds = loop_seconds(point)
-    if seconds is None:
+    call = loop_interval(point)
+    if call is None:
         return Metric(name=name, value=None, unit="1", reason="nothing was timed")
-    return Metric(name=name, value=work.flops_model / seconds / most, unit="1")
+    return Metric(name=name, value=work.flops_model / call.value / most, unit="1")

@@ -2,7 +2,7 @@
 
 All ranks make so many calls as fast as they can, without hearing of one another but through the gradients; the stretch
 lasts from the first rank's start to the last one's end. Stretches of different kinds take turns, and shares are of one
-round each, so that what slows all of them for a while is in none.
+round each, every other one in reverse, so that what slows all of them for a while hardly changes any.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfexp.errors import Unsupported
 from perfexp.modes import Step
 from perfexp.ranks import Crew, Sharing, Stretch
 from perfexp.record import Metric, Point, Series, Stop
-from perfexp.summary import loop_seconds
+from perfexp.summary import loop_interval
 
 #: A stretch lasts about so long; what its barrier leaves of skew, some ten microseconds, is little of that.
 _STRETCH_SECONDS = 0.05
@@ -41,16 +41,18 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
     Raises:
         Unsupported: the point has no time.
     """
-    seconds = loop_seconds(point)
-    if seconds is None or seconds <= 0:
+    step_by_step = loop_interval(point)
+    if step_by_step is None or step_by_step.value <= 0:
         raise Unsupported("the call was not timed")
-    calls = max(math.ceil(_STRETCH_SECONDS / seconds), min(_CALLS, math.ceil(_LONGEST_SECONDS / seconds)))
+    seconds = step_by_step.value
+    enough, most = (math.ceil(round(limit / seconds, 6)) for limit in (_STRETCH_SECONDS, _LONGEST_SECONDS))
+    calls = max(enough, min(_CALLS, most))
     kinds = [Sharing.all]
     kinds += [Sharing.no_gradients] if step.trains else []
     kinds += [Sharing.alone] if compares_alone else []
     found: dict[Sharing, list[Sequence[Stretch]]] = {kind: [] for kind in kinds}
-    for _ in range(_ROUNDS):
-        for kind in list(found):
+    for number in range(_ROUNDS):
+        for kind in list(found) if number % 2 else list(reversed(found)):
             stretches = crew.stretch(step, calls, kind)
             found[kind].append(stretches)
             if error := stretches[0].error:
@@ -65,9 +67,9 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
             Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop),
         )
     _add_figures(point, found[Sharing.all], calls, crew.size)
-    ratio = fmean(_of(point, Sharing.all)) / seconds
-    if abs(ratio - 1) > _TOLERANCE:
-        point.doubts.append(doubts.ranks_disagree(ratio))
+    in_stretches = stats.mean_interval(_of(point, Sharing.all))
+    if stats.differ(in_stretches, step_by_step, _TOLERANCE):
+        point.doubts.append(doubts.ranks_disagree(in_stretches.value / seconds))
 
 
 def _of(point: Point, sharing: Sharing) -> list[float]:
@@ -78,10 +80,10 @@ def _of(point: Point, sharing: Sharing) -> list[float]:
 
 def _add_figures(point: Point, rounds: Sequence[Sequence[Stretch]], calls: int, size: int) -> None:
     of_all, batch = _of(point, Sharing.all), point.key.batch_size
-    rates = {"samples_per_second": batch * size / stats.median_interval(of_all).value}
+    rates = {"samples_per_second": batch * size / fmean(of_all)}
     for number in range(size):
         own = [_seconds([stretches[number]]) / calls for stretches in rounds[_WARMUP:]]
-        rates[f"{number}/samples_per_second"] = batch / stats.median_interval(own).value
+        rates[f"{number}/samples_per_second"] = batch / fmean(own)
     point.metrics += [Metric(name=f"ranks/{name}", value=rate, unit="samples/s") for name, rate in rates.items()]
     parts = {kind: [each / whole for each, whole in zip(_of(point, kind), of_all, strict=False)] for kind in Sharing}
     shares = {_COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]], _EFFICIENCY: parts[Sharing.alone]}

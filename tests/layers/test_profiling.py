@@ -178,14 +178,14 @@ def test_a_call_that_never_fits_is_taken_unheld_and_says_so(monkeypatch):
     assert sum(sum(row.gap_seconds) for row in times.rows) > 0
 
 
-def captured(machine, names):
-    """Makes the step one whose call launches these kernels at once, and copies its data before."""
+def captured(machine, names, *, data=True):
+    """Makes the step one whose call launches these kernels at once, and maybe copies its data before."""
 
     def replay():
         machine.graph([name for name in names for _ in range(machine.launches)])
 
-    segments = (("data", lambda: machine.one("copy", 1e-6)), ("graph", replay))
-    return lambda: dataclasses.replace(step_of(None, machine), segments=segments)
+    segments = [("data", lambda: machine.one("copy", 1e-6))] if data else []
+    return lambda: dataclasses.replace(step_of(None, machine), segments=(*segments, ("graph", replay)))
 
 
 #: Of which a call takes more launches than the queue has place for, though not as a graph.
@@ -210,17 +210,22 @@ def test_a_call_that_is_captured_has_the_rows_of_the_same_kernels(monkeypatch):
     assert times.doubts == []
 
 
-@pytest.mark.parametrize("names", [["first", "another"], ["another"]])
-def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, names):
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize("names", [["first", "another"], ["another"], ["first"], []])
+def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, names, data):
     machine = Machine(**DEEP)
-    times = profiled(monkeypatch, machine, capture=captured(machine, names))
+    times = profiled(monkeypatch, machine, capture=captured(machine, names, data=data))
     assert times.method is Method.unheld
     assert not times.unattributed
     assert seconds(times)["layers.0", None, "Busy"] == pytest.approx(WORK["first"])
+    [doubt] = times.doubts
+    assert "% of its time is of other kernels, or of kernels that it lacks" in doubt.detail
 
 
 def test_a_call_that_can_not_be_captured_after_all_is_taken_as_it_is(monkeypatch):
-    assert profiled(monkeypatch, Machine(), capture=lambda: None).method is Method.queue
+    held, deep = (profiled(monkeypatch, machine, capture=lambda: None) for machine in (Machine(), Machine(**DEEP)))
+    assert (held.method, held.doubts) == (Method.queue, [])
+    assert "it could not be captured this time" in deep.doubts[0].detail
 
 
 def test_a_profile_that_tells_another_story_than_the_clock_is_a_doubt(monkeypatch):

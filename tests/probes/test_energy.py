@@ -17,6 +17,7 @@ from perfexp.meters.fake import FakeMeter, Polyline, Turns, pass_time, steady
 from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
 from perfexp.record import Key, Point, Status
+from perfexp.stats import Interval
 
 
 class Logged(FakeDevice):
@@ -205,7 +206,7 @@ def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_secon
 def test_a_call_that_the_host_is_slow_to_issue_keeps_its_pace_however_slow_a_query_is(query_seconds):
     device = Logged(enqueue_seconds=20e-6)
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=query_seconds)
-    energy = procedure(device, meter).measure(launching(device, 5e-6), images_per_call=1, clean_seconds=20e-6)
+    energy = procedure(device, meter).measure(launching(device, 5e-6), images_per_call=1, clean=exactly(20e-6))
     found = values(energy)
     assert found["call_seconds"] == pytest.approx(20e-6, rel=1e-3)
     assert found["per_call_joules"] == pytest.approx((120.0 + (700.0 - 120.0) * 5 / 20) * 20e-6, rel=0.01)
@@ -213,11 +214,26 @@ def test_a_call_that_the_host_is_slow_to_issue_keeps_its_pace_however_slow_a_que
     assert "energy_pace" not in codes(energy)
 
 
-@pytest.mark.parametrize(("clean_seconds", "told"), [(1e-3, False), (1.02e-3, False), (0.9e-3, True), (1.1e-3, True)])
-def test_calls_that_took_another_time_than_when_they_were_timed_are_told(clean_seconds, told):
+def exactly(seconds, half_width=0.0):
+    return Interval(value=seconds, low=seconds * (1 - half_width), high=seconds * (1 + half_width))
+
+
+@pytest.mark.parametrize(
+    ("clean", "told"),
+    [
+        (exactly(1e-3), False),
+        (exactly(1.02e-3), False),
+        (exactly(0.9e-3), True),
+        (exactly(1.1e-3), True),
+        (exactly(0.9e-3, half_width=0.1), False),
+        (exactly(0.7e-3, half_width=0.1), True),
+        (Interval(value=0.9e-3, low=None, high=None), True),
+    ],
+)
+def test_calls_that_took_another_time_than_when_they_were_timed_are_told(clean, told):
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, steady(300.0)))
-    energy = measuring.measure(launching(device, 1e-3), images_per_call=1, clean_seconds=clean_seconds)
+    energy = measuring.measure(launching(device, 1e-3), images_per_call=1, clean=clean)
     assert ("energy_pace" in codes(energy)) == told
 
 
