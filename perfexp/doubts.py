@@ -294,8 +294,9 @@ def loader_competes(workers: int, threads: int, cores: int) -> Doubt:
     """
     return Doubt(
         code="loader_competes",
-        detail=f"{workers} processes that load pictures and {threads} threads of the model share {cores} cores: each "
-        "slows the other down",
+        detail=f"{workers} {'process that loads' if workers == 1 else 'processes that load'} pictures and {threads} "
+        f"thread{'' if threads == 1 else 's'} of the model share {cores} core{'' if cores == 1 else 's'}: each slows "
+        "the other down",
         remedy="fewer threads for the model (execution.threads=N), or fewer processes (data.workers=0 loads between "
         "the calls)",
     )

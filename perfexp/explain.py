@@ -62,6 +62,8 @@ def _missing_option(error: MissingConfigException) -> UserError:
     if not options:
         return UserError(f"There is no configuration '{missing}': {_first_line(error)}.")
     hint = did_you_mean(option, options)
+    if group == "model":
+        hint += " Any other of torchvision's: model=torchvision model.name=NAME."
     return UserError(f"{group}={option}: there is no such option. {hint}")
 
 

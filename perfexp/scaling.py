@@ -116,8 +116,10 @@ def _choose_law(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tuple
     better = overlapped < _CLEARLY_BETTER * added and added > _GOOD_ENOUGH
     power = _OVERLAPPED if judge and better else _ADDED
     residuals = found[power]
-    cut = _BIWEIGHT * max(_residual_scale(residuals), _SIZE_ERROR_FLOOR)
-    return power, np.clip(1 - (residuals / cut) ** 2, 0, 1) ** 2 / error**2
+    scale = _residual_scale(residuals)
+    cut = _BIWEIGHT * max(scale, _SIZE_ERROR_FLOOR)
+    # points scatter around a law by more than their own errors: the most exact one does not decide alone
+    return power, np.clip(1 - (residuals / cut) ** 2, 0, 1) ** 2 / (error**2 + scale**2)
 
 
 def _least_absolute(x: Samples, y: Samples, error: Samples, power: int) -> Samples:

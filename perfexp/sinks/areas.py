@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from perfexp.record import Point, Record, is_layers, timed_key
 from perfexp.sinks.canvas import caption_of, plain
 from perfexp.sinks.chart import Caption
-from perfexp.sinks.layers import points
+from perfexp.sinks.layers import agrees, points, told
 from perfexp.sinks.subject import subject
 from perfexp.sinks.treemap import Tile, squarify
 from perfexp.units import format_seconds
@@ -29,12 +29,12 @@ _LABELLED = 0.012
 
 
 def draw(record: Record) -> bytes | None:
-    """The layers of the largest point as PNG; None where no layers were looked into.
+    """The layers of a point as PNG, as `told` chooses it; None where no layers were looked into.
 
     Args:
         record: of any run.
     """
-    chosen = max(points(record), key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
+    chosen = told(record)
     if chosen is None or not _taken(chosen):
         return None
     taken, about = _taken(chosen), subject(record.plan, record.environment)
@@ -66,11 +66,11 @@ def _taken(point: Point) -> list[Mapping[str, Any]]:
 
 
 def _seconds(line: Mapping[str, Any]) -> float:
-    return float(line["seconds"]["median"])
+    return float(line["seconds"]["mean"])
 
 
 def _gap(line: Mapping[str, Any]) -> float:
-    return float(line["gap_seconds"]["median"])
+    return float(line["gap_seconds"]["mean"])
 
 
 def _pass(line: Mapping[str, Any]) -> str:
@@ -150,7 +150,9 @@ def _which(record: Record, chosen: Point) -> str:
     if len(others) < 2:
         return ""
     phase = f"{key.phase} " if len({other.phase for other in others}) > 1 else ""
-    return f"{phase}{key.size_label}, batch {key.batch_size}, the largest of {len(others)} points: "
+    agreeing = sum(agrees(point) for point in points(record))
+    those = f"{agreeing} whose layers agree" if 0 < agreeing < len(others) else f"{len(others)} points"
+    return f"{phase}{key.size_label}, batch {key.batch_size}, the largest of {those}: "
 
 
 def _closure(chosen: Point) -> str:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from perfexp import units
 from perfexp.record import Record
-from perfexp.sinks import convolutions, overview, profiles, several, sweeps
+from perfexp.sinks import convolutions, layers, overview, profiles, several, sweeps
 from perfexp.sinks.grid import Grid
 from perfexp.sinks.progress import Progress
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
@@ -197,6 +197,9 @@ class Console:
         for first in firsts:
             lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
         self._section("first prediction of a fresh process", lines)
+        if table := layers.table(record):
+            self._line(table[0], style="bold")
+            self._grid(table[1])
         self._section("profile", profiles.sentences(record))
         for title, grid in profiles.tables(record):
             self._line(title, style="bold")

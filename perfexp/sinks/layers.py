@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfexp.record import Point, Record, is_layers, timed_key
-from perfexp.sinks.subject import subject
+from perfexp.sinks.grid import Column, Grid
+from perfexp.sinks.subject import label, one_line, subject, varying
 from perfexp.sinks.tables import Cell, Line
+from perfexp.units import format_seconds
+
+#: Rows that console and report tell; the table has all.
+_TOLD = 7
 
 
 def lines(record: Record) -> list[Line]:
@@ -48,6 +53,52 @@ def lines(record: Record) -> list[Line]:
                 }
             )
     return found
+
+
+def told(record: Record) -> Point | None:
+    """The one whose layers are drawn and told: the largest of those that agree with the clean call, or else of all.
+
+    Args:
+        record: of any run.
+    """
+    known = list(points(record))
+    candidates = [point for point in known if agrees(point)] or known
+    return max(candidates, key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
+
+
+def agrees(point: Point) -> bool:
+    """Whether a call that was looked into was the call that was timed.
+
+    Args:
+        point: of layers.
+    """
+    return all(doubt.code != "layers_disagree" for doubt in point.doubts)
+
+
+def table(record: Record) -> tuple[str, Grid] | None:
+    """The rows that take most of a call, with a title; None where no layers were looked into.
+
+    Args:
+        record: of any run.
+    """
+    point = told(record)
+    lines = [line for line in point.facts["layers"]["lines"] if line["share"] > 0] if point else []
+    if point is None or not lines:
+        return None
+    most = sorted(lines, key=lambda line: -line["share"])[:_TOLD]
+    fields = varying(each.key for each in points(record))
+    which = f" of {label(timed_key(point.key), fields)}" if fields else ""
+    seconds = [line["seconds"]["mean"] + line["gap_seconds"]["mean"] for line in most]
+    grid = Grid(
+        columns=(
+            Column(title="share", cells=tuple(f"{line['share'] * 1e2:.1f} %" for line in most)),
+            Column(title="mean", cells=tuple(map(format_seconds, seconds))),
+            Column(title="pass", cells=tuple(line["key"]["which"] if line["key"] else "" for line in most), prose=True),
+            Column(title="kind", cells=tuple(one_line(line["kind"]) for line in most), prose=True),
+            Column(title="layer", cells=tuple(one_line(_path(line) or "") for line in most), prose=True),
+        )
+    )
+    return f"layers{which}: the top {len(most)} of {len(lines)} rows, gaps before them included", grid
 
 
 def points(record: Record) -> Iterator[Point]:

@@ -17,7 +17,7 @@ class Raised:
     """A doubt and where it was raised.
 
     Attributes:
-        doubt: the first one of its code.
+        doubt: the first one of its code and its remedy.
         where: labels of the points, or nothing where it concerns the whole run.
     """
 
@@ -39,20 +39,22 @@ class Raised:
 
 
 def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
-    """All doubts of a run, each code once.
+    """All doubts of a run, each code once; but where points need different remedies, once for each of these.
 
     Args:
         record: of any run.
         rows: its rows, whose doubts include the statistical ones.
     """
     fields = varying(row.key for row in rows) or ("input_size", "batch_size")
-    found: dict[str, tuple[Doubt, list[str]]] = {doubt.code: (doubt, []) for doubt in record.doubts}
+    found: dict[tuple[str, str | None], tuple[Doubt, list[str]]] = {
+        (doubt.code, doubt.remedy): (doubt, []) for doubt in record.doubts
+    }
     raised = [(label(row.key, fields), row.doubts) for row in rows]
     untimed = (point for point in record.points if point.key.phase == "ttfp" or is_profile(point.key))
     raised += [(label(point.key), tuple(point.doubts)) for point in untimed]
     for name, doubts in raised:
         for doubt in doubts:
-            where = found.setdefault(doubt.code, (doubt, []))[1]
+            where = found.setdefault((doubt.code, doubt.remedy), (doubt, []))[1]
             if name not in where:
                 where.append(name)
     return [Raised(doubt=doubt, where=tuple(where)) for doubt, where in found.values()]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfexp.record import Record
-from perfexp.sinks import convolutions, overview, profiles, several
+from perfexp.sinks import convolutions, layers, overview, profiles, several
 from perfexp.sinks.grid import escape_markdown
 from perfexp.sinks.remarks import failures, raised_doubts, scaling_lines
 from perfexp.sinks.subject import label, one_line, subject, varying
@@ -45,6 +45,7 @@ def markdown(record: Record) -> str:
         _first_predictions(record),
         _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
         _section("Ranks", _list(map(escape_markdown, several.sentences(record)))),
+        _layers(record),
         _profile(record),
         _doubts(record, known),
         _section("Failures", _list(map(escape_markdown, failures(record)))),
@@ -79,6 +80,12 @@ def _first_predictions(record: Record) -> str:
     fields = varying(first.key for first in firsts) or ("input_size", "batch_size")
     lines = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
     return _section("First prediction of a fresh process", _list(map(escape_markdown, lines)))
+
+
+def _layers(record: Record) -> str:
+    """The rows that take most of a call; the picture and the table have all."""
+    table = layers.table(record)
+    return _section("Layers", f"{escape_markdown(table[0])}\n\n{table[1].markdown()}") if table else ""
 
 
 def _profile(record: Record) -> str:

@@ -21,7 +21,7 @@ class Subject:
         mode: `train`, `inference` or `train_inference`.
         precision: `fp32`, `amp_bf16`, …
         execution: `eager`, or what differs from it.
-        device: the device's own name (`2 × NVIDIA H200` where several ranks worked), or None where it is not known yet.
+        device: the device's own name (`2 × NVIDIA H200` where several worked), or None where it is not known yet.
     """
 
     model: str
@@ -58,8 +58,10 @@ def _devices(device: Any, ranks: Any) -> str | None:
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
     several = ranks.get("devices") if isinstance(ranks, Mapping) else None
-    count = f"{len(several)} × " if isinstance(several, list) and len(several) > 1 else ""
-    return count + one_line(str(device["name"]))
+    if not isinstance(several, list) or len(several) < 2:
+        return one_line(str(device["name"]))
+    of_one = ranks.get("backend") == "gloo"  # processes that divide a processor
+    return f"{len(several)}{' ranks on' if of_one else ' ×'} {one_line(str(device['name']))}"
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from perfexp.record import Point, Record, timed_key
 from perfexp.sinks import layers
 from perfexp.sinks.subject import subject
-from perfexp.sinks.tables import Line
+from perfexp.sinks.tables import Cell, Line
 
 #: What two lines of layers have in common that can be compared: everything but the algorithm.
 _COMPARABLE = (
@@ -62,7 +62,7 @@ def named(competing: Sequence[Row]) -> list[Line]:
     """Lines of layers with the algorithm that was the fastest for the same row, and how many times its time each took.
 
     What an algorithm did not compute itself is no time of that algorithm: it neither wins nor is compared. Only a layer
-    or an operation has a winner.
+    or an operation has a winner, and only where several algorithms computed it.
 
     Args:
         competing: of several runs, each with the device and the execution of its own.
@@ -72,8 +72,12 @@ def named(competing: Sequence[Row]) -> list[Line]:
     for line in sorted(lines, key=_milliseconds):
         fastest.setdefault(_comparable(line), line)
     found: list[Line] = []
+    rivals: dict[tuple[Any, ...], set[Cell]] = {}
+    for line in lines:
+        rivals.setdefault(_comparable(line), set()).add(line["algorithm"])
     for row in competing:
-        best = fastest.get(_comparable(row.line)) if row.is_leaf else None
+        place = _comparable(row.line)
+        best = fastest.get(place) if row.is_leaf and len(rivals.get(place, ())) > 1 else None
         compared = best is not None and row.is_own and row.line["p50_ms"]
         ratio = _milliseconds(row.line) / _milliseconds(best) if best is not None and compared else None
         found.append({**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio})
