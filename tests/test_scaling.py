@@ -55,6 +55,17 @@ def test_the_interval_of_the_exponent_covers_the_truth(count, largest, a, c, noi
     assert covered / 200 >= 0.90
 
 
+def test_a_size_that_is_known_exactly_does_not_decide_alone():
+    """Times scatter around the law by 12 %; one of ten is known to 1 %, the others to 8 %."""
+    random = np.random.default_rng(1)
+    sizes, errors = np.linspace(0.1, 0.5, 10) ** 2, np.full(10, 0.08)
+    errors[4] = 0.011
+    laws = (3 + 70 * sizes**1.2) * np.exp(0.12 * random.standard_normal((100, 10)))
+    found = [fit.exponent for times in laws if (fit := scaling.fit_scaling(sizes, times, errors)).exponent]
+    assert np.mean([each.low <= 1.2 <= each.high for each in found]) > 0.9
+    assert np.mean([each.high - each.low > 2.9 for each in found]) < 0.5, "the whole range says nothing"
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_a_flat_curve_has_no_exponent(noise):
     rng, x = np.random.default_rng(20), megapixels()

@@ -62,7 +62,7 @@ def named(competing: Sequence[Row]) -> list[Line]:
     """Lines of layers with the algorithm that was the fastest for the same row, and how many times its time each took.
 
     What an algorithm did not compute itself is no time of that algorithm: it neither wins nor is compared. Only a layer
-    or an operation has a winner, and only where several algorithms computed it.
+    or an operation has a winner, and only where several algorithms were measured.
 
     Args:
         competing: of several runs, each with the device and the execution of its own.
@@ -73,8 +73,8 @@ def named(competing: Sequence[Row]) -> list[Line]:
         fastest.setdefault(_comparable(line), line)
     found: list[Line] = []
     rivals: dict[tuple[Any, ...], set[Cell]] = {}
-    for line in lines:
-        rivals.setdefault(_comparable(line), set()).add(line["algorithm"])
+    for row in competing:
+        rivals.setdefault(_comparable(row.line), set()).add(row.line["algorithm"])
     for row in competing:
         place = _comparable(row.line)
         best = fastest.get(place) if row.is_leaf and len(rivals.get(place, ())) > 1 else None

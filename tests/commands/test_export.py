@@ -354,6 +354,12 @@ def test_the_model_and_modules_around_others_have_no_winner(exported_layers):
     assert frame.loc[(slice(None), ["Net", "block", "optimizer"]), "p50_over_fastest"].isna().all()
 
 
+def test_an_algorithm_that_is_alone_has_not_won(exported_layers):
+    frame = exported_layers(gemm=((1e-3, 1e-3), "ok"))
+    assert frame["fastest_algorithm"].isna().all()
+    assert frame["p50_over_fastest"].isna().all()
+
+
 def test_runs_without_layers_leave_no_table_of_them_and_say_so(make_record, leave_run, tmp_path, here, capsys):
     assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), "--layers"]) == 0
     assert "probes.layers=true" in capsys.readouterr().err

@@ -57,6 +57,14 @@ def test_gaps_of_the_host_are_no_disagreement_but_kernels_that_are_another_time_
     assert f"{busy * 1e3:.4g} ms, {busy:.0%} of a clean call" in found.doubts[-1].detail
 
 
+def test_shares_are_of_what_adds_up_to_the_call():
+    """Each of two rows takes long in another call: their medians add up to half of it."""
+    seconds = {"a": [0.1, 0.1, 0.1, 0.7], "b": [0.1, 0.1, 0.7, 0.1], "c": [0.5] * 4}
+    rows = [RowTimes(key=key(name), seconds=each, gap_seconds=[0.0] * 4) for name, each in seconds.items()]
+    lines = join(LayerTimes(method=Method.queue, rows=rows, call_seconds=[0.7, 0.7, 1.3, 1.3]), None)
+    assert [line.share for line in lines] == pytest.approx([0.25, 0.25, 0.5])
+
+
 def work():
     convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
     numbers = {"call": 0, "macs": 50, "flops": 100, "input_gradient_flops": 0, "weight_gradient_flops": 100}

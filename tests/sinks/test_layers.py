@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Convolution, Line, Spread
-from perfexp.record import Metric, Point, Record, Status, layers_key
+from perfexp.record import Doubt, Key, Metric, Point, Record, Status, layers_key
 from perfexp.sinks import areas, layers, tables
+from perfexp.sinks.report import markdown
 from perfexp.sinks.treemap import Tile, squarify
 
 
@@ -75,9 +76,41 @@ def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> N
     assert (third["layer"], third["kernel_size"], third["computed_by"]) == ("optimizer", None, None)
 
 
+def test_the_rows_that_take_most_are_told(record: Record, build: Builder) -> None:
+    told = layers.table(record)
+    assert told is not None
+    title, grid = told
+    assert title == "layers: the top 3 of 3 rows, gaps before them included"
+    cells = {column.title: list(column.cells) for column in grid.columns}
+    assert cells["share"] == ["50.0 %", "37.5 %", "12.5 %"]
+    assert cells["mean"] == ["2.00 ms", "1.50 ms", "500 µs"]
+    assert cells["layer"] == ["conv1", "conv1", ""]
+    del record.points[0].facts["algorithm"]
+    assert title in markdown(record)
+    assert "| conv1" in markdown(record)
+
+
+@pytest.mark.parametrize(("disagreeing", "chosen"), [((), 512), ((512,), 256), ((512, 256, 128), 512)])
+def test_the_largest_point_whose_layers_agree_is_told(
+    record: Record, build: Builder, disagreeing: tuple[int, ...], chosen: int
+) -> None:
+    facts, found = record.points[-1].facts, []
+    for size in (128, 512, 256):
+        key = Key(phase="train", input_size=(size, size), batch_size=2, precision="fp32")
+        doubts = [Doubt(code="layers_disagree", detail="far")] if size in disagreeing else []
+        found.append(Point(key=layers_key(key), status=Status.OK, facts=facts, doubts=doubts))
+    several = build.record(*found)
+    point, table = layers.told(several), layers.table(several)
+    assert point is not None
+    assert point.key.pixels == chosen**2
+    assert table is not None
+    assert table[0].startswith(f"layers of {chosen}: the top 3")
+
+
 def test_without_layers_there_is_no_table_and_no_picture(build: Builder) -> None:
     record = build.record(build.point())
     assert layers.lines(record) == []
+    assert layers.table(record) is None
     assert areas.draw(record) is None
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from builders import Builder
 
 from perfexp.record import Doubt
@@ -31,6 +32,24 @@ def test_first_predictions_doubts_and_failures_are_told(build: Builder) -> None:
     assert "3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
     assert "busy\\_host: load average 3.1. Remedy: end other work." in text
     assert "inference · 512 · batch 1 · fp32: oom: no memory left" in text
+
+
+def test_a_doubt_has_a_line_for_each_remedy_that_it_needs(build: Builder) -> None:
+    points = [build.point(size=size) for size in (224, 256, 288)]
+    for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
+        point.doubts.append(Doubt(code="layers_disagree", detail=detail, remedy=remedy))
+    text = report.markdown(build.record(*points))
+    assert "layers\\_disagree (224 and 1 more point): -8 %. Remedy: a." in text
+    assert "layers\\_disagree (288): +43 %. Remedy: b." in text
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"), [("nccl", "2 × Example CPU @ 2.00GHz"), ("gloo", "2 ranks on Example CPU @ 2.00GHz")]
+)
+def test_devices_are_counted_and_so_are_processes_that_divide_one(build: Builder, backend: str, told: str) -> None:
+    record = build.record(build.point())
+    record.environment = {**record.environment, "ranks": {"backend": backend, "devices": ["a", "b"]}}
+    assert told in report.markdown(record)
 
 
 def test_the_command_can_be_pasted(build: Builder) -> None:
