@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perfexp import stats
 from perfexp.sinks.chart import Bars, Caption, Chart, Panel, Strips
@@ -160,6 +160,8 @@ def _strips(figure: Any, strips: Strips) -> None:
         _samples(samples, distribution, row)
         _median(samples, distribution, row)
         samples.set_ylabel("\n".join(filter(None, (plain(name), samples.get_ylabel()))), fontsize=13)
+        samples.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        distribution.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     grid[-1][0].set_xlabel("sample, in the order of time", fontsize=13)
     grid[-1][1].set_xlabel("samples", fontsize=13)
     _legend(grid[0][0])

@@ -175,7 +175,7 @@ class Console:
         about = subject(record.plan, record.environment)
         if self._headed != str(about):
             self._line(str(about), style="bold")
-        ranks = ", a rank each; batch and times are of one, samples/s of all" if "ranks" in record.environment else ""
+        ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
         self._line(f"on {about.device or 'a device that is not known'}{ranks}", indent=2)
         if known:
             self._grid(overview.points(known, requested_percentiles(record)))
@@ -198,7 +198,7 @@ class Console:
             lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
         self._section("first prediction of a fresh process", lines)
         if table := layers.table(record):
-            self._line(table[0], style="bold")
+            self._line(f"layers: {table[0]}", style="bold")
             self._grid(table[1])
         self._section("profile", profiles.sentences(record))
         for title, grid in profiles.tables(record):

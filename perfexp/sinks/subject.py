@@ -60,8 +60,9 @@ def _devices(device: Any, ranks: Any) -> str | None:
     several = ranks.get("devices") if isinstance(ranks, Mapping) else None
     if not isinstance(several, list) or len(several) < 2:
         return one_line(str(device["name"]))
-    of_one = ranks.get("backend") == "gloo"  # processes that divide a processor
-    return f"{len(several)}{' ranks on' if of_one else ' ×'} {one_line(str(device['name']))}"
+    if ranks.get("backend") == "gloo":  # processes that divide a processor
+        return f"{one_line(str(device['name']))} ({len(several)} ranks)"
+    return f"{len(several)} × {one_line(str(device['name']))}"
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:

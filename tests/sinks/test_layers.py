@@ -80,7 +80,7 @@ def test_the_rows_that_take_most_are_told(record: Record, build: Builder) -> Non
     told = layers.table(record)
     assert told is not None
     title, grid = told
-    assert title == "layers: the top 3 of 3 rows, gaps before them included"
+    assert title == "the top 3 of 3 rows, gaps before them included"
     cells = {column.title: list(column.cells) for column in grid.columns}
     assert cells["share"] == ["50.0 %", "37.5 %", "12.5 %"]
     assert cells["mean"] == ["2.00 ms", "1.50 ms", "500 µs"]
@@ -104,7 +104,7 @@ def test_the_largest_point_whose_layers_agree_is_told(
     assert point is not None
     assert point.key.pixels == chosen**2
     assert table is not None
-    assert table[0].startswith(f"layers of {chosen}: the top 3")
+    assert table[0].startswith(f"the top 3 of 3 rows of {chosen}, ")
 
 
 def test_without_layers_there_is_no_table_and_no_picture(build: Builder) -> None:

@@ -44,7 +44,7 @@ def test_a_doubt_has_a_line_for_each_remedy_that_it_needs(build: Builder) -> Non
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"), [("nccl", "2 × Example CPU @ 2.00GHz"), ("gloo", "2 ranks on Example CPU @ 2.00GHz")]
+    ("backend", "told"), [("nccl", "2 × Example CPU @ 2.00GHz"), ("gloo", "Example CPU @ 2.00GHz (2 ranks)")]
 )
 def test_devices_are_counted_and_so_are_processes_that_divide_one(build: Builder, backend: str, told: str) -> None:
     record = build.record(build.point())
