@@ -70,10 +70,10 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
 
     Curves have steps (another kernel, another tile) and outliers, so residuals are relative and the fit is robust: for
     each c of a grid, (a, b) in closed form with weights that make the sum of absolute residuals least; then one pass of
-    weighted least squares with Tukey's biweight. The scale is Hill and Holland's ("Two robust alternatives to
-    least-squares regression", 1977): the median of the n - 2 largest absolute residuals, because three parameters
-    make the smallest ones zero. The interval of c is the profile's: where the weighted squares exceed their least
-    value by no more than t²/(degrees of freedom) of it.
+    least squares, weighted by each point's error, the scatter of all, and Tukey's biweight. The scale is Hill and
+    Holland's ("Two robust alternatives to least-squares regression", 1977): the median of the n - 2 largest absolute
+    residuals, because three parameters make the smallest ones zero. The interval of c is the profile's: where the
+    weighted squares exceed their least value by no more than t²/(degrees of freedom) of it.
 
     Args:
         sizes: shape (n,), > 0, at least 4 different ones; b is the time at x = 1 of their unit.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfexp.layers import Closure, LayerTimes, Method, RowTimes
+from perfexp.layers import Closure, LayerTimes, Method
 from perfexp.record import Doubt
 
 #: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
@@ -53,7 +53,7 @@ def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
         profiled_seconds=profiled,
         relative=profiled / clean_seconds - 1,
         gap_share=gap_share,
-        unattributed_share=_unattributed_seconds(times.unattributed) / whole,
+        unattributed_share=unattributed_share(times),
         tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
     )
 
@@ -92,8 +92,7 @@ def _busy_disagrees(closure: Closure) -> Doubt | None:
 
 def _unattributed(times: LayerTimes) -> Doubt | None:
     """Some of the time belongs to no row."""
-    seconds = _unattributed_seconds(times.unattributed)
-    share = seconds / sum(times.call_seconds)
+    share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None
     kernels = [kernel.name for row in times.unattributed for kernel in row.kernels]
@@ -121,8 +120,13 @@ def _unheld(times: LayerTimes) -> Doubt | None:
     )
 
 
-def _unattributed_seconds(rows: Sequence[RowTimes]) -> float:
-    return _sum(of for row in rows for of in (row.seconds, row.gap_seconds))
+def unattributed_share(times: LayerTimes) -> float:
+    """Of the time of all calls, what belongs to no row.
+
+    Args:
+        times: of calls.
+    """
+    return _sum(of for row in times.unattributed for of in (row.seconds, row.gap_seconds)) / sum(times.call_seconds)
 
 
 def _sum(series: Iterable[Sequence[float]]) -> float:

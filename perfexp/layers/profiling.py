@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from perfexp.devices import Device
 from perfexp.layers import LayerTimes, Method
 from perfexp.layers.attribution import Attributed
-from perfexp.layers.closure import close
+from perfexp.layers.closure import close, unattributed_share
 from perfexp.layers.events import Event
 from perfexp.layers.host import Host
 from perfexp.layers.marking import Marker, Ranges, marking, ranged
@@ -202,7 +202,7 @@ class _Rounds:
         rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)
         try:
             times = rounds.take(calls)
-            strange = max(_share_without_row(times), 1 - pattern.least_found) if pattern.replays else 1.0
+            strange = max(unattributed_share(times), 1 - pattern.least_found) if pattern.replays else 1.0
         except Opaque:  # it saw nothing of a replay
             strange = 1.0
         if strange <= _MOST_STRANGE and times.held:
@@ -270,8 +270,3 @@ class _Rounds:
         self.marker.restart()
         with ranged(Scope.call, number):
             _parts(self.step)
-
-
-def _share_without_row(times: LayerTimes) -> float:
-    """Of the time of all calls."""
-    return sum(sum(row.seconds) + sum(row.gap_seconds) for row in times.unattributed) / sum(times.call_seconds)

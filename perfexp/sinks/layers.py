@@ -95,7 +95,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
             Column(title="mean", cells=tuple(map(format_seconds, seconds))),
             Column(title="pass", cells=tuple(line["key"]["which"] if line["key"] else "" for line in most), prose=True),
             Column(title="kind", cells=tuple(one_line(line["kind"]) for line in most), prose=True),
-            Column(title="layer", cells=tuple(one_line(_path(line) or _outside(line)) for line in most), prose=True),
+            Column(title="layer", cells=tuple(one_line(_name(line)) for line in most), prose=True),
         )
     )
     return f"the top {len(most)} of {len(lines)} rows{which}, gaps before them included", grid
@@ -171,11 +171,6 @@ def _name(line: Mapping[str, Any]) -> str:
     """The module's path, with the operation behind it that its code calls."""
     operation = line["key"] is not None and line["key"]["operation"] is not None
     return ".".join(filter(None, (_path(line), line["kind"] if operation else ""))) or str(line["kind"])
-
-
-def _outside(line: Mapping[str, Any]) -> str:
-    """What stands in place of a path: what the model's own code calls has an empty one."""
-    return "the model's own code" if line["key"] and line["key"]["path"] == "" else ""
 
 
 def _path(line: Mapping[str, Any]) -> str:
