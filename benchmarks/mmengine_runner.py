@@ -2,6 +2,7 @@
 
     perfexp make-data streets
     python benchmarks/mmengine_runner.py streets [--config NAME] [--batch-size 2] [--size 512x1024] [--seconds 60]
+        [--workers 5] [--only perfexp …]
 
 All train the same configuration of mmsegmentation on the same pictures through its own training pipeline, with as
 many workers of a DataLoader, in float32, each in a process of its own that stays. One of them works at a time, the
@@ -15,8 +16,9 @@ by before the clock starts, so that no batch that was loaded meanwhile is counte
 * **Runner**: mmengine's; the mean of the `time` that its IterTimerHook hands to the log, and the time by the clock.
 * **perfexp**: the series `throughput` of `model=mmseg data=cityscapes mode=train` (`latency` on a CPU).
 
-A line for each round, and one for each clock: images/s over all its turns, and its ratio to the loop's of the same
-round: the median, the smallest and the largest.
+A line for each round, and one for each clock: images/s over all its turns, and by how much it is over the loop of the
+same round: the geometric mean of the rounds' ratios, with its 95 % interval. `--only` takes some clocks beside the
+loop.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from typing import Any
 import torch
 
 from perfexp import config as configuration
+from perfexp import stats
 from perfexp.events import Events
 from perfexp.main import compose
 from perfexp.models.mmseg_config import import_mmseg, read_config, without_other_cards
@@ -49,7 +52,7 @@ from perfexp.probes import queue, timing
 from perfexp.run import Procedure
 from perfexp.sweep import parse_sizes
 
-ROUNDS = 6
+ROUNDS = 12
 #: Steps before the first turn.
 WARMUP_STEPS = 20
 #: Of each turn before its clock starts.
@@ -232,20 +235,20 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
     with_procedure(plan, RunPaths(folder), Events(None), work)
 
 
-#: Each process, and what its clocks are called.
-CLOCKS: dict[Callable[[Turns, argparse.Namespace, Path], None], tuple[str, ...]] = {
-    by_loop: ("loop",),
-    partial(by_loop, reads=True): ("loop that reads",),
-    by_runner: ("Runner, as it logs", "Runner, by the clock"),
-    by_perfexp: ("perfexp",),
+#: What each process runs, and what its clocks are called.
+CLOCKS: dict[str, tuple[Callable[[Turns, argparse.Namespace, Path], None], tuple[str, ...]]] = {
+    "loop": (by_loop, ("loop",)),
+    "reads": (partial(by_loop, reads=True), ("loop that reads",)),
+    "runner": (by_runner, ("Runner, as it logs", "Runner, by the clock")),
+    "perfexp": (by_perfexp, ("perfexp",)),
 }
 
 
-def begin(number: int, connection: Connection, arguments: argparse.Namespace, folder: Path) -> None:
+def begin(name: str, connection: Connection, arguments: argparse.Namespace, folder: Path) -> None:
     """The process of one clock; tells what goes wrong in place of a turn."""
     try:
         folder.mkdir()
-        list(CLOCKS)[number](Turns(connection), arguments, folder)
+        CLOCKS[name][0](Turns(connection), arguments, folder)
     except BaseException:
         connection.send(traceback.format_exc())
         os._exit(1)
@@ -264,32 +267,34 @@ def received(connection: Connection) -> tuple[float, ...]:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """Seconds of a step by each clock, for each round."""
-    spawn, connections = multiprocessing.get_context("spawn"), []
-    for number in range(len(CLOCKS)):
-        ours, theirs = spawn.Pipe()
-        connections.append(ours)
-        spawn.Process(target=begin, args=(number, theirs, arguments, folder / str(number))).start()
+    spawn, connections = multiprocessing.get_context("spawn"), {}
+    for name in CLOCKS:
+        if name != "loop" and name not in arguments.only:
+            continue
+        connections[name], theirs = spawn.Pipe()
+        spawn.Process(target=begin, args=(name, theirs, arguments, folder / name)).start()
         theirs.close()
     try:
-        for connection in connections:
+        for connection in connections.values():
             received(connection)
         return list(rounds(connections, arguments.seconds / ROUNDS, arguments.batch_size))
     finally:
-        for connection in connections:
+        for connection in connections.values():
             with suppress(OSError):
                 connection.send(None)
 
 
-def rounds(connections: list[Connection], seconds: float, images: int) -> Iterator[dict[str, float]]:
+def rounds(connections: dict[str, Connection], seconds: float, images: int) -> Iterator[dict[str, float]]:
     """Each begins with another clock."""
-    titles = [title for named in CLOCKS.values() for title in named]
+    names = list(connections)
+    titles = [title for name in names for title in CLOCKS[name][1]]
     print(f"| round | {' | '.join(titles)} |\n|---:{'|---:' * len(titles)}|")
     for number in range(ROUNDS):
         taken: dict[str, float] = {}
-        for each in range(len(connections)):
-            place = (number + each) % len(connections)
-            connections[place].send(seconds)
-            taken |= zip(list(CLOCKS.values())[place], received(connections[place]), strict=True)
+        for each in range(len(names)):
+            name = names[(number + each) % len(names)]
+            connections[name].send(seconds)
+            taken |= zip(CLOCKS[name][1], received(connections[name]), strict=True)
         print(f"| {number + 1} | {' | '.join(f'{images / taken[title]:.4g}' for title in titles)} |", flush=True)
         yield taken
 
@@ -304,17 +309,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each clock, in all turns together")
     parser.add_argument("--gpu", default="auto")
+    parser.add_argument("--only", nargs="+", choices=list(CLOCKS), default=list(CLOCKS), help="clocks beside the loop")
     arguments = parser.parse_args()
     print(
         f"{arguments.config}, batch {arguments.batch_size}, {arguments.size}, {arguments.workers} workers, images/s\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         taken = measure(arguments, Path(folder))
-    print("\n| clock | images/s | over the loop, median | smallest | largest |\n|---|---:|---:|---:|---:|")
-    for title in (title for named in CLOCKS.values() for title in named):
+    print("\n| clock | images/s | over the loop | 95 % interval |\n|---|---:|---:|---:|")
+    for title in taken[0]:
         rate = arguments.batch_size / statistics.fmean(each[title] for each in taken)
-        ratios = [each["loop"] / each[title] - 1 for each in taken]
-        print(f"| {title} | {rate:.4g} | {statistics.median(ratios):+.2%} | {min(ratios):+.2%} | {max(ratios):+.2%} |")
+        over, _ = stats.across_interval([each["loop"] / each[title] for each in taken])
+        ends = "" if title == "loop" else f"{over.low - 1:+.1%} to {over.high - 1:+.1%}"
+        print(f"| {title} | {rate:.4g} | {over.value - 1:+.1%} | {ends} |")
 
 
 if __name__ == "__main__":
