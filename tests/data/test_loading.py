@@ -1,13 +1,21 @@
-"""Loading: the processes that load pictures end with the one that started them."""
+"""Loading: how long a batch stays on the host; the processes that load pictures end with the one that started them."""
 
 import os
 import signal
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+
+from perfexp.data.loading import LoadedBatches
+from perfexp.models import Batch
 
 #: A loader's process that comes to its first line after its parent was killed: torch's own look takes whoever is its
 #: parent by then for the one to watch.
@@ -34,3 +42,41 @@ def test_a_process_that_loads_ends_though_its_parent_was_killed_before_it_could_
         with suppress(ProcessLookupError):
             os.killpg(parent.pid, signal.SIGKILL)
     assert (parent.returncode, printed) == (-signal.SIGKILL, "begun\n")
+
+
+class Loader:
+    """Gives three batches, and notes which of those before are still there."""
+
+    def __init__(self) -> None:
+        self._given: list[weakref.ref[Any]] = []
+        self.loading: list[list[bool]] = []
+        self.placing: list[list[bool]] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, None]]:
+        for _ in range(len(self)):
+            self.loading.append(self._alive())
+            yield self._batch(), None
+
+    def place(self, batch: Batch) -> Batch:
+        self.placing.append(self._alive())
+        return Batch(inputs=batch.inputs.clone(), targets=None)
+
+    def _batch(self) -> torch.Tensor:
+        inputs = torch.zeros(2, 3)
+        self._given.append(weakref.ref(inputs))
+        return inputs
+
+    def _alive(self) -> list[bool]:
+        return [given() is not None for given in self._given]
+
+
+def test_a_batch_stays_on_the_host_until_the_next_has_been_loaded_as_in_a_for_statement() -> None:
+    loader = Loader()
+    batches = LoadedBatches(loader, 6, 2, SimpleNamespace(place=loader.place))  # type: ignore[arg-type]
+    for _ in range(3):
+        batches.next()
+    assert loader.loading == [[], [True], [False, True]]
+    assert loader.placing == [[True], [False, True], [False, False, True]]
