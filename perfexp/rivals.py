@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,23 @@ _TURN_SECONDS, _SAMPLES = 0.15, 5
 _COLD_CALLS = 3
 
 
+class Compared(NamedTuple):
+    """What comes of a comparison.
+
+    Attributes:
+        series: `rival/NAME`, of each one's time per call.
+        metrics: how many times faster the algorithm is than each rival.
+        doubts: about these.
+        method: as what calls were timed: `queue`, one launch after the other behind a held queue; `graph`, captured as
+            one; `clock`, by the host's.
+    """
+
+    series: list[Series]
+    metrics: list[Metric]
+    doubts: list[Doubt]
+    method: str
+
+
 def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device, capture: timing.Capture) -> None:
     """Add what comes of `compare` to a point; a choice that is slower as a whole is doubted, and not kept.
 
@@ -40,20 +57,19 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
         device: that computes.
         capture: makes one launch of the call as it is computed now.
     """
-    series, compared, unsure = compare(algorithm, call, device, capture)
-    point.series += series
-    point.metrics += compared
-    point.doubts += unsure
-    slower = {each.name: each.value for each in compared if each.value is not None and each.value < _SLOWER}
+    compared = compare(algorithm, call, device, capture)
+    point.series += compared.series
+    point.metrics += compared.metrics
+    point.doubts += compared.doubts
+    point.facts["rivals_method"] = compared.method
+    slower = {each.name: each.value for each in compared.metrics if each.value is not None and each.value < _SLOWER}
     point.doubts += [doubts.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
     if slower:
         algorithm.regret()
 
 
-def compare(
-    algorithm: Algorithm, call: timing.Call, device: Device, capture: timing.Capture
-) -> tuple[list[Series], list[Metric], list[Doubt]]:
-    """Series `rival/NAME` of each one's time per call, and how many times faster the algorithm is than each rival.
+def compare(algorithm: Algorithm, call: timing.Call, device: Device, capture: timing.Capture) -> Compared:
+    """The algorithm and each of its rivals, in turns.
 
     The time is the device's own where it has one; where its queue does not take the call of each, all are captured. The
     ratio is the median over the rounds of the ratio of medians; where the rounds differ so much that the algorithm may
@@ -72,7 +88,9 @@ def compare(
     computing: dict[str, _Computing] = {ours: _now}
     computing |= {rival: partial(algorithm.instead, rival) for rival in algorithm.rivals()}
     turns = {name: _Turn(each, call, device) for name, each in computing.items()}
+    method = "queue" if device.asynchronous else "clock"
     if not all(turn.possible for turn in turns.values()):
+        method = "graph"
         turns = {name: _Turn(each, call, device, capture) for name, each in computing.items()}
     taken: dict[str, list[timing.Samples]] = {name: [] for name in turns}
     with timing.undisturbed():
@@ -87,7 +105,7 @@ def compare(
     if starved:
         reason = f"the host kept the device waiting in {starved} fills of the queue"
         unknown = [Metric(name=_ratio(rival), value=None, unit="1", reason=reason) for rival in algorithm.rivals()]
-        return series, unknown, []
+        return Compared(series, unknown, [], method)
     own = [float(np.median(samples)) for samples in taken[ours]]
     metrics, unsure = [], []
     for rival in algorithm.rivals():
@@ -97,7 +115,7 @@ def compare(
         assert across.low is not None and across.high is not None  # of as many as there are rounds
         if across.low < 1 < across.high and not _SLOWER <= ratio <= 1 / _SLOWER:
             unsure.append(doubts.speedup_unsure(rival, ratio, across))
-    return series, metrics, unsure
+    return Compared(series, metrics, unsure, method)
 
 
 def _now(work: Callable[[], Any]) -> Any:

@@ -157,17 +157,16 @@ class CudaDevice:
 
     def memory(self) -> list[Metric]:
         """Peaks of torch's allocator, and what the board has more in use than before the context was made."""
-        used = self._board.used_bytes() if self._board else None
-        known = used is not None and self._used_before_bytes is not None
         own = self._flushed.nbytes if self._flushed is not None else 0
+        device, reason = self._more_in_use()
         return [
             Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated() - own, unit="bytes"),
             Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved() - own, unit="bytes"),
             Metric(
                 name="memory/device_bytes",
-                value=used - self._used_before_bytes - own if known else None,  # type: ignore[operator]
+                value=None if device is None else device - own,
                 unit="bytes",
-                reason=None if known else self._no_board or "the driver does not tell the memory in use",
+                reason=reason,
             ),
         ]
 
@@ -219,6 +218,16 @@ class CudaDevice:
                 remedy="measure when nobody else uses the device",
             )
         ]
+
+    def _more_in_use(self) -> tuple[int | None, str | None]:
+        """Bytes that the board has more in use than before the context was made; or None, and why."""
+        used = self._board.used_bytes() if self._board else None
+        if used is None or self._used_before_bytes is None:
+            return None, self._no_board or "the driver does not tell the memory in use"
+        more = used - self._used_before_bytes
+        if more < torch.cuda.memory_reserved():
+            return None, "another process gave memory of the device back meanwhile"
+        return more, None
 
     def _spin_rate(self) -> float:
         """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load.

@@ -20,6 +20,7 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.kept import Kept, cache_folder
+from perfexp.record import Key, Point, Status
 
 
 @pytest.fixture
@@ -240,7 +241,9 @@ SPEEDUPS = {
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
     device, algorithm = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), Rivalling()
-    series, metrics, unsure = rivals.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    compared = rivals.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    series, metrics, unsure, method = compared
+    assert method == ("queue" if asynchronous else "clock")
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     assert [each.name for each in series] == ["rival/fastest", "rival/default", "rival/benchmark"]
     assert np.median(series[1].measured) == pytest.approx(3e-3, rel=1e-2)
@@ -259,7 +262,7 @@ def test_rounds_that_do_not_agree_who_is_faster_are_a_doubt(spread, codes):
             return device.launch(1e-3)
         return device.launch(1.1e-3 * turns.setdefault(len(algorithm.order), 1 + spread * noise.uniform(-1, 1)))
 
-    _, _, unsure = rivals.compare(algorithm, call, device, capture=None)
+    unsure = rivals.compare(algorithm, call, device, capture=None).doubts
     assert sorted({doubt.code for doubt in unsure}) == codes
 
 
@@ -280,9 +283,27 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
     def call():
         device.launch(1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now])
 
-    series, metrics, _ = rivals.compare(algorithm, call, device, capture=None)
+    series, metrics, *_ = rivals.compare(algorithm, call, device, capture=None)
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     assert [each.name for each in series] == ["rival/default+layers", "rival/default", "rival/benchmark"]
+
+
+def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
+    class Slower(Rivalling):
+        seconds = property(lambda self: {"fastest": 3e-3, "default": 2e-3, "benchmark": 4e-3}[self.now])
+        regretted = False
+
+        def regret(self):
+            self.regretted = True
+
+    device, algorithm = FakeDevice(enqueue_seconds=1e-6), Slower()
+    key = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
+    point = Point(key=key, status=Status.OK)
+    rivals.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    assert [doubt.code for doubt in point.doubts] == ["choice_slower"]
+    assert "1.50 of the time of default" in point.doubts[0].detail
+    assert algorithm.regretted
+    assert point.facts == {"rivals_method": "queue"}
 
 
 def test_rivals_whose_call_the_queue_does_not_take_are_captured():
@@ -296,8 +317,9 @@ def test_rivals_whose_call_the_queue_does_not_take_are_captured():
         seconds = algorithm.seconds
         return lambda: device.launch(seconds)
 
-    _, metrics, _ = rivals.compare(algorithm, call, device, capture)
-    assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
+    compared = rivals.compare(algorithm, call, device, capture)
+    assert {metric.name: metric.value for metric in compared.metrics} == SPEEDUPS
+    assert compared.method == "graph"
     with pytest.raises(Unsupported, match="not even take the call as a graph"):
         rivals.compare(algorithm, call, device, lambda: call)
 
