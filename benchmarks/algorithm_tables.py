@@ -1,6 +1,6 @@
 """Markdown tables of what the algorithms cost, from the records of `-m model=… algorithm=…` runs.
 
-    python benchmarks/algorithm_tables.py FOLDER…
+    python benchmarks/algorithm_tables.py FOLDER… [--layers]
 
 * For each phase and precision: the device's time of a call by model and algorithm, ms with the half-width of its 95 %
   interval, and the share of the convolutions' FLOPs that ran as asked (with `algorithm.verify=true` what cuDNN put in
@@ -8,6 +8,8 @@
 * From `algorithm=fastest`: over all convolutions of the model the sum of the times of torch's own choice, of its search
   and of what was chosen, each timed alone, µs; how many times faster the whole model was than by default and by search;
   which engines won how often.
+* `--layers`, instead: from `algorithm=fastest`, the same for each distinct convolution and pass of each point, the one
+  of which most is gained first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from perfexp import stats
 from perfexp.record import Point, Record, Status
@@ -98,11 +101,52 @@ def choices(found: list[tuple[str, str, Point]]) -> None:
         print(f"| {where} | {' | '.join(cells)} | {ratios} | {names} |")
 
 
+class Race(NamedTuple):
+    """Of one pass; convolutions of a shape share it."""
+
+    which: str
+    shape: tuple[int, ...]
+    seconds: tuple[tuple[str, float], ...]
+    selected: str
+
+
+def layers(found: list[tuple[str, str, Point]]) -> None:
+    """What was chosen for each distinct convolution."""
+    for model, algorithm, point in found:
+        if algorithm != "fastest" or point.status is not Status.OK:
+            continue
+        names: dict[Race, list[str]] = defaultdict(list)
+        for layer in point.facts["algorithm"]["layers"]:
+            for each in layer["passes"]:
+                if each["seconds"]:
+                    taken = tuple(each["seconds"].items())
+                    race = Race(each["which"], tuple(layer["input_shape"]), taken, each["selected"])
+                    names[race] += [layer["name"]] * layer["calls"]
+        told = []
+        for race, alike in names.items():
+            seconds = dict(race.seconds)
+            search, chosen = seconds.get("benchmark", seconds["default"]), seconds[race.selected]
+            gained = len(alike) * (search - chosen)
+            cells = [f"{value * 1e6:.1f}" for value in (seconds["default"], search, chosen, gained)]
+            where = f"{alike[0]} | {race.which} | {' × '.join(map(str, race.shape))} | {len(alike)}"
+            told.append((gained, f"| {where} | {' | '.join(cells)} | {race.selected} |"))
+        print(f"\n{model}, {point.key.phase}, {point.key.precision}, batch {point.key.batch_size}\n")
+        print("| convolution | pass | input | how many | default | benchmark | chosen | gained | by |")
+        print(f"|---|---|---|{'---:|' * 5}---|")
+        for _, line in sorted(told, reverse=True):
+            print(line)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="with records below them")
-    found = list(points(parser.parse_args().folders))
+    parser.add_argument("--layers", action="store_true", help="what was chosen for each convolution, instead")
+    arguments = parser.parse_args()
+    found = list(points(arguments.folders))
+    if arguments.layers:
+        layers(found)
+        return
     times(found)
     choices(found)
 
