@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices.cuda import CudaDevice
-from perfexp.probes import queue, timing
+from perfexp.probes import depth, queue, timing
 
 ROUNDS = 5
 #: So long the device works before each reading, so that its clock has settled, and for each reading.
@@ -91,7 +91,7 @@ def measure(name: str) -> dict[str, Any]:
     device.start()
     for _ in range(10):
         call()
-    k, chunk, *_ = queue.fit(call, device)
+    k, chunk, *_ = depth.fit(call, device)
     clean = queue.Chain(call, device, chunk, k)
     long = queue.Chain(call, device, chunk // RARER, RARER * k) if chunk >= RARER else None
     launches = max(1, count_launches(call, device))

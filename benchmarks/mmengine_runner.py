@@ -48,7 +48,7 @@ from perfexp.main import compose
 from perfexp.models.mmseg_config import import_mmseg, read_config, without_other_cards
 from perfexp.opening import with_procedure
 from perfexp.paths import RunPaths
-from perfexp.probes import queue, timing
+from perfexp.probes import depth, queue, timing
 from perfexp.run import Procedure
 from perfexp.sweep import parse_sizes
 
@@ -218,7 +218,7 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
         [key], device = plan.timed_keys(), procedure.device
         with procedure.step(key) as (step, batches):
             procedure.first_call(step, batches)
-            k = queue.fit(step.call, device)[0] if device.asynchronous else 1
+            k = depth.fit(step.call, device)[0] if device.asynchronous else 1
             block = queue.Loop(step.call, device, k) if device.asynchronous else timing.HostChain(step.call, device)
             turns.tell()
             while True:

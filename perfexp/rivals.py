@@ -12,7 +12,7 @@ from perfexp import doubts, stats
 from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
-from perfexp.probes import queue, timing
+from perfexp.probes import depth, queue, timing
 from perfexp.record import Doubt, Metric, Point, Series
 
 #: How a rival's metric is called, before its name.
@@ -154,7 +154,7 @@ class _Turn:
         if self._capture is not None:
             self._call = self._capture()
         if self._device.asynchronous:
-            self.k, chunk, seconds = queue.fit(self._call, self._device)
+            self.k, chunk, seconds = depth.fit(self._call, self._device)
             self.possible = bool(chunk)
             if self._capture is not None and not chunk:
                 raise Unsupported("the device's queue does not even take the call as a graph")

@@ -14,7 +14,7 @@ from perfexp import doubts, stats, verdicts
 from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported
 from perfexp.modes import Step
-from perfexp.probes import queue, timing
+from perfexp.probes import depth, queue, timing
 from perfexp.record import Doubt, Key, Metric, Point, Series
 from perfexp.stopping import StoppingRule
 
@@ -101,13 +101,13 @@ class Times:
         """
         k, chunk, method = 1, 0, "queue"
         if left_out:
-            k, chunk, *_ = queue.fit(call, self.device, self._flush())
+            k, chunk, *_ = depth.fit(call, self.device, self._flush())
         if not chunk:
             self.progress("capturing a graph")
             if self.cache is Cache.rotate:
                 raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
             method, call = "graph", capture()
-            k, chunk, *_ = queue.fit(call, self.device, self._flush())
+            k, chunk, *_ = depth.fit(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("neither does the queue take the call as a graph")
         self._device(point, call, k, chunk)
@@ -128,7 +128,7 @@ class Times:
         self.progress("phases")
         chunk = 0
         if held and self.device.asynchronous:
-            chunk = queue.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
+            chunk = depth.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
         block = queue.Segments(step.segments, self.device, chunk)
         monitor = self.stopping.begin(busy_seconds=verdicts.busy_seconds(point))
         sums, warmup, stop = timing.collect(block, monitor, self.device.now_ns)
@@ -158,9 +158,9 @@ class Times:
 
     def _asynchronous(self, point: Point, call: timing.Call) -> None:
         counted = _Counted(call)
-        k, chunk, call_seconds = queue.fit(counted, self.device, self._flush())
+        k, chunk, call_seconds = depth.fit(counted, self.device, self._flush())
         if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
-            host = queue.issue_seconds(counted, self.device, chunk * k) if chunk else None
+            host = depth.issue_seconds(counted, self.device, chunk * k) if chunk else None
             reason = None if chunk else "a call does not fit into the device's queue: the host waits meanwhile"
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
             self.progress("throughput")

@@ -121,6 +121,7 @@ TORCH_FREE = (
     "probes/timing",
     "probes/work",
     "probes/queue",
+    "probes/depth",
     "algorithms/__init__",
     "algorithms/default",
     "algorithms/choice",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfexp.devices import Device
-from perfexp.probes import queue, timing
+from perfexp.probes import depth, queue, timing
 
 #: So often each one has its turn.
 _ROUNDS = 5
@@ -53,7 +53,7 @@ def _block(call: timing.Call, device: Device) -> Callable[[], float]:
         rough = max(float(chain(1)[0]), 1e-9)
         samples = max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough)))
         return lambda: float(np.median(chain(samples)))
-    fits = queue.samples_in_queue(call, device, most=_MOST_SAMPLES)
+    fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
     if not fits:  # thousands of launches: it is timed as the host issues it
         loop = queue.Loop(call, device)
         return lambda: float(np.median(loop(2)))

@@ -24,7 +24,7 @@ from perfexp.layers.ranges import Scope
 from perfexp.layers.replayed import Pattern
 from perfexp.layers.results import times_of
 from perfexp.modes import Step
-from perfexp.probes.queue import samples_in_queue
+from perfexp.probes.depth import samples_in_queue
 from perfexp.probes.timing import undisturbed
 
 #: Calls of which every row has a time, unless told otherwise.

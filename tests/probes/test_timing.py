@@ -8,7 +8,7 @@ import pytest
 
 from perfexp import stats, verdicts
 from perfexp.devices.fake import FakeDevice
-from perfexp.probes import queue, timing
+from perfexp.probes import depth, queue, timing
 from perfexp.stopping import Fixed, Precision
 
 
@@ -69,29 +69,29 @@ def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
         def call(device=device, noise=noise):
             device.launch(work_seconds * next(noise))
 
-        chunk = queue.samples_in_queue(call, device)
+        chunk = depth.samples_in_queue(call, device)
         held = float(np.median(queue.Chain(call, device, chunk)(calls)))
         wall = float(np.median(queue.Loop(call, device)(calls)))
-        assert verdicts.bound_by(queue.issue_seconds(call, device, chunk), wall, held) == verdict
+        assert verdicts.bound_by(depth.issue_seconds(call, device, chunk), wall, held) == verdict
 
 
 def test_the_host_time_is_that_of_a_queue_with_room():
     """Beyond its depth the queue itself slows the host down, and a device-bound call would look launch-bound."""
     device = FakeDevice(enqueue_seconds=20e-6, queue_depth=1000)
     call = repeat(device, 50e-6)
-    assert queue.issue_seconds(call, device, queue.samples_in_queue(call, device)) == pytest.approx(20e-6, rel=0.01)
+    assert depth.issue_seconds(call, device, depth.samples_in_queue(call, device)) == pytest.approx(20e-6, rel=0.01)
 
 
 @pytest.mark.parametrize("launches", [600, 900])
 def test_a_call_of_which_the_queue_takes_only_one_is_measured_one_by_one(launches):
     device = FakeDevice(enqueue_seconds=1e-6, record_seconds=2e-6)
-    k, chunk, *_ = queue.fit(repeat(device, 2e-3, launches), device)
+    k, chunk, *_ = depth.fit(repeat(device, 2e-3, launches), device)
     assert (k, chunk) == (1, 1)
 
 
 def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
     device = FakeDevice(enqueue_seconds=80e-3)
-    k, chunk, *_ = queue.fit(repeat(device, 2e-3), device)
+    k, chunk, *_ = depth.fit(repeat(device, 2e-3), device)
     assert k == 1
     assert chunk > 1
     assert np.median(queue.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(2e-3, rel=1e-6)
@@ -100,7 +100,7 @@ def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
 def test_a_call_of_many_launches_still_fits():
     device = FakeDevice(enqueue_seconds=2e-6, queue_depth=1000)
     call = repeat(device, 1e-3, launches=300)
-    seconds = queue.Chain(call, device, queue.samples_in_queue(call, device))(20)
+    seconds = queue.Chain(call, device, depth.samples_in_queue(call, device))(20)
     assert np.median(seconds) == pytest.approx(1e-3, rel=1e-6)
 
 
@@ -108,7 +108,7 @@ def test_a_call_of_many_launches_still_fits():
 def test_the_queue_is_filled_to_find_out_how_much_it_takes(launches, fits):
     """1,000 places and an event for each sample; four fifths of what goes in."""
     device = FakeDevice(enqueue_seconds=5e-6, queue_depth=1000)
-    found = queue.samples_in_queue(repeat(device, 1e-3, launches=launches), device)
+    found = depth.samples_in_queue(repeat(device, 1e-3, launches=launches), device)
     assert found == pytest.approx(fits, abs=1)
     assert (found == 0) == (fits == 0)
 
@@ -123,18 +123,18 @@ def test_no_more_work_is_enqueued_than_is_worth_waiting_for(work_seconds, most):
         calls.append(1)
         device.launch(work_seconds)
 
-    assert queue.samples_in_queue(call, device) == int(0.8 * most)
+    assert depth.samples_in_queue(call, device) == int(0.8 * most)
     assert len(calls) == most + 1, "and the one that was timed"
 
 
 def test_a_call_that_waits_inside_never_fits():
     device = FakeDevice()
-    assert queue.samples_in_queue(lambda: (device.launch(1e-5), device.synchronize()), device) == 0
+    assert depth.samples_in_queue(lambda: (device.launch(1e-5), device.synchronize()), device) == 0
 
 
 def test_a_host_too_slow_to_fill_the_queue_fills_what_it_can():
     device = FakeDevice(enqueue_seconds=1e-3, queue_depth=1000)
-    assert 1 <= queue.samples_in_queue(repeat(device, 1e-6), device) <= 60
+    assert 1 <= depth.samples_in_queue(repeat(device, 1e-6), device) <= 60
 
 
 def test_a_coarse_tick_is_overcome_by_more_calls_per_sample():
@@ -249,7 +249,7 @@ def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
 def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_seconds, k):
     device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
     call = repeat(device, 5e-6)
-    found, chunk, *_ = queue.fit(call, device)
+    found, chunk, *_ = depth.fit(call, device)
     assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
     seconds = queue.Chain(call, device, chunk, found)(20)
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
@@ -263,7 +263,7 @@ def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance()
         if next(waits, False):
             device.synchronize()
 
-    k, chunk, *_ = queue.fit(call, device)
+    k, chunk, *_ = depth.fit(call, device)
     assert k == 1
     assert chunk > 1
 
@@ -277,7 +277,7 @@ def test_a_hold_does_not_run_away_where_the_device_makes_the_host_wait(every):
         if next(calls) % every == 0:
             device.synchronize()
 
-    _, chunk, _ = queue.fit(call, device)
+    _, chunk, _ = depth.fit(call, device)
     chain, start = queue.Chain(call, device, max(1, chunk)), device.now_ns()
     for _ in range(5):
         chain(40)

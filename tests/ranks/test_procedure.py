@@ -8,7 +8,7 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.errors import OutOfMemory, RankLost, Unsupported
 from perfexp.meters import Found
 from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
-from perfexp.probes import queue
+from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import Sharing, Stretch
 from perfexp.record import Key, Status
@@ -74,13 +74,13 @@ def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(m
     """DistributedDataParallel waits for the device in its first ten iterations: no queue could be filled."""
     device = FakeDevice(enqueue_seconds=1e-6)
     measuring = procedure(device, **({"crew": Crew()} if crew else {}))
-    before, usual = [], queue.fit
+    before, usual = [], depth.fit
 
     def fit(*arguments):
         before.append(measuring.crew.calls if crew else 0)
         return usual(*arguments)
 
-    monkeypatch.setattr(queue, "fit", fit)
+    monkeypatch.setattr(depth, "fit", fit)
     measuring.measure(TRAIN if key == "train" else inference_key(batch_size=4))
     assert (before[0] >= 10) is (crew and key == "train")
 
