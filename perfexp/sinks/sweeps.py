@@ -8,8 +8,8 @@ from perfexp.record import Metric, Record, Status
 from perfexp.sinks.grid import Column, Grid
 from perfexp.sinks.remarks import failures
 from perfexp.sinks.subject import one_line
-from perfexp.sinks.wording import bare_time, find_metric, median_text, rate_text
-from perfexp.summary import Row, rows
+from perfexp.sinks.wording import bare_time, find_metric, median_text, range_text, rate_text
+from perfexp.summary import Row, across, rows
 from perfexp.sweep_record import Sweep, SweepChild
 
 
@@ -96,10 +96,14 @@ def _timed(known: Sequence[Row]) -> list[Row]:
 
 
 def _times(known: Sequence[Row]) -> str:
-    """The time of the only point, or the range of several."""
+    """The time of the only point, by one process or by several, or the range of several points."""
     timed = _timed(known)
     if len(timed) < 2:
         return median_text(timed[0]) if timed else ""
+    together = across(timed)
+    if len(together) == 1 and len(together[0].keys) == len(timed):
+        time = together[0].time
+        return f"{bare_time(time)} ({range_text(time)}, {len(timed)} processes)"
     medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
     return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
 

@@ -36,3 +36,12 @@ def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> 
     assert all(cells["samples/s"]), "of one point each"
     nothing_asked = sweeps.runs(*build.sweep(axes[:1], runs[:1]))
     assert "ran as asked" not in [column.title for column in nothing_asked.columns]
+
+
+def test_processes_that_measured_one_point_say_its_time_together(build: Builder) -> None:
+    axes = [{"model": "alexnet"}, {"model": "resnet18"}]
+    processes = [build.point(seconds, replicate=index, noise=0) for index, seconds in enumerate((0.01, 0.0101, 0.0102))]
+    sizes = [build.point(0.02, noise=0), build.point(0.021, size=96, noise=0)]
+    grid = sweeps.runs(*build.sweep(axes, [processes, sizes]))
+    cells = {column.title: column.cells for column in grid.columns}
+    assert cells["latency p50 ± CI95"] == ("10.1 ms (9.854 … 10.35 ms, 3 processes)", "20.00 ms … 21.00 ms")
