@@ -133,6 +133,16 @@ def data_left_out() -> Doubt:
     )
 
 
+def device_of_graph() -> Doubt:
+    """The device's time is that of the call as one launch, which nobody asked for."""
+    return Doubt(
+        code="device_of_graph",
+        detail="a call has more launches than the device's queue takes; the `device` time is that of the call captured "
+        "as a graph, whose kernels follow each other more closely",
+        remedy="compare it with that of other graphs: execution.cuda_graph=true makes every call one",
+    )
+
+
 def not_captured_together() -> Doubt:
     """A call of several ranks does not fit into the device's queue."""
     return Doubt(

@@ -112,7 +112,7 @@ class Times:
                 raise Unsupported("neither does the queue take the call as a graph")
         self._device(point, call, k, chunk)
         point.facts["device_method"] = method
-        point.doubts += left_out
+        point.doubts += [*left_out, *([doubts.device_of_graph()] if method == "graph" else [])]
 
     def phases(self, point: Point, step: Step, *, held: bool) -> None:
         """Add the call's parts, from a pass of their own; their sum has to be the whole call.
