@@ -1,16 +1,17 @@
 """Steady training of a segmentation model by a bare loop, mmengine's Runner and perfexp, in turns.
 
     perfexp make-data streets
-    python benchmarks/mmengine_runner.py streets [--config NAME] [--batch-size 2] [--size 512x1024] [--seconds 60]
-        [--workers 5] [--only perfexp …]
+    python benchmarks/mmengine_runner.py streets [--config NAME] [--batch-size 2] [--size 512x1024] [--workers 5]
+        [--rounds 64] [--steps 25] [--only perfexp …]
 
 All train the same configuration of mmsegmentation on the same pictures through its own training pipeline, with as
 many workers of a DataLoader, in float32, each in a process of its own that stays. One of them works at a time, the
-others wait: a machine that others use, too, may be a tenth slower a minute later. In each turn a second and a half goes
-by before the clock starts, so that no batch that was loaded meanwhile is counted.
+others wait: a machine that others use, too, may be a tenth slower a few seconds later. So turns are many and short. In
+each of them more steps go by than batches were loaded ahead before the clock starts; then it is read between two steps,
+without a wait: the device is behind its host by as much at the beginning as at the end.
 
 * **loop**: mmengine's data loader and data preprocessor, the model's loss, its optimiser and its schedule in a `for`
-  statement; a wait for the device at both ends.
+  statement.
 * **loop that reads**: the same, and each step ends with reading its losses and accuracies back, which waits for the
   device; so does mmengine's RuntimeInfoHook.
 * **Runner**: mmengine's; the mean of the `time` that its IterTimerHook hands to the log, and the time by the clock.
@@ -35,6 +36,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,13 +52,13 @@ from perfexp.opening import with_procedure
 from perfexp.paths import RunPaths
 from perfexp.probes import depth, queue, timing
 from perfexp.run import Procedure
+from perfexp.stopping import Fixed
 from perfexp.sweep import parse_sizes
 
-ROUNDS = 12
 #: Steps before the first turn.
 WARMUP_STEPS = 20
-#: Of each turn before its clock starts.
-SETTLING_SECONDS = 1.5
+#: Batches that each of the loader's processes has ready: torch's own number.
+PREFETCH_FACTOR = 2
 
 
 class Turns:
@@ -64,17 +66,22 @@ class Turns:
 
     Args:
         connection: to the process that gives them.
+        steps: of a turn.
+        workers: processes of its loader.
+
+    Attributes:
+        steps: of a turn that count.
+        settling: steps before these.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, steps: int, workers: int) -> None:
         self._connection = connection
+        self.steps, self.settling = steps, PREFETCH_FACTOR * workers + 2
 
-    def next(self) -> float:
-        """Wait for a turn: for how long its clock is to run, seconds. The process ends when there is none any more."""
-        seconds = self._connection.recv()
-        if seconds is None:
+    def wait(self) -> None:
+        """Wait for a turn. The process ends when there is none any more."""
+        if not self._connection.recv():
             os._exit(0)  # a loader's processes end with this one
-        return float(seconds)
 
     def tell(self, *step_seconds: float) -> None:
         """A turn is over, or the process is ready for its first.
@@ -83,13 +90,6 @@ class Turns:
             step_seconds: mean of a step, by each of its clocks.
         """
         self._connection.send(step_seconds)
-
-
-def until(seconds: float) -> Iterator[None]:
-    """Goes on for so long."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        yield
 
 
 def wait() -> None:
@@ -141,9 +141,8 @@ def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path, *, reads:
         ]
         loader = Runner.build_dataloader(config.train_dataloader, seed=0)
 
-    def train(steps: Iterator[object]) -> int:
-        done = 0
-        for _, batch in zip(steps, batches, strict=False):
+    def train(steps: int) -> None:
+        for batch in islice(batches, steps):
             data = model.data_preprocessor(batch, training=True)
             loss, logged = model.parse_losses(model(**data, mode="loss"))
             loss.backward()
@@ -153,19 +152,19 @@ def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path, *, reads:
                 schedule.step()
             if reads:
                 [float(value.detach()) for value in logged.values()]
-            done += 1
-        wait()
-        return done
 
     batches = (batch for _ in iter(int, 1) for batch in loader)
-    train(iter(range(WARMUP_STEPS)))
+    train(WARMUP_STEPS)
+    wait()
     turns.tell()
     while True:
-        seconds = turns.next()
-        train(until(SETTLING_SECONDS))
+        turns.wait()
+        train(turns.settling)
         start = time.perf_counter()
-        steps = train(until(seconds))
-        turns.tell((time.perf_counter() - start) / steps)
+        train(turns.steps)
+        taken = time.perf_counter() - start
+        wait()
+        turns.tell(taken / turns.steps)
 
 
 def by_runner(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None:
@@ -177,32 +176,26 @@ def by_runner(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None
         """Takes the turns, between two steps."""
 
         def __init__(self) -> None:
-            self._seconds = self._begin = 0.0
-            self._first: int | None = None
+            self._first, self._begin = WARMUP_STEPS, 0.0
 
         def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+            """A turn's clock starts after step `_first` and stops `turns.steps` later."""
             now, done = time.perf_counter(), runner.iter + 1
-            if done < WARMUP_STEPS:
-                return
             if done == WARMUP_STEPS:
-                self._wait_for_turn()
-            elif self._first is None:
-                if now - self._begin > SETTLING_SECONDS:
-                    wait()
-                    self._first, self._begin = done, time.perf_counter()
-            elif now - self._begin > self._seconds:
                 wait()
-                clocked = (time.perf_counter() - self._begin) / (done - self._first)
-                noted, _ = runner.message_hub.get_scalar("train/time").data
-                turns.tell(float(noted[self._first + 1 : done].mean()), clocked)  # the first has the wait above in it
-                self._wait_for_turn()
-
-        def _wait_for_turn(self) -> None:
-            wait()
-            if not self._seconds:
                 turns.tell()
-            self._seconds, self._first = turns.next(), None
-            self._begin = time.perf_counter()
+                self._wait_for_turn(done)
+            elif done == self._first:
+                self._begin = now
+            elif done == self._first + turns.steps:
+                noted, _ = runner.message_hub.get_scalar("train/time").data
+                wait()
+                turns.tell(float(noted[self._first : done].mean()), (now - self._begin) / turns.steps)
+                self._wait_for_turn(done)
+
+        def _wait_for_turn(self, done: int) -> None:
+            turns.wait()
+            self._first = done + turns.settling
 
     config = mmengine_configuration(arguments, folder)
     config.train_cfg = {"type": "IterBasedTrainLoop", "max_iters": 10**6, "val_interval": 10**6}
@@ -220,17 +213,17 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
             procedure.first_call(step, batches)
             k = depth.fit(step.call, device)[0] if device.asynchronous else 1
             block = queue.Loop(step.call, device, k) if device.asynchronous else timing.HostChain(step.call, device)
+            rule = Fixed(warmup=turns.settling, measure=turns.steps)
             turns.tell()
             while True:
-                monitor = configuration.build({**plan.stopping, "max_seconds": turns.next()}).begin(calls_per_sample=k)
-                series = timing.series("throughput", block, monitor, k, now=device.now_ns)
+                turns.wait()
+                series = timing.series("throughput", block, rule.begin(calls_per_sample=k), k, now=device.now_ns)
                 wait()
                 turns.tell(statistics.fmean(series.measured))
 
     overrides = ["model=mmseg", f"model.config={arguments.config}", "mode=train", "data=cityscapes"]
     overrides += [f"data.root={arguments.data}", f"data.workers={arguments.workers}", f"input_size={arguments.size}"]
     overrides += [f"batch_size={arguments.batch_size}", f"gpu={arguments.gpu}"]
-    overrides += ["stopping.epsilon=1e-6", f"stopping.warmup_seconds={SETTLING_SECONDS}"]
     plan = configuration.typed(compose(overrides))
     with_procedure(plan, RunPaths(folder), Events(None), work)
 
@@ -248,7 +241,7 @@ def begin(name: str, connection: Connection, arguments: argparse.Namespace, fold
     """The process of one clock; tells what goes wrong in place of a turn."""
     try:
         folder.mkdir()
-        CLOCKS[name][0](Turns(connection), arguments, folder)
+        CLOCKS[name][0](Turns(connection, arguments.steps, arguments.workers), arguments, folder)
     except BaseException:
         connection.send(traceback.format_exc())
         os._exit(1)
@@ -277,23 +270,23 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float
     try:
         for connection in connections.values():
             received(connection)
-        return list(rounds(connections, arguments.seconds / ROUNDS, arguments.batch_size))
+        return list(rounds(connections, arguments.rounds, arguments.batch_size))
     finally:
         for connection in connections.values():
             with suppress(OSError):
-                connection.send(None)
+                connection.send(False)
 
 
-def rounds(connections: dict[str, Connection], seconds: float, images: int) -> Iterator[dict[str, float]]:
+def rounds(connections: dict[str, Connection], count: int, images: int) -> Iterator[dict[str, float]]:
     """Each begins with another clock."""
     names = list(connections)
     titles = [title for name in names for title in CLOCKS[name][1]]
     print(f"| round | {' | '.join(titles)} |\n|---:{'|---:' * len(titles)}|")
-    for number in range(ROUNDS):
+    for number in range(count):
         taken: dict[str, float] = {}
         for each in range(len(names)):
             name = names[(number + each) % len(names)]
-            connections[name].send(seconds)
+            connections[name].send(True)
             taken |= zip(CLOCKS[name][1], received(connections[name]), strict=True)
         print(f"| {number + 1} | {' | '.join(f'{images / taken[title]:.4g}' for title in titles)} |", flush=True)
         yield taken
@@ -307,7 +300,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--size", default="512x1024")
     parser.add_argument("--workers", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each clock, in all turns together")
+    parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=25, help="of a turn; 64 × 25 are a minute of FastSCNN on an H200")
     parser.add_argument("--gpu", default="auto")
     parser.add_argument("--only", nargs="+", choices=list(CLOCKS), default=list(CLOCKS), help="clocks beside the loop")
     arguments = parser.parse_args()
