@@ -4,7 +4,8 @@
 
 * For each phase and precision: the device's time of a call by model and algorithm, ms with the half-width of its 95 %
   interval, and the share of the convolutions' FLOPs that ran as asked (with `algorithm.verify=true` what cuDNN put in
-  place of it is not in there). `benchmark` and `default` also come from the rivals of `algorithm=fastest`.
+  place of it is not in there). `benchmark` and `default` also come from the rivals of `algorithm=fastest`; how these
+  were timed stands beside them where `device` was timed otherwise.
 * From `algorithm=fastest`: over all convolutions of the model the sum of the times of torch's own choice, of its search
   and of what was chosen, each timed alone, µs; how many times faster the whole model was than by default and by search;
   which engines won how often.
@@ -66,7 +67,9 @@ def times(found: list[tuple[str, str, Point]]) -> None:
         for rival in ("default", "benchmark"):
             series = point.find_series(f"rival/{rival}")
             if series is not None:
-                table.setdefault(rival, _time(series.measured))
+                methods = [point.facts.get(name) for name in ("rivals_method", "device_method")]
+                other = f" ({methods[0]})" if methods[0] and methods[0] != methods[1] else ""
+                table.setdefault(rival, _time(series.measured) + other)
     for (phase, precision), table in sorted(tables.items()):
         names = {name for row in table.values() for name in row}
         columns = [name for name in ORDER if name in names] + sorted(names - set(ORDER))
@@ -127,10 +130,10 @@ def layers(found: list[tuple[str, str, Point]]) -> None:
             seconds = dict(race.seconds)
             search, chosen = seconds.get("benchmark", seconds["default"]), seconds[race.selected]
             gained = len(alike) * (search - chosen)
-            cells = [f"{value * 1e6:.1f}" for value in (seconds["default"], search, chosen, gained)]
+            cells = [f"{value * 1e6:z.1f}" for value in (seconds["default"], search, chosen, gained)]
             where = f"{alike[0]} | {race.which} | {' × '.join(map(str, race.shape))} | {len(alike)}"
             told.append((gained, f"| {where} | {' | '.join(cells)} | {race.selected} |"))
-        print(f"\n{model}, {point.key.phase}, {point.key.precision}, batch {point.key.batch_size}\n")
+        print(f"\n## {model}, {point.key.phase}, {point.key.precision}, batch {point.key.batch_size}\n")
         print("| convolution | pass | input | how many | default | benchmark | chosen | gained | by |")
         print(f"|---|---|---|{'---:|' * 5}---|")
         for _, line in sorted(told, reverse=True):

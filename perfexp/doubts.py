@@ -137,9 +137,10 @@ def device_of_graph() -> Doubt:
     """The device's time is that of the call as one launch, which nobody asked for."""
     return Doubt(
         code="device_of_graph",
-        detail="a call has more launches than the device's queue takes; the `device` time is that of the call captured "
-        "as a graph, whose kernels follow each other more closely",
-        remedy="compare it with that of other graphs: execution.cuda_graph=true makes every call one",
+        detail="a call does not fit into the device's queue; the `device` time is that of the call captured as a "
+        "graph, whose kernels may follow each other more closely",
+        remedy="compare it with that of other graphs; execution.cuda_graph=true makes one of each call that does not "
+        "wait for the device inside",
     )
 
 
@@ -399,6 +400,16 @@ def speedup_unsure(rival: str, ratio: float, across: Interval) -> Doubt:
         detail=f"{ratio:.2f} times as fast as {rival}, but the rounds differ so much that it may be anything from "
         f"{across.low:.2f} to {across.high:.2f}: which of the two is faster is not known",
         remedy="measure when nothing else runs",
+    )
+
+
+def rivals_by_graph() -> Doubt:
+    """Rivals were compared as graphs, though the algorithm's own call fits into the queue."""
+    return Doubt(
+        code="rivals_by_graph",
+        detail="a rival's call does not fit into the device's queue, so all were compared as captured graphs; `device` "
+        "is that of calls launched one by one",
+        remedy="read the speedups, and no rival's time beside `device`",
     )
 
 

@@ -62,6 +62,8 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
     point.metrics += compared.metrics
     point.doubts += compared.doubts
     point.facts["rivals_method"] = compared.method
+    if compared.method == "graph" and point.facts.get("device_method") == "queue":
+        point.doubts.append(doubts.rivals_by_graph())
     slower = {each.name: each.value for each in compared.metrics if each.value is not None and each.value < _SLOWER}
     point.doubts += [doubts.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
     if slower:

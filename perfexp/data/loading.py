@@ -92,7 +92,7 @@ class LoadedBatches:
         self.per_epoch: int | None = len(loader)
         self._loader: DataLoader[Any] | None = loader
         self._iterator: Iterator[Any] = iter(())
-        self._placed: Batch | None = None
+        self._on_host: Batch | None = None
         self._count = count
         self._batch_size = batch_size
         self._session = session
@@ -111,9 +111,9 @@ class LoadedBatches:
             if batch is None:
                 self._restart()
             elif len(batch.inputs) == self._batch_size:
-                # As in a `for` statement, the one before lives until here, where the device still works: to give a
-                # worker's memory back takes milliseconds, and after the copy the device would wait for that.
-                self._placed = batch
+                # As in a `for` statement, the one before lives until here, where the device may still work: giving a
+                # worker's memory back takes the host time (3.6 ms for 11 MB of shared memory on an AMD EPYC).
+                self._on_host = batch
                 return self._session.place(batch)
 
     def epoch(self) -> Iterator[Batch]:
@@ -130,7 +130,7 @@ class LoadedBatches:
     def close(self) -> None:
         """End the worker processes: torch does so when nothing holds the iterator any longer."""
         self._iterator = iter(())
-        self._loader = self._placed = None
+        self._loader = self._on_host = None
 
     def _restart(self) -> None:
         assert self._loader is not None, "these batches are closed"

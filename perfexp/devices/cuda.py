@@ -226,7 +226,7 @@ class CudaDevice:
             return None, self._no_board or "the driver does not tell the memory in use"
         more = used - self._used_before_bytes
         if more < torch.cuda.memory_reserved():
-            return None, "another process gave memory of the device back meanwhile"
+            return None, "less than torch's own: another process must have given memory back meanwhile"
         return more, None
 
     def _spin_rate(self) -> float:

@@ -208,6 +208,9 @@ def test_a_race_is_won_by_the_fastest():
     assert race(calls, host, here)["b"] == pytest.approx(20e-6, rel=0.05)
 
 
+KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
+
+
 class Rivalling:
     """An algorithm whose calls take another time while a rival computes."""
 
@@ -297,8 +300,7 @@ def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
             self.regretted = True
 
     device, algorithm = FakeDevice(enqueue_seconds=1e-6), Slower()
-    key = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
-    point = Point(key=key, status=Status.OK)
+    point = Point(key=KEY, status=Status.OK)
     rivals.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
     assert [doubt.code for doubt in point.doubts] == ["choice_slower"]
     assert "1.50 of the time of default" in point.doubts[0].detail
@@ -322,6 +324,26 @@ def test_rivals_whose_call_the_queue_does_not_take_are_captured():
     assert compared.method == "graph"
     with pytest.raises(Unsupported, match="not even take the call as a graph"):
         rivals.compare(algorithm, call, device, lambda: call)
+
+
+@pytest.mark.parametrize(("own", "codes"), [("queue", ["rivals_by_graph"]), ("graph", [])])
+def test_rivals_that_were_timed_otherwise_than_the_call_are_a_doubt(own, codes):
+    """The algorithm's call is one launch, which the queue takes; each rival's is too many."""
+    device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
+
+    def call():
+        launches = 1 if algorithm.now == "fastest" else 200
+        for _ in range(launches):
+            device.launch(algorithm.seconds / launches)
+
+    def capture():
+        seconds = algorithm.seconds
+        return lambda: device.launch(seconds)
+
+    point = Point(key=KEY, status=Status.OK, facts={"device_method": own})
+    rivals.judge(point, algorithm, call, device, capture)
+    assert point.facts["rivals_method"] == "graph"
+    assert [doubt.code for doubt in point.doubts] == codes
 
 
 def test_rivals_are_those_of_the_device(cudnn, tmp_path):
