@@ -89,14 +89,17 @@ def _server(store: str) -> list[str]:
 
 @contextmanager
 def _running(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """The server in a process group of its own, all of which is ended on leaving; SIGTERM and SIGHUP are a Ctrl-C."""
+    """The server in a process group of its own, all of which is ended on leaving; SIGTERM and SIGHUP are a Ctrl-C.
+
+    So is SIGINT where a script has this command in the background, which ignores it otherwise.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     # without jobs for language models it is 2 processes and 0.5 GB instead of 15 and 2.7 GB
     settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     server = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
