@@ -77,6 +77,7 @@ def alone(plan: config.Plan, paths: RunPaths, device: Device, tell: Events) -> I
 
     with lock.held(device.lock_name, wait=wait, purpose=str(paths.root), waiting=waiting):
         tell("block", text="loading")
+        device.settle()
         yield
 
 

@@ -54,6 +54,9 @@ class Device(Protocol):
     @property
     def record_seconds(self) -> float: ...  # noqa: D102
 
+    def settle(self) -> None:
+        """Before `start`: wait until whoever worked on it before is gone from it; for a few seconds at the most."""
+
     def start(self) -> None:
         """Make it ready to work (a GPU's context); before that, nothing has been done on it."""
 

@@ -53,6 +53,9 @@ class CpuDevice:
         self.cache_bytes = _last_level_bytes()
         self._flushed: NDArray[np.float64] | None = None
 
+    def settle(self) -> None:
+        """Nobody leaves anything on it."""
+
     def start(self) -> None:
         """It is always ready."""
 

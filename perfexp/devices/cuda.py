@@ -15,7 +15,7 @@ import torch
 
 from perfexp.devices import Event
 from perfexp.devices.cpu import processor_name
-from perfexp.devices.nvml import find_board
+from perfexp.devices.nvml import find_board, is_used
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
@@ -31,6 +31,8 @@ _OUT_OF_MEMORY = re.compile(
 _FLUSH_FACTOR = 2
 #: Cycles of the spin by which its rate is found; from here on its time is proportional to them.
 _CANARY_CYCLES = 20_000_000
+#: Whoever had the device before is waited for at the most so long, and looked for so often.
+_SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 
 #: A kernel that spins for so many cycles.
 _spin: Callable[[int], None] = torch.cuda._sleep
@@ -61,9 +63,19 @@ class CudaDevice:
         self.cache_bytes = int(self._properties.L2_cache_size)
         self._flushed: torch.Tensor | None = None
 
+    def settle(self) -> None:
+        """See `Device`.
+
+        A process that ends keeps memory of the device until the driver has cleared up after it, and how busy the device
+        was the driver tells of up to a second (nvml.h, `nvmlUtilization_t`).
+        """
+        deadline = time.monotonic() + _SETTLING_SECONDS
+        while self._board and is_used(self._board.state()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+
     def start(self) -> None:
         """See `Device`."""
-        if self._board:  # before this process gives it any work
+        if self._board:  # before this process has a context there: whoever is seen is another one
             self._used_before_bytes = self._board.used_bytes()
             self._state_before = self._board.state()
         torch.cuda.set_device(self._index)
@@ -207,14 +219,14 @@ class CudaDevice:
 
     def doubts(self) -> list[Doubt]:
         """See `Device`."""
-        busy = self._state_before.get("utilization_percent") or 0
-        others = (self._state_before.get("processes") or 1) - 1
-        if others <= 0 and busy <= 5:
+        if not is_used(self._state_before):
             return []
+        others, busy = (self._state_before.get(name) or 0 for name in ("processes", "utilization_percent"))
         return [
             Doubt(
                 code="shared_device",
-                detail=f"{others} other processes on {self.name}, {busy} % busy before the first measurement",
+                detail=f"{others or 'no'} other process{'es' * (others > 1)} on {self.name}, {busy} % busy before the "
+                "first measurement",
                 remedy="measure when nobody else uses the device",
             )
         ]

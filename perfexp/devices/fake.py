@@ -113,6 +113,9 @@ class FakeDevice:
             self._host_seconds = self._free_seconds
         return self._free_seconds
 
+    def settle(self) -> None:
+        """Nobody leaves anything on it."""
+
     def start(self) -> None:
         """It is always ready."""
 

@@ -8,20 +8,15 @@ import json
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import psutil
 
 from perfexp.errors import UserError
 from perfexp.paths import safe_name
 
 #: Where every process of every user may write.
 TEMPORARY = Path("/tmp")
-#: The process that had a lock before is waited for at the most so long, and looked for so often.
-_ENDING_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 #: Descriptors of the locks that this process holds.
 _descriptors: set[int] = set()
 
@@ -29,9 +24,6 @@ _descriptors: set[int] = set()
 @contextmanager
 def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]) -> Iterator[None]:
     """While entered, no other process of this user measures on the device. The lock goes with the process.
-
-    The process that had it before has ended by then, unless it takes its time: until it ends, it keeps memory of the
-    device.
 
     A process that is forked meanwhile does not hold it: one that outlives this one keeps no device from others.
 
@@ -60,10 +52,8 @@ def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str],
                 ) from error
             waiting(owner)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _wait_for_end(os.pread(descriptor, 65536, 0))
         os.ftruncate(descriptor, 0)
-        facts = {"process": os.getpid(), "started": psutil.Process().create_time(), "purpose": purpose}
-        os.pwrite(descriptor, json.dumps(facts).encode(), 0)
+        os.pwrite(descriptor, json.dumps({"process": os.getpid(), "purpose": purpose}).encode(), 0)
         yield
     finally:
         if descriptor in _descriptors:
@@ -134,24 +124,6 @@ def _open(name: str, flags: int) -> int:
             f"The lock of the device can't be kept in {path.parent}: {error.strerror}. Have that folder removed."
         ) from error
     return descriptor
-
-
-def _wait_for_end(content: bytes) -> None:
-    """Wait until the process has ended that had the lock before; not for this one, nor for long.
-
-    Args:
-        content: of the lock's file, as that process left it.
-    """
-    try:
-        facts = json.loads(content)
-        before = psutil.Process(int(facts["process"]))
-        if before.pid == os.getpid() or before.create_time() != facts["started"]:
-            return
-        deadline = time.monotonic() + _ENDING_SECONDS
-        while before.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-    except (ValueError, KeyError, TypeError, psutil.Error):
-        return
 
 
 def _owner(content: bytes) -> str:

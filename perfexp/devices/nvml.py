@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,8 @@ _THROTTLES = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
+#: Of its time, percent, a board that nobody uses is busy with no more.
+_BUSY_PERCENT = 5
 
 
 class Board:
@@ -48,7 +50,7 @@ class Board:
         }
 
     def state(self) -> dict[str, Any]:
-        """Clocks, temperature, power, throttling and other processes, as they are now."""
+        """Clocks, temperature, power, throttling, and the processes that have a context there, as they are now."""
         nvml, handle = self._nvml, self._handle
         reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         return {
@@ -74,6 +76,15 @@ class Board:
         with suppress(self._nvml.NVMLError):
             return question(*arguments)
         return None
+
+
+def is_used(state: Mapping[str, Any]) -> bool:
+    """Whether somebody uses a board on which this process has no context yet.
+
+    Args:
+        state: see `Board.state`.
+    """
+    return bool(state.get("processes")) or (state.get("utilization_percent") or 0) > _BUSY_PERCENT
 
 
 def find_board(uuid: str) -> tuple[Board | None, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfexp import units
+from perfexp.devices.nvml import is_used
 from perfexp.diagnosis import Facts, Finding, fail, missing, ok, part, warn
 from perfexp.diagnosis.devices import Chosen, board_of
 
@@ -13,8 +14,6 @@ from perfexp.diagnosis.devices import Chosen, board_of
 _CLOCK_TOLERANCE = 0.05
 #: A limit below this share of the data sheet's power is told.
 _POWER_SHARE = 0.98
-#: Per cent of the time that a device may be busy before it is given work, as the doubt `shared_device` has it.
-_BUSY_PERCENT = 5
 
 
 def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
@@ -124,7 +123,7 @@ def _neighbours(state: Mapping[str, Any]) -> Finding:
     seen += [] if busy is None else [f"{busy} % busy"]
     if not seen:
         return missing("neighbours", "the driver does not tell who uses the device", "ask nvidia-smi as root")
-    if others or (busy or 0) > _BUSY_PERCENT:
+    if is_used(state):
         return warn("neighbours", ", ".join(seen), "measure when nobody else uses the device (nvidia-smi shows who)")
     return ok("neighbours", ", ".join(seen))
 

@@ -1,10 +1,11 @@
-"""What a CUDA device says of its memory, from what torch and the driver tell."""
+"""What a CUDA device says of its memory and of others on it, from what torch and the driver tell."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from perfexp.devices import cuda
 from perfexp.devices.cuda import CudaDevice
 
 GIB = 2**30
@@ -39,3 +40,40 @@ def memory(monkeypatch, before, used, flushed=None):
     device._board, device._no_board = SimpleNamespace(used_bytes=lambda: used), None
     device._used_before_bytes, device._flushed = before, flushed
     return device.memory()
+
+
+@pytest.mark.parametrize(
+    ("states", "looks", "doubt"),
+    [
+        ([(0, 0)], 1, None),
+        ([(1, 80), (0, 80), (0, 6), (0, 5)], 4, None),
+        ([(None, None)], 1, None),
+        ([(1, 0)], 4, "1 other process on H200, 0 % busy before the first measurement"),
+        ([(2, 91)], 4, "2 other processes on H200, 91 % busy before the first measurement"),
+        ([(0, 91)], 4, "no other process on H200, 91 % busy before the first measurement"),
+    ],
+)
+def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(monkeypatch, states, looks, doubt):
+    seen, now = [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(cuda, "time", clock)
+    monkeypatch.setattr(cuda, "_SETTLING_SECONDS", 2.5 * cuda._LOOK_SECONDS if len(states) == 1 else 60.0)
+
+    def state():
+        seen.append(states[min(len(seen), len(states) - 1)])
+        return dict(zip(("processes", "utilization_percent"), seen[-1], strict=True))
+
+    for name in ("set_device", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    device = object.__new__(CudaDevice)
+    device._board, device._index, device.name = SimpleNamespace(state=state, used_bytes=lambda: GIB), 0, "H200"
+    device.settle()
+    assert len(seen) == looks
+    device.start()
+    assert [each.detail for each in device.doubts()] == ([] if doubt is None else [doubt])
+
+
+def test_a_device_whose_driver_tells_nothing_is_not_waited_for():
+    device = object.__new__(CudaDevice)
+    device._board = None
+    device.settle()

@@ -1,10 +1,6 @@
 """The lock of a device: one holder, and a place that nobody else can have prepared."""
 
 import os
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -76,45 +72,3 @@ def test_a_pipe_in_the_place_of_the_file_makes_nobody_wait(temporary):
 def test_what_another_process_wrote_can_not_move_the_cursor(temporary):
     with lock.held("device", wait=False, purpose="x\x1b[2J", waiting=print):
         assert lock.holder("device").endswith("measures x?[2J")
-
-
-#: A process that had the lock and has something left to do.
-LINGERING = """
-import sys, time
-from pathlib import Path
-from perfexp.devices import lock
-lock.TEMPORARY = Path(sys.argv[1])
-with lock.held("device", wait=False, purpose="x", waiting=print):
-    pass
-print("released", flush=True)
-time.sleep(float(sys.argv[2]))
-"""
-
-
-@contextmanager
-def lingering(temporary, seconds):
-    command = [sys.executable, "-c", LINGERING, str(temporary.parent), str(seconds)]
-    root = Path(__file__).parent.parent.parent
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "released\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize(("seconds", "patience", "ended"), [(0.5, 60, True), (600, 0.2, False)])
-def test_the_holder_before_has_ended_unless_it_takes_its_time(monkeypatch, temporary, seconds, patience, ended):
-    monkeypatch.setattr(lock, "_ENDING_SECONDS", patience)
-    with lingering(temporary, seconds) as process, hold():
-        assert (process.poll() is not None) is ended
-
-
-def test_a_process_that_only_has_the_number_of_the_holder_before_is_not_waited_for(monkeypatch, temporary):
-    monkeypatch.setattr(lock, "_ENDING_SECONDS", 600)
-    with lingering(temporary, 600) as process:
-        path = lock.lock_path("device")
-        path.write_text(path.read_text().replace('"started": ', '"started": 1'))
-        with hold():
-            assert process.poll() is None
