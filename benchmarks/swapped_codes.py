@@ -5,7 +5,7 @@
 For every pass and every two of cuDNN's algorithms: a few convolutions, forward and backward, by each of the two with
 the table of codes as it is, and with their codes swapped; in float32 (TF32 off) and float16. A swap is found out where
 fewer passes by one of the two are `ok` than without it. A line for each pair, with the passes that are `ok`; the exit
-code is 1 if a pair of which one is `ok` at all is not found out.
+code is 1 if a pair is not found out of which one is `ok` at all, swapped or not.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
             codes[one], codes[other] = codes[other], codes[one]
             before = right[one]["ok"], right[other]["ok"]
             fewer = any(now < then for now, then in zip(swapped, before, strict=True))
-            verdict = "neither runs" if not any(before) else "yes" if fewer else "NO"
+            verdict = "yes" if fewer else "NO" if any((*before, *swapped)) else "neither runs"
             missed, pairs = missed + (verdict == "NO"), pairs + 1
             cells = (which.value, f"{one}, {other}", "{} + {}".format(*before), "{} + {}".format(*swapped), verdict)
             print(f"| {' | '.join(cells)} |", flush=True)

@@ -214,7 +214,7 @@ def _shared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None
     slowest = min(shares, default=1.0)
     if others <= 0 and slowest >= _CANARY_SHARE:
         return None
-    seen = [f"{others} other processes use the device"] if others > 0 else []
+    seen = [f"processes on the device beside this one: {others}"] if others > 0 else []
     if slowest < _CANARY_SHARE:
         seen.append(f"a spin of known cycles ran at {slowest:.0%} of the clock that the driver names")
     return Doubt(

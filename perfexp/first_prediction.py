@@ -41,7 +41,7 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: E
     watch.lap("context")
     point = Point(key=key, status=Status.OK)
     with opening.alone(plan, paths, device, tell):
-        watch.restart()  # waiting for the device's lock is no part of a prediction
+        watch.restart()  # waiting for the device is no part of a prediction
         device.start()
         watch.lap("context")
         try:

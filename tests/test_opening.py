@@ -1,47 +1,87 @@
 """What a worker does before it measures: in which order the device is locked, waited for and made ready."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from perfexp import opening
-from perfexp.config import DeviceLock
+from perfexp import config, first_prediction, opening
 from perfexp.devices import lock
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
 from perfexp.events import Events
+from perfexp.record import Key, read_points
 
 
 class Noting(FakeDevice):
-    """A device that needs a lock, and notes who has it when it is waited for."""
+    """A device that needs a lock, and notes what is asked of it while somebody has that.
+
+    Waiting for it takes a hundred seconds of the scripted clock, making it ready one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.lock_name = "noting"
-        self.holders: list[str | None] = []
+        self.noted: list[str] = []
+        self.seconds = 0.0
 
     def settle(self) -> None:
-        self.holders.append(lock.holder(self.lock_name))
+        self._note("settle", 100.0)
+
+    def start(self) -> None:
+        self._note("start", 1.0)
+
+    def _note(self, what: str, seconds: float) -> None:
+        assert lock.holder("noting") is not None
+        self.noted.append(what)
+        self.seconds += seconds
 
 
 @pytest.fixture
 def device(monkeypatch, tmp_path):
+    made = Noting()
     monkeypatch.setattr(lock, "TEMPORARY", tmp_path)
-    return Noting()
+    monkeypatch.setattr(config, "build", {"gpu": made, "data": None}.__getitem__)
+    monkeypatch.setattr(config, "locate", lambda node: None)
+    return made
 
 
-def entered(device, folder):
-    plan, paths = SimpleNamespace(device_lock=DeviceLock.fail), SimpleNamespace(root=folder)
-    return opening.alone(plan, paths, device, Events(None))
+@pytest.fixture
+def plan():
+    key = Key(phase="ttfp", input_size=(8, 8), batch_size=1, precision="fp32", replicate=0)
+    return SimpleNamespace(
+        gpu="gpu", data="data", model="model", device_lock=config.DeviceLock.fail, first_prediction_keys=lambda: [key]
+    )
 
 
-def test_whoever_had_the_device_is_waited_for_by_the_one_who_has_its_lock(device, tmp_path):
-    with entered(device, tmp_path):
-        assert device.holders == [lock.holder("noting")]
-        assert device.holders[0] is not None
+@pytest.fixture
+def paths(tmp_path):
+    return SimpleNamespace(root=tmp_path, points=tmp_path / "points.jsonl", environment=tmp_path / "environment.json")
 
 
-def test_nobody_waits_for_a_device_that_is_refused(device, tmp_path):
-    with entered(device, tmp_path), pytest.raises(UserError, match="in use"), entered(device, tmp_path):
-        pass
-    assert len(device.holders) == 1
+def test_nobody_waits_for_a_device_that_is_refused(device, plan, paths):
+    with opening.alone(plan, paths, device, Events(None)):
+        with pytest.raises(UserError, match="in use"), opening.alone(plan, paths, device, Events(None)):
+            pass
+        assert device.noted == ["settle"]
+
+
+def test_a_device_is_locked_then_waited_for_then_made_ready(monkeypatch, device, plan, paths):
+    def opened(*_):
+        raise UserError("the model is next")
+
+    monkeypatch.setattr(opening, "open_session", opened)
+    with pytest.raises(UserError, match="the model is next"):
+        opening.with_procedure(plan, paths, Events(None), lambda procedure: None)
+    assert device.noted == ["settle", "start"]
+
+
+def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, device, plan, paths):
+    clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + int(device.seconds * 1e9))
+    monkeypatch.setattr(first_prediction, "time", clock)
+    monkeypatch.setattr(first_prediction, "_first_calls", lambda *_: None)
+    first_prediction.first_prediction(plan, paths, 0, Events(None), None)
+    [point] = read_points(paths.points)
+    [context] = [series.samples[0] for series in point.series if series.name == "ttfp/context"]
+    assert device.noted == ["settle", "start"]
+    assert 1 <= context < 100

@@ -54,7 +54,7 @@ class CpuDevice:
         self._flushed: NDArray[np.float64] | None = None
 
     def settle(self) -> None:
-        """Nobody leaves anything on it."""
+        """See `Device`; who uses a processor is told by the doubt `busy_host`."""
 
     def start(self) -> None:
         """It is always ready."""

@@ -15,7 +15,7 @@ import torch
 
 from perfexp.devices import Event
 from perfexp.devices.cpu import processor_name
-from perfexp.devices.nvml import find_board, is_used
+from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
@@ -221,12 +221,10 @@ class CudaDevice:
         """See `Device`."""
         if not is_used(self._state_before):
             return []
-        others, busy = (self._state_before.get(name) or 0 for name in ("processes", "utilization_percent"))
         return [
             Doubt(
                 code="shared_device",
-                detail=f"{others or 'no'} other process{'es' * (others > 1)} on {self.name}, {busy} % busy before the "
-                "first measurement",
+                detail=f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}",
                 remedy="measure when nobody else uses the device",
             )
         ]

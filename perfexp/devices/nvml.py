@@ -87,6 +87,17 @@ def is_used(state: Mapping[str, Any]) -> bool:
     return bool(state.get("processes")) or (state.get("utilization_percent") or 0) > _BUSY_PERCENT
 
 
+def neighbours(state: Mapping[str, Any]) -> list[str]:
+    """What the driver tells of others on a board on which this process has no context yet, in words.
+
+    Args:
+        state: see `Board.state`.
+    """
+    others, busy = state.get("processes"), state.get("utilization_percent")
+    told = [] if others is None else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
+    return [*told, *([] if busy is None else [f"{busy} % busy"])]
+
+
 def find_board(uuid: str) -> tuple[Board | None, str]:
     """The board of that UUID, or None and why there is none.
 

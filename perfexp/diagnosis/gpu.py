@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfexp import units
-from perfexp.devices.nvml import is_used
+from perfexp.devices.nvml import is_used, neighbours
 from perfexp.diagnosis import Facts, Finding, fail, missing, ok, part, warn
 from perfexp.diagnosis.devices import Chosen, board_of
 
@@ -118,9 +118,7 @@ def _power(board: Mapping[str, Any], sheet: Mapping[str, Any]) -> Finding:
 
 def _neighbours(state: Mapping[str, Any]) -> Finding:
     """Read before the survey's own process gave the device any work."""
-    others, busy = state.get("processes"), state.get("utilization_percent")
-    seen = [] if others is None else [f"{others} other processes" if others else "no other process"]
-    seen += [] if busy is None else [f"{busy} % busy"]
+    seen = neighbours(state)
     if not seen:
         return missing("neighbours", "the driver does not tell who uses the device", "ask nvidia-smi as root")
     if is_used(state):

@@ -48,9 +48,11 @@ def memory(monkeypatch, before, used, flushed=None):
         ([(0, 0)], 1, None),
         ([(1, 80), (0, 80), (0, 6), (0, 5)], 4, None),
         ([(None, None)], 1, None),
-        ([(1, 0)], 4, "1 other process on H200, 0 % busy before the first measurement"),
-        ([(2, 91)], 4, "2 other processes on H200, 91 % busy before the first measurement"),
-        ([(0, 91)], 4, "no other process on H200, 91 % busy before the first measurement"),
+        ([(1, 0)], 4, "1 other process, 0 % busy"),
+        ([(2, 91)], 4, "2 other processes, 91 % busy"),
+        ([(0, 91)], 4, "no other process, 91 % busy"),
+        ([(None, 91)], 4, "91 % busy"),
+        ([(1, None)], 4, "1 other process"),
     ],
 )
 def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(monkeypatch, states, looks, doubt):
@@ -70,10 +72,15 @@ def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(mon
     device.settle()
     assert len(seen) == looks
     device.start()
-    assert [each.detail for each in device.doubts()] == ([] if doubt is None else [doubt])
+    told = f"H200 before the first measurement: {doubt}"
+    assert [each.detail for each in device.doubts()] == ([] if doubt is None else [told])
 
 
-def test_a_device_whose_driver_tells_nothing_is_not_waited_for():
+def test_a_device_without_a_board_is_not_waited_for(monkeypatch):
+    def sleep(seconds):
+        pytest.fail("it was")
+
+    monkeypatch.setattr(cuda, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     device = object.__new__(CudaDevice)
     device._board = None
     device.settle()
