@@ -27,21 +27,23 @@ def first_prediction(plan: config.Plan, paths: RunPaths, replicate: int, tell: E
         spawned_ns: the parent's monotonic clock when it started this process.
     """
     from perfexp import environment
-    from perfexp.verdicts import verdict
+    from perfexp.verdicts import verdict, watching_the_host
 
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
     tell.point(key)
-    watch.restart()
-    config.locate(plan.model)
-    watch.lap("imports")
-    device = config.build(plan.gpu)
-    watch.lap("context")
     point = Point(key=key, status=Status.OK)
-    with opening.alone(plan, paths, device, tell):
-        watch.restart()  # waiting for the device is no part of a prediction
+    with watching_the_host(point):
+        watch.restart()
+        config.locate(plan.model)
+        watch.lap("imports")
+        device = config.build(plan.gpu)
+        watch.lap("context")
+    # waiting for the device is no part of a prediction
+    with opening.alone(plan, paths, device, tell), watching_the_host(point):
+        watch.restart()
         device.start()
         watch.lap("context")
         try:
@@ -74,7 +76,11 @@ def _first_calls(plan: config.Plan, key: Key, device: Device, watch: _StopWatch)
         device.synchronize()
         watch.lap("inputs")
         for call in ("first_call", "second_call"):
-            session.forward(batch.inputs)
+            try:
+                session.forward(batch.inputs)
+            except Exception:
+                session.first_forward(batch)  # says so where the model can't take such inputs
+                raise
             device.synchronize()
             watch.lap(call)
 

@@ -337,7 +337,7 @@ class _Relay:
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "block":
-            self._progress.block(event["text"])
+            (self._progress.waiting if event.get("patient") else self._progress.block)(event["text"])
         if "key" not in event:
             return
         key = msgspec.convert(event["key"], Key)

@@ -53,15 +53,20 @@ def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: fl
 def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]:
     """While entered, what other processes use of the processors is counted; at the end the point says so, and how long.
 
+    Where a point is watched more than once, in its parts, it says what was used in all of them.
+
     Args:
         point: under way.
         of_ranks: whether other ranks of the same run are not other processes.
     """
+    seconds = point.wall_seconds or 0.0
+    used = seconds * point.facts.get("other_cpu_cores", 0.0)
     start, others = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=of_ranks)
     yield
-    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
-    other_cores = (environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
+    point.wall_seconds = seconds + (time.perf_counter_ns() - start) * 1e-9
+    other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
+    point.doubts = [doubt for doubt in point.doubts if doubt.code != "busy_host"]
     if point.status is Status.OK and other_cores > doubts.BUSY_SHARE * environment.cores():
         point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
 

@@ -121,6 +121,14 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
     assert Path("x/run.log").read_text().count("--what=ttfp") == 1
 
 
+def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
+    code, _, [record] = run("model=alexnet", "gpu=cpu", "input_size=16", "ttfp=true", "output_dir=x")
+    assert (code, len(record.points)) == (1, 2)
+    for point in record.points:
+        assert point.status is Status.UNSUPPORTED
+        assert "can't take 1 × 3 × 16 × 16" in point.error
+
+
 def test_replicates_are_fresh_processes(run):
     _, _, [record] = run(*FAKE, "replicate=3", "output_dir=x")
     assert [point.key.replicate for point in record.points] == [0, 1, 2]

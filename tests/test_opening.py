@@ -1,11 +1,12 @@
 """What a worker does before it measures: in which order the device is locked, waited for and made ready."""
 
+import itertools
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from perfexp import config, first_prediction, opening
+from perfexp import config, environment, first_prediction, opening
 from perfexp.devices import lock
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
@@ -85,3 +86,16 @@ def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, devi
     [context] = [series.samples[0] for series in point.series if series.name == "ttfp/context"]
     assert device.noted == ["settle", "start"]
     assert 1 <= context < 100
+
+
+@pytest.mark.parametrize(
+    ("before", "waiting", "within", "told"), [(0, 99, 0, False), (99, 0, 0, True), (0, 0, 99, True), (0, 0, 0, False)]
+)
+def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan, paths, before, waiting, within, told):
+    readings = itertools.accumulate([0, before, waiting, within])
+    monkeypatch.setattr(environment, "other_cpu_seconds", lambda *, of_ranks: next(readings) * environment.cores())
+    monkeypatch.setattr(first_prediction, "_first_calls", lambda *_: None)
+    first_prediction.first_prediction(plan, paths, 0, Events(None), None)
+    [point] = read_points(paths.points)
+    assert [doubt.code for doubt in point.doubts] == ["busy_host"] * told
+    assert (point.facts["other_cpu_cores"] > 0) is told

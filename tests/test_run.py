@@ -478,7 +478,7 @@ def test_work_that_is_not_known_is_said():
     measuring.session.work = lambda inputs, training: counted
     point = measuring.measure(KEY)
     assert "work_uncounted" in codes(point)
-    assert "name a GPU" in point.metric("mfu").reason
+    assert "that of a GPU is named by gpu=" in point.metric("mfu").reason
 
     def refuses(inputs, training):
         raise Unsupported("it reads its numbers")

@@ -39,7 +39,7 @@ def speed(
         str | None, typer.Option(metavar="sp|mp", help="One card or several; by default by their number.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16.")
+        str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to.")] = Path(),
 ) -> None:

@@ -66,8 +66,8 @@ def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
     kind = _PEAKS.get(point.key.precision, point.key.precision)
     if not (peak := peaks.get(kind)):
         reason = (
-            f"no data sheet says what this device does at most in {kind}: name a GPU (gpu=h200, …), or see what any "
-            "device reaches (probes.ceilings=true)"
+            f"no data sheet says what this device does at most in {kind} (that of a GPU is named by gpu=h200, …); "
+            "probes.ceilings=true measures what it reaches"
         )
         return Metric(name="mfu", value=None, unit="1", reason=reason)
     return _part(point, work, peak, "mfu")

@@ -81,7 +81,17 @@ class Progress:
         Args:
             text: what it times.
         """
-        self._draw(f"{self._key}: {text}")
+        self._draw(": ".join(filter(None, (self._key, text))))
+
+    def waiting(self, text: str) -> None:
+        """The worker waits for something outside of it, for who knows how long.
+
+        Args:
+            text: for what.
+        """
+        self._draw(text)
+        if self._plain and not self._quiet:
+            self._console.print(Text(one_line(text)), soft_wrap=True)
 
     def done(self, status: str, result: str) -> None:
         """The point under way is done.

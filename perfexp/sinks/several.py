@@ -31,7 +31,8 @@ def _parts(point: Point) -> Iterator[str]:
     together = found.pop("samples_per_second", None)
     if together is not None:
         rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
-        yield f"together {rate} where no rank hears of another but through the gradients"
+        gradients = " but through the gradients" if point.key.phase == "train" else ""
+        yield f"together {rate} where no rank hears of another{gradients}"
     own = [metric.value for name, metric in found.items() if name not in _SHARES and metric.value is not None]
     if own:
         least, most = (units.digits(value, 3) for value in (min(own), max(own)))

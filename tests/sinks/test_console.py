@@ -190,6 +190,17 @@ def test_a_run_without_a_terminal_has_one_line_for_each_finished_point() -> None
     ]
 
 
+def test_who_waits_without_a_terminal_says_so_at_once() -> None:
+    out, quiet = io.StringIO(), io.StringIO()
+    for each in (console(out), console(quiet, quiet=True)):
+        with each.progress() as progress:
+            progress.started(1)
+            progress.block("loading")
+            progress.waiting("waiting: process 7 measures x\x1b[2J")
+    assert out.getvalue().splitlines() == ["waiting: process 7 measures x [2J"]
+    assert quiet.getvalue() == ""
+
+
 def test_the_bar_is_drawn_by_events_alone() -> None:
     out = Terminal()
     threads = threading.active_count()

@@ -5,8 +5,8 @@ from perfexp.sinks import overview, several
 from perfexp.summary import rows
 
 
-def with_ranks(make_record, *, share_low, **more):
-    record = make_record(phases=("train",), **more)
+def with_ranks(make_record, *, share_low, phase="train", **more):
+    record = make_record(phases=(phase,), **more)
     for point in record.points:
         if point.key.is_timed:
             figures = {"samples_per_second": 42.7, "0/samples_per_second": 21.6, "1/samples_per_second": 21.74}
@@ -28,6 +28,11 @@ def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record
         "together 42.7 samples/s where no rank hears of another but through the gradients, each 21.6 … 21.7, "
         "waiting for gradients 17 % (15 % … 19 %), scaling efficiency 51 % (50 % … 53 %)"
     )
+
+
+def test_ranks_that_infer_share_no_gradients(make_record):
+    [sentence] = several.sentences(with_ranks(make_record, share_low=0.15, phase="inference"))
+    assert sentence.startswith("together 42.7 samples/s where no rank hears of another, each 21.6")
 
 
 def test_an_interval_that_there_is_not_is_said(make_record):
