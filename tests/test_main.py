@@ -122,7 +122,7 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
 
 
 def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
-    code, _, [record] = run("model=alexnet", "gpu=cpu", "input_size=16", "ttfp=true", "output_dir=x")
+    code, _, [record] = run("model=alexnet", "gpu=cpu", "input_size=16", "ttfp=true", "tracking=none", "output_dir=x")
     assert (code, len(record.points)) == (1, 2)
     for point in record.points:
         assert point.status is Status.UNSUPPORTED

@@ -10,12 +10,6 @@ from perfexp import commands
 from perfexp.record import SweepMembership
 from perfexp.sweep_record import Sweep, SweepChild
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated"
-    ),  # MLflow's models, SQLAlchemy 2.1
-]
-
 
 @pytest.fixture
 def read(store):

@@ -14,12 +14,6 @@ import pytest
 from perfexp import commands
 from perfexp.sinks.mlflow import MlflowSink
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated"
-    ),  # MLflow's models, SQLAlchemy 2.1
-]
-
 
 @pytest.fixture
 def free_port():

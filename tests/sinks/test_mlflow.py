@@ -14,12 +14,6 @@ from perfexp.record import Artifact, Metric, Status, SweepMembership
 from perfexp.sinks.mlflow import MlflowSink, TrackingFailed
 from perfexp.sweep_record import Sweep, SweepChild
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated"
-    ),  # MLflow's models, SQLAlchemy 2.1
-]
-
 
 @pytest.fixture
 def experiment(request):
