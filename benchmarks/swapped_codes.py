@@ -76,7 +76,7 @@ def main() -> None:
             codes[one], codes[other] = codes[other], codes[one]
             before = right[one]["ok"], right[other]["ok"]
             fewer = any(now < then for now, then in zip(swapped, before, strict=True))
-            verdict = "yes" if fewer else "NO" if any((*before, *swapped)) else "neither runs"
+            verdict = "yes" if fewer else "NO" if any((*before, *swapped)) else "neither is ok"
             missed, pairs = missed + (verdict == "NO"), pairs + 1
             cells = (which.value, f"{one}, {other}", "{} + {}".format(*before), "{} + {}".format(*swapped), verdict)
             print(f"| {' | '.join(cells)} |", flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp import doubts, metrics, rivals, training, unqueued, verdicts
+from perfexp import disturbances, doubts, metrics, rivals, training, unqueued, verdicts
 from perfexp.algorithms import Algorithm
 from perfexp.algorithms.default import Default
 from perfexp.data import Batches, Data
@@ -140,7 +140,7 @@ class Procedure:
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
-            point.doubts += doubts.of_device(before, after)
+            point.doubts += disturbances.of_device(before, after)
             verdicts.add_cycles(point, before, after)
         if point.status is Status.OOM:
             self._add_batch_that_fits(point)

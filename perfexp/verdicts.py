@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfexp import doubts, environment, stats
+from perfexp import disturbances, doubts, environment, stats
 from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.errors import OutOfMemory, Unsupported
@@ -67,8 +67,8 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
     other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
     point.doubts = [doubt for doubt in point.doubts if doubt.code != "busy_host"]
-    if point.status is Status.OK and other_cores > doubts.BUSY_SHARE * environment.cores():
-        point.doubts.append(doubts.busy_host(other_cores, environment.cores()))
+    if point.status is Status.OK and other_cores > disturbances.BUSY_SHARE * environment.cores():
+        point.doubts.append(disturbances.busy_host(other_cores, environment.cores()))
 
 
 def busy_seconds(point: Point) -> float:
@@ -137,7 +137,7 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
         threads: of the model.
     """
     if not device.asynchronous and workers and workers + threads > environment.cores():
-        point.doubts.append(doubts.loader_competes(workers, threads, environment.cores()))
+        point.doubts.append(disturbances.loader_competes(workers, threads, environment.cores()))
 
 
 def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

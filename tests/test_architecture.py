@@ -58,6 +58,7 @@ FLOORS = {
         "summary",
         "metrics",
         "doubts",
+        "disturbances",
         "interrupts",
         "lifeline",
         "kept",

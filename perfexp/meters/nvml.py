@@ -62,7 +62,7 @@ class NvmlMeter:
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         others = len(processes or []) - 1  # this one is among them, be it under another number
         if others > 0:
-            found.append(doubts.shared(self.name, f"{others} other processes on the board"))
+            found.append(doubts.shared(self.name, f"others on the board (processes: {others})"))
         if self.power_kind is PowerKind.average:
             found.append(doubts.average(self.name))
         return found
