@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from perfexp import stats
-from perfexp.record import Point, Record, Status
+from perfexp.records.record import Point, Record, Status
+from perfexp.statistics import estimators
 
 #: Columns in this order, and then what else there is.
 ORDER = (
@@ -53,7 +53,7 @@ def cell(point: Point) -> str:
 
 
 def _time(samples: list[float]) -> str:
-    interval = stats.median_interval(samples)
+    interval = estimators.median_interval(samples)
     width = interval.relative_half_width
     return f"{interval.value * 1e3:.4g}" + ("" if width is None else f" ± {width:.2%}".replace("%", " %"))
 

@@ -16,8 +16,8 @@ from collections import defaultdict
 import torch
 from torch.nn.functional import conv2d as conv2d_of_torch
 
-from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 KINDS = ("outputs", "inputs'", "weights'", "bias'")

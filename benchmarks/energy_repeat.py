@@ -24,8 +24,8 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
+from perfexp.diagnosis.meter_selftest import findings, try_meters
 from perfexp.meters import Found
-from perfexp.meters.selftest import findings, try_meters
 from perfexp.meters.watch import Rules
 from perfexp.probes.energy import Energy, EnergyProcedure, rules_for
 

@@ -27,9 +27,9 @@ import numpy as np
 import pynvml
 import torch
 
-from perfexp import summary
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.record import Point, Record, is_layers, timed_key
+from perfexp.records import summary
+from perfexp.records.record import Point, Record, is_layers, timed_key
 
 WARMUP = 20
 

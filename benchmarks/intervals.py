@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfexp import stats
+from perfexp.statistics import estimators
 from perfexp.stopping import Precision
 from tests.simulation import SERIES, autoregressive, iid, nvbench_stdrel_calls, take, true_median
 
@@ -33,7 +33,7 @@ def row(name: str, epsilon: float) -> tuple[float, float]:
             Precision(epsilon=epsilon, max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 20_000)
         )
         kept = samples[monitor.warmup(samples) :]
-        interval = stats.median_interval(kept)
+        interval = estimators.median_interval(kept)
         calls.append(kept.size)
         covered += interval.low is not None and interval.low <= truth <= interval.high
     return float(np.median(calls)), covered / RUNS
@@ -45,12 +45,12 @@ def cut_short(source: Callable[[np.random.Generator, int], NDArray[np.float64]],
     for _ in range(RUNS):
         rule = Precision(epsilon=1e-9, max_seconds=calls, warmup_seconds=0)
         samples, monitor = take(rule, source(rng, int(4 * calls) + 10))
-        interval = stats.median_interval(samples[monitor.warmup(samples) :])
+        interval = estimators.median_interval(samples[monitor.warmup(samples) :])
         if interval.low is not None and interval.high is not None:
             has += 1
             held += interval.low <= 1 <= interval.high
             below, above = interval.value - interval.low, interval.high - interval.value
-            widely += -stats.FEW_TOO_NARROW * above <= interval.value - 1 <= stats.FEW_TOO_NARROW * below
+            widely += -estimators.FEW_TOO_NARROW * above <= interval.value - 1 <= estimators.FEW_TOO_NARROW * below
     return has / RUNS, held / has, widely / has
 
 

@@ -43,17 +43,17 @@ from typing import Any
 
 import torch
 
-from perfexp import config as configuration
-from perfexp import stats
-from perfexp.events import Events
-from perfexp.main import compose
+from perfexp.cli.composition import compose
+from perfexp.measure.procedure import Procedure
 from perfexp.models.mmseg_config import import_mmseg, read_config, without_other_cards
-from perfexp.opening import with_procedure
-from perfexp.paths import RunPaths
+from perfexp.plan import config as configuration
 from perfexp.probes import depth, queue, timing
-from perfexp.run import Procedure
+from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths
+from perfexp.statistics import estimators
 from perfexp.stopping import Fixed
 from perfexp.sweep import parse_sizes
+from perfexp.worker.setup import with_procedure
 
 #: Steps before the first turn.
 WARMUP_STEPS = 20
@@ -317,7 +317,7 @@ def main() -> None:
     print("\n| clock | images/s | over the loop | 95 % interval |\n|---|---:|---:|---:|")
     for title in taken[0]:
         rate = arguments.batch_size / statistics.fmean(each[title] for each in taken)
-        over, _ = stats.across_interval([each["loop"] / each[title] for each in taken])
+        over, _ = estimators.across_interval([each["loop"] / each[title] for each in taken])
         ends = "" if title == "loop" else f"{over.low - 1:+.1%} to {over.high - 1:+.1%}"
         print(f"| {title} | {rate:.4g} | {over.value - 1:+.1%} | {ends} |")
 

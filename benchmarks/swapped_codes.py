@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from perfexp.algorithms import plan as plans
+from perfexp.algorithms import convolution_plan as plans
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from perfexp import interrupts, streams, unexpected
+from perfexp import __version__
+from perfexp.cli import usage
+from perfexp.cli.flags import CONFIG_DIR, flag_values
+from perfexp.cli.usage import COMMANDS
+from perfexp.host import crash_report, interrupts, streams
+from perfexp.host.installation import conf_dir
 
 
 def main() -> int:
     """Dispatch the process's command line; returns its exit code."""
     streams.install()
     try:
-        return _dispatch(sys.argv[1:])
+        return dispatch(sys.argv[1:])
     except Exception as error:  # a module that can't be imported, for one
-        failure = unexpected.failure(error)
+        failure = crash_report.failure(error)
         print(f"error: {failure}", file=sys.stderr)
         return failure.exit_code
 
 
-def _dispatch(arguments: list[str]) -> int:
-    try:
-        from perfexp.commands import NAMES, run
+def dispatch(arguments: list[str]) -> int:
+    """Run what a command line asks for; help and version need neither Hydra nor Typer.
 
-        if arguments and arguments[0] in NAMES:
+    Args:
+        arguments: command line without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            from perfexp.commands import run  # Typer and rich: a measurement does without
+
             return run(arguments)
+        if usage.is_asked_for(arguments):
+            print(usage.text([conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]))
+            return 0
+        if "--version" in arguments:
+            print(f"perfexp {__version__}")
+            return 0
         from perfexp.main import main as application
 
         code = application(arguments)

@@ -2,67 +2,51 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import re
 import shlex
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from perfexp import __version__, config, credentials, interrupts, naming, usage, validation
-from perfexp.errors import PerfexpError, UserError
-from perfexp.explain import FOREIGN_ERRORS, explained, user_error
-from perfexp.overrides import (
-    CONFIG_DIR,
-    DRY_RUN,
-    MULTIRUN,
-    OVERWRITE,
+from perfexp.cli.composition import SCRATCH, call_with_hydra
+from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, OVERWRITE, flag_values, joined_flags
+from perfexp.cli.overrides import (
     axes_of,
-    flag_values,
-    is_of_hydra,
-    joined_flags,
     limited_jobs,
     parsed,
-    refuse_hydra_settings,
-    refuse_no_names,
-    refuse_targets,
-    refuse_unreadable,
     refuse_words,
     values_of,
     without_credentials,
     without_max_jobs,
 )
-from perfexp.paths import RunPaths, refuse_deleted_cwd
-from perfexp.preparation import holds_other_plan, refuse_other_plan
-from perfexp.resume import with_resumed
-from perfexp.stored import Offer, check_targets
+from perfexp.cli.resume import with_resumed
+from perfexp.cli.stored_command import Offer, check_targets
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts
+from perfexp.host.files import refuse_deleted_cwd
+from perfexp.orchestration import dry_run, job, replicates
+from perfexp.orchestration.job import Assignment
+from perfexp.orchestration.preparation import holds_other_plan, refuse_other_plan
+from perfexp.orchestration.sweep_run import Campaign
+from perfexp.plan import config, naming, validation
+from perfexp.plan.hydra_errors import explained
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
 
-    from perfexp.campaign import Campaign
-    from perfexp.job import Assignment
-    from perfexp.record import Record
-    from perfexp.sinks.console import Console
 
 #: Exit code where everything was measured and a record is on disk only.
 _NOT_SENT = 3
-#: Hydra's flags without a value.
-_SWITCHES = (*MULTIRUN, "--run", "-r", "--resolve", "--shell-completion", "-sc")
-#: What the names of folders begin with in which Hydra writes its own files.
-_SCRATCH = "perfexp-hydra-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,12 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         3 if all was measured and a tracker did not take a record, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if usage.is_asked_for(arguments):
-        print(usage.text([config.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]))
-        return 0
-    if "--version" in arguments:
-        print(f"perfexp {__version__}")
-        return 0
     application = _Application()
     with interrupts.handled():
         try:
@@ -108,86 +86,10 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         arguments, application.offer = with_resumed(arguments)
         application.arguments = arguments
         with limited_jobs(most_jobs):
-            _hand_over(arguments, application)
+            call_with_hydra(arguments, application)
         application.measure_rounds()
     except Exception as error:
         application.failed(explained(error))
-
-
-def compose(arguments: Sequence[str]) -> dict[str, Any]:
-    """The plan that a command line of overrides makes, as plain data; nothing is measured.
-
-    Args:
-        arguments: overrides of one run, and `--config-dir=DIR`.
-
-    Raises:
-        UserError: what a run would refuse before it begins.
-    """
-    found: list[tuple[DictConfig, dict[str, Any]]] = []
-
-    def keep(composed: DictConfig) -> None:
-        found.append((composed, dict(HydraConfig.get().runtime.choices)))
-
-    try:
-        arguments = without_credentials(arguments)
-        _hand_over([*arguments, "hydra.mode=RUN"], keep)  # a file of the experiment's may ask for a sweep
-        plain = config.plan_of(*found[0], arguments)
-    except FOREIGN_ERRORS as error:
-        raise user_error(error) from error
-    validation.check(config.typed(plain))
-    return plain
-
-
-def _hand_over(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
-    """Have Hydra call a function with what it composes, once for each job."""
-    refuse_unreadable(arguments)
-    refuse_targets(arguments)
-    refuse_no_names(arguments)
-    refuse_hydra_settings(arguments)
-    ordered = _ordered(arguments)
-    prints = _prints(ordered)
-    with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=_SCRATCH))
-        stack.enter_context(_hydra_arguments(ordered))
-        if prints:
-            stack.enter_context(_masked_stdout())
-        config.register(Path(scratch))
-        try:
-            hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(function)()
-        except (ValueError, AttributeError, AssertionError) as error:  # no mistake that Hydra has a class for
-            typed = [text for text in arguments if is_of_hydra(text) or (prints and text[:1] == "-")]
-            if isinstance(error, FOREIGN_ERRORS) or not typed:
-                raise
-            raise UserError(f"Hydra does not take {' '.join(typed)}: {error}".rstrip(": ")) from error
-
-
-def _ordered(arguments: Sequence[str]) -> list[str]:
-    """A command line with flags first: argparse takes them before or after all overrides, but not between them."""
-    return sorted(arguments, key=lambda text: text not in _SWITCHES and not re.match("--[^=]+=", text))
-
-
-def _prints(arguments: Sequence[str]) -> bool:
-    """Whether flags have Hydra print something instead of measuring.
-
-    Raises:
-        UserError: Hydra knows no such flag, or flags contradict one another.
-    """
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            flags = get_args_parser().parse_args(list(arguments))
-    except SystemExit as end:
-        reason = said.getvalue().rpartition("error: ")[2].strip()
-        raise UserError(f"{reason}. perfexp --help lists the flags.") from end
-    chosen = {"--run": flags.run, "-m": flags.multirun, "--cfg": flags.cfg, "--info": flags.info}
-    chosen["--shell-completion"] = flags.shell_completion
-    given = [name for name, value in chosen.items() if value]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} exclude one another: leave out {given[0]}.")
-    for name, value in (("--package", flags.package), ("--resolve", flags.resolve)):
-        if value and not flags.cfg:
-            raise UserError(f"{name} is for --cfg: say --cfg job {name} …, or leave it out.")
-    return any(name not in ("--run", "-m") for name in given)
 
 
 class _Application:
@@ -202,17 +104,8 @@ class _Application:
         self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
         self.campaign: Campaign | None = None
-        self._console: Console | None = None
+        self.console = Console()  # plain until a plan sets it
         self._folder: Path | None = None
-
-    @property
-    def console(self) -> Console:
-        """Where everything is reported; plain until a plan says otherwise."""
-        if self._console is None:
-            from perfexp.sinks.console import Console
-
-            self._console = Console()
-        return self._console
 
     def failed(self, error: PerfexpError) -> None:
         """Report an error and remember its exit code."""
@@ -257,10 +150,6 @@ class _Application:
 
     def _take(self, composed: DictConfig) -> None:
         """See `__call__`."""
-        from perfexp import job
-        from perfexp.record import Record
-        from perfexp.sinks.console import Console
-
         if self._is_refused:
             return
         settings = HydraConfig.get()
@@ -270,7 +159,7 @@ class _Application:
             )
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
-        self._console = Console(quiet=composed.quiet)
+        self.console = Console(quiet=composed.quiet)
         try:
             if settings.mode == RunMode.MULTIRUN:
                 self._join(composed)
@@ -309,28 +198,20 @@ class _Application:
     def measure_rounds(self) -> None:
         """Measure the runs of a sweep that have several replicates, which are interleaved; or say what would be."""
         if self._waiting and self.is_dry:
-            from perfexp import dry_run
-
             dry_run.show(self._waiting, self.campaign, self.console)
         elif self._waiting:
-            from perfexp import rounds
-
-            rounds.measure(self._waiting, self.console, self._ended)
+            replicates.measure(self._waiting, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         """Remember how a run ended, and enter it in the sweep's summary."""
         if isinstance(outcome, PerfexpError):
             self.failed(outcome)
         else:
-            from perfexp import job
-
             self.exit_codes += [job.exit_code(outcome), *([] if assignment.is_sent else [_NOT_SENT])]
         self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
         """What this job has to do, and where its files go."""
-        from perfexp.job import Assignment
-
         plan, campaign = config.typed(plain), self.campaign
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
         if campaign is None:
@@ -379,8 +260,6 @@ class _Application:
         """
         if self.campaign is None:
             self._is_refused = True
-            from perfexp.campaign import Campaign
-
             settings = HydraConfig.get()
             given = {override.key_or_group for override in parsed(self.arguments)}
             params = {key: value for key, value in _sweeper_params(settings).items() if key not in given}
@@ -429,7 +308,7 @@ def _sweep_folder(written: Path, output_dir: str | None) -> Path:
         written: where Hydra wrote its own; a folder that a file names by hydra.sweep.dir, or perfexp's scratch.
         output_dir: the folder that the user named, if any.
     """
-    if not written.name.startswith(_SCRATCH):
+    if not written.name.startswith(SCRATCH):
         return written
     return Path(output_dir) if output_dir else Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-sweep")
 
@@ -437,38 +316,3 @@ def _sweep_folder(written: Path, output_dir: str | None) -> Path:
 def _sweeper_params(settings: HydraConf) -> dict[str, Any]:
     """Axes that a configuration file gives to the sweeper."""
     return dict(settings.sweeper.get("params") or {})
-
-
-@contextmanager
-def _masked_stdout() -> Iterator[None]:
-    """While entered, what is printed is kept; it is printed afterwards, without credentials.
-
-    Raises:
-        UserError: Hydra ended the process, and said why on stderr.
-    """
-    kept, said = io.StringIO(), io.StringIO()
-    try:
-        with redirect_stdout(kept), redirect_stderr(said):
-            yield
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise UserError(" ".join(said.getvalue().split())) from end
-    finally:
-        print(credentials.mask(kept.getvalue()), end="")
-
-
-@contextmanager
-def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Hand a command line to Hydra, which reads sys.argv, and have it raise its errors instead of printing them."""
-    saved, sys.argv = sys.argv, ["perfexp", *arguments]
-    full_error = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        sys.argv = saved
-        if full_error is None:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from perfexp import stats
 from perfexp.errors import UserError
-from perfexp.record import Stop
+from perfexp.records.record import Stop
+from perfexp.statistics import estimators
 
 #: A block between two looks at the samples lasts at least this long, so that looking does not disturb the next one.
 _MINIMUM_BLOCK_SECONDS = 0.005
@@ -91,7 +91,7 @@ class Precision:
         min_calls: int = 5,
         warmup_calls: int = 3,
         warmup_seconds: float = 0.5,
-        min_effective: float = stats.FEW,
+        min_effective: float = estimators.FEW,
         tail_percentile: float = 50.0,
     ) -> None:
         for name, value in (("epsilon", epsilon), ("max_seconds", max_seconds)):
@@ -164,7 +164,7 @@ class _PrecisionMonitor:
         self._last_seconds = rule.max_seconds + max(rule.max_seconds, _OVERTIME_SECONDS)
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
-        self._samples_needed = max((stats.samples_needed(p) for p in percentiles), default=0)
+        self._samples_needed = max((estimators.samples_needed(p) for p in percentiles), default=0)
         self._tail = max((p for p in percentiles if 50 < p <= rule.tail_percentile), default=None)
         self._met_before = False
         self._stretch = 1.0
@@ -172,7 +172,7 @@ class _PrecisionMonitor:
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
         least = self._least_warmup(samples)
-        return max(least, stats.mser5_cut(samples)) if least < samples.size else samples.size
+        return max(least, estimators.mser5_cut(samples)) if least < samples.size else samples.size
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -209,7 +209,7 @@ class _PrecisionMonitor:
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
         kept = samples[self.warmup(samples) :]
-        achieved = stats.median_interval(kept).relative_half_width if kept.size else None
+        achieved = estimators.median_interval(kept).relative_half_width if kept.size else None
         return Stop(reason=self._reason, target=self._rule.epsilon, achieved=achieved)
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
@@ -219,10 +219,10 @@ class _PrecisionMonitor:
         return max(math.ceil(rule.warmup_calls / k), by_time)
 
     def _met(self, kept: NDArray[np.float64]) -> bool:
-        tau = stats.autocorrelation_time(kept)
+        tau = estimators.autocorrelation_time(kept)
         if kept.size / tau < self._rule.min_effective or kept.size < self._samples_needed * tau:
             return False
-        width = stats.median_interval(kept, tau).relative_half_width
+        width = estimators.median_interval(kept, tau).relative_half_width
         return width is not None and width <= self._rule.epsilon
 
     def _worth_overtime(self, kept: NDArray[np.float64], growth: float) -> bool:
@@ -232,12 +232,12 @@ class _PrecisionMonitor:
             kept: the samples without warm-up.
             growth: how many times as many there are if the series goes on to its end.
         """
-        tau = stats.autocorrelation_time(kept)
-        if stats.median_interval(kept, tau).low is None:
+        tau = estimators.autocorrelation_time(kept)
+        if estimators.median_interval(kept, tau).low is None:
             return True
-        if self._tail is None or growth * kept.size < stats.samples_needed(self._tail) * tau:
+        if self._tail is None or growth * kept.size < estimators.samples_needed(self._tail) * tau:
             return False
-        return stats.percentile_interval(kept, self._tail, tau).low is None
+        return estimators.percentile_interval(kept, self._tail, tau).low is None
 
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
         """Not more samples at once than time and calls are left for, but always one."""
@@ -269,5 +269,5 @@ class _FixedMonitor:
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
         kept = samples[self.warmup(samples) :]
-        achieved = stats.median_interval(kept).relative_half_width if kept.size else None
+        achieved = estimators.median_interval(kept).relative_half_width if kept.size else None
         return Stop(reason="fixed", achieved=achieved)

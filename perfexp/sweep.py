@@ -11,8 +11,8 @@ from operator import ge
 from typing import Any, Protocol, TypeVar
 
 from perfexp.errors import UserError
-from perfexp.record import Key, Status
-from perfexp.record import Point as Measured
+from perfexp.records.record import Key, Status
+from perfexp.records.record import Point as Measured
 
 Size = tuple[int, int]
 _T = TypeVar("_T")

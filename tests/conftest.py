@@ -12,7 +12,18 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from perfexp.record import Artifact, Doubt, Key, Metric, Point, Record, Series, Status, Stop, overall_status
+from perfexp.records.record import (
+    Artifact,
+    Doubt,
+    Key,
+    Metric,
+    Point,
+    Record,
+    Series,
+    Status,
+    Stop,
+    overall_status,
+)
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]

@@ -29,12 +29,12 @@ from pathlib import Path
 
 import psutil
 
-from perfexp import config
 from perfexp.devices import lock
 from perfexp.errors import PerfexpError
-from perfexp.paths import RunPaths
-from perfexp.record import Key, Point, Record, Status, points_from_lines
-from perfexp.sweep_record import Sweep
+from perfexp.plan import config
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Key, Point, Record, Status, points_from_lines
+from perfexp.records.sweep_record import Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 #: In the environment of every process of a trial, with the trial's folder.

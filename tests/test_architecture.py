@@ -1,260 +1,204 @@
-"""The house: imports point down, torch and Hydra stay in their rooms, and names say what things are."""
+"""The house: imports point down, heavy packages stay in their rooms, and every module has a name and a purpose."""
 
 import ast
+from collections import Counter
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "perfexp"
 
-#: Modules and rooms by floor; a module may import from its own floor or from below.
-FLOORS = {
-    5: (
-        "__main__",
-        "main",
-        "naming",
-        "overrides",
-        "campaign",
-        "dry_run",
-        "job",
-        "rounds",
-        "resume",
-        "stored",
-        "worker",
-        "commands",
-        "opening",
-        "preparation",
-        "first_prediction",
-        "timed",
-        "rank",
-    ),
-    4: ("config", "validation", "settings", "explain", "usage"),
-    3: (
-        "run",
-        "times",
-        "training",
-        "dissect",
-        "verdicts",
-        "rivals",
-        "unqueued",
-        "launch",
-        "process",
-        "survey",
-        "sinks",
-    ),
-    2: (
-        "models",
-        "data",
+#: Rooms from the ground up: a module imports from its own room or from lower floors, deferred imports included.
+FLOORS = (
+    ("errors",),
+    ("statistics", "work", "host"),
+    ("records", "convolutions"),
+    ("kernels", "meters", "roofline", "speed", "stopping", "sweep"),
+    ("devices",),
+    ("diagnosis", "models"),
+    ("data",),
+    ("modes",),
+    ("probes",),
+    ("algorithms", "layers", "ranks"),
+    ("measure", "profilers"),
+    ("plan", "summaries"),
+    ("tables",),
+    ("plots",),
+    ("reports",),
+    ("tracking",),
+    ("orchestration",),
+    ("cli", "worker"),
+    ("main",),
+    ("commands",),
+    ("__main__",),
+)
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MOST_AT_THE_ROOT = 12
+MOST_DEFERRED = 60
+
+#: Rooms that may import a foreign package, at any level of nesting.
+ONLY = {
+    "torch": {
         "algorithms",
+        "convolutions",
+        "data",
+        "devices",
+        "diagnosis",
         "kernels",
-        "modes",
-        "probes",
-        "work",
         "layers",
+        "models",
+        "probes",
         "profilers",
         "ranks",
-        "estimate",
-    ),
-    1: ("devices", "meters", "stopping", "environment", "repository", "machine", "diagnosis", "sweep"),
-    0: (
-        "record",
-        "sweep_record",
-        "distributions",
-        "roofline",
-        "speed",
-        "stats",
-        "units",
-        "paths",
-        "foreign",
-        "credentials",
-        "errors",
-        "gpus",
-        "scaling",
-        "summary",
-        "metrics",
-        "doubts",
-        "disturbances",
-        "interrupts",
-        "streams",
-        "unexpected",
-        "lifeline",
-        "locks",
-        "kept",
-        "events",
-    ),
-}
-FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
-
-#: Who may import which foreign package at any level of nesting.
-ONLY = {
-    "torch": {"models", "data", "algorithms", "kernels", "probes", "devices", "work", "layers", "profilers", "ranks"},
+        "work",
+    },
     "triton": {"kernels"},
     "torchvision": {"models", "data"},
-    "hydra": {"main", "config", "worker", "explain", "overrides"},
-    "omegaconf": {"main", "config", "settings", "worker", "explain"},
-    "mlflow": {"sinks", "commands"},
-    "matplotlib": {"sinks"},
-    "pandas": {"sinks", "commands"},
-    "pyarrow": {"sinks", "commands"},
-    "rich": {"sinks", "commands"},
+    "hydra": {"main", "cli", "plan"},
+    "omegaconf": {"main", "cli", "plan"},
+    "mlflow": {"tracking", "commands"},
+    "matplotlib": {"plots"},
+    "plotly": {"plots"},
+    "pandas": {"tables"},
+    "pyarrow": {"tables"},
+    "rich": {"reports", "summaries"},
     "typer": {"commands"},
 }
-TORCH_FREE = (
-    "models/__init__",
-    "models/fake",
-    "models/mmseg_names",
-    "data/__init__",
-    "data/synthetic",
-    "devices/__init__",
-    "devices/cpu",
-    "devices/fake",
-    "devices/auto",
-    "devices/lock",
-    "data/rotating",
-    "work/__init__",
-    "layers/__init__",
-    "layers/events",
-    "layers/ranges",
-    "layers/host",
-    "layers/attribution",
-    "layers/replayed",
-    "layers/partition",
-    "layers/results",
-    "layers/closure",
-    "layers/table",
-    "profilers/__init__",
-    "profilers/earlier",
-    "profilers/tools",
-    "profilers/reports",
-    "profilers/projection",
-    "profilers/metrics",
-    "profilers/nsys",
-    "profilers/ncu",
-    "profilers/nvtx",
-    "profilers/passing",
-    "ranks/__init__",
-    "ranks/orders",
-    "ranks/joint",
-    "probes/__init__",
-    "probes/energy",
-    "probes/timing",
-    "probes/work",
-    "probes/queue",
-    "probes/depth",
-    "algorithms/__init__",
-    "algorithms/default",
-    "algorithms/choice",
-    "algorithms/report",
-    "algorithms/passes",
-)
-
-MODULES = sorted(PACKAGE.rglob("*.py"))
+#: Packages that the modules of a process do not import when they are imported themselves.
+STARTS_WITHOUT = {
+    "perfexp.__main__": {"torch", "mlflow", "matplotlib", "pandas", "numpy", "hydra", "omegaconf", "typer", "rich"},
+    "perfexp.main": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "typer"},
+    "perfexp.commands.list": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow"},
+    "perfexp.commands.show": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow"},
+    "perfexp.worker.entry": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "typer", "rich"},
+    "perfexp.measure.procedure": {"torch"},
+    "perfexp.models.fake": {"torch"},
+    "perfexp.devices.fake": {"torch"},
+    "perfexp.meters.fake": {"torch"},
+    "perfexp.data.synthetic": {"torch"},
+    "perfexp.algorithms.default": {"torch"},
+}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}
+#: Basenames of modules that have the same role in sibling packages; a command's module is called as the command.
+SAME_ROLE = {"__init__", "fake", "nvml"}
+COMMANDS = "perfexp.commands."
+
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 
 
-def name_of(path):
-    return path.relative_to(PACKAGE).with_suffix("").as_posix()
+@cache
+def tree_of(module):
+    return ast.parse(MODULES[module].read_text())
 
 
-def room_of(path):
-    return name_of(path).split("/")[0]
+def room_of(module):
+    return module.split(".")[1] if "." in module else module
 
 
-def imports_of(path):
-    """Absolute names of what a module imports, wherever in it, type checking aside."""
-    tree = ast.parse(path.read_text())
-    guarded = {
+def imports_of(module, *, deferred):
+    """Absolute names of the imports of a module, those for type checkers aside.
+
+    Args:
+        module: one of MODULES.
+        deferred: include imports inside functions.
+    """
+    skipped = {
         id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+        for branch in ast.walk(tree_of(module))
+        if (isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING"))
+        or (not deferred and isinstance(branch, ast.FunctionDef))
         for node in ast.walk(branch)
     }
-    for node in ast.walk(tree):
-        if id(node) in guarded:
+    for node in ast.walk(tree_of(module)):
+        if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert node.level == 0, f"{module}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_down_or_sideways(path):
-    room = room_of(path)
-    if room == "__init__":
-        return
-    for imported in imports_of(path):
-        parts = imported.split(".")
-        if parts[0] == "perfexp" and len(parts) > 1 and parts[1] in FLOOR_OF:
-            assert FLOOR_OF[parts[1]] <= FLOOR_OF[room], f"{name_of(path)} imports {imported}, which is above it"
+def own_imports(module, *, deferred):
+    return {name for name in imports_of(module, deferred=deferred) if name in MODULES and name != module}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_foreign_packages_stay_in_their_rooms(path):
-    room = room_of(path)
-    for imported in imports_of(path):
-        package = imported.split(".")[0]
-        if package in ONLY:
-            assert room in ONLY[package], f"{name_of(path)} imports {package}"
-        if package in ("torch", "torchvision"):
-            assert name_of(path) not in TORCH_FREE, f"{name_of(path)} imports {package}: the fakes must start without"
+def imported_with(module):
+    """The modules that are imported together with a module, their packages included."""
+    seen, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += own_imports(name, deferred=False)
+            waiting += [name.rpartition(".")[0]] if "." in name else []
+    return seen
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_are_on_a_floor_and_have_a_name(path):
-    room = room_of(path)
-    assert room == "__init__" or room in FLOOR_OF, f"{name_of(path)} lies on no floor"
-    assert path.stem not in FORBIDDEN_NAMES
-    assert len(path.relative_to(PACKAGE).parts) <= 2, "at most two levels of package"
+def test_imports_point_down_and_never_in_a_circle():
+    above = [
+        f"{module} imports {imported}"
+        for module in MODULES
+        if module != "perfexp"
+        for imported in own_imports(module, deferred=True)
+        if imported != "perfexp" and room_of(imported) != room_of(module)
+        if FLOOR_OF[room_of(imported)] >= FLOOR_OF[room_of(module)]
+    ]
+    assert not above
+    visited = set()
+
+    def visit(module, path):
+        assert module not in path, " → ".join([*path[path.index(module) :], module])
+        if module not in visited:
+            for imported in own_imports(module, deferred=True) - {"perfexp"}:
+                visit(imported, [*path, module])
+            visited.add(module)
+
+    for module in MODULES.keys() - {"perfexp"}:
+        visit(module, [])
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_say_in_their_first_line_what_they_are(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    assert docstring, f"{name_of(path)} says nothing"
+def test_heavy_packages_stay_in_their_rooms_and_processes_start_without_them():
+    for module in MODULES:
+        for imported in imports_of(module, deferred=True):
+            package = imported.split(".")[0]
+            assert room_of(module) in ONLY.get(package, {room_of(module)}), f"{module} imports {package}"
+    for start, without in STARTS_WITHOUT.items():
+        for module in imported_with(start):
+            heavy = {imported.split(".")[0] for imported in imports_of(module, deferred=False)} & without
+            assert not heavy, f"{start} imports {module}, which imports {heavy}"
 
 
-def test_no_module_imports_itself_in_a_circle():
-    edges = {}
-    known = {name_of(path).replace("/__init__", "").replace("/", "."): path for path in MODULES}
-    for name, path in known.items():
-        targets = (imported.removeprefix("perfexp.") for imported in top_level_imports(path))
-        edges[name] = {target for target in targets if target in known and target != name}
-    visited, stack = set(), []
-
-    def visit(name):
-        if name in stack:
-            raise AssertionError(" → ".join([*stack[stack.index(name) :], name]))
-        if name in visited:
-            return
-        visited.add(name)
-        stack.append(name)
-        for target in edges[name]:
-            visit(target)
-        stack.pop()
-
-    for name in edges:
-        visit(name)
+def test_imports_are_deferred_only_where_that_avoids_a_heavy_package():
+    deferred = [
+        (module, imported)
+        for module in MODULES
+        for imported in own_imports(module, deferred=True) - own_imports(module, deferred=False)
+    ]
+    assert len(deferred) <= MOST_DEFERRED, deferred
 
 
-def top_level_imports(path):
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+def test_modules_have_a_room_a_name_of_their_own_and_a_purpose():
+    for module, path in MODULES.items():
+        assert room_of(module) in FLOOR_OF or module == "perfexp", f"{module} has no floor"
+        assert path.stem not in FORBIDDEN_NAMES
+        assert len(path.relative_to(PACKAGE).parts) <= 2, f"{module}: at most two levels of package"
+        assert ast.get_docstring(tree_of(module)), f"{module} has no docstring"
+    assert len([path for path in MODULES.values() if path.parent == PACKAGE]) <= MOST_AT_THE_ROOT
+    names = Counter(path.stem for module, path in MODULES.items() if not module.startswith(COMMANDS))
+    assert not [name for name, number in names.items() if number > 1 and name not in SAME_ROLE]
 
 
 def test_every_doubt_is_explained():
-    """Wherever a doubt is made, its code stands in the table of all doubts."""
+    """The code of each doubt stands in the table of all doubts."""
     explained = (PACKAGE.parent / "docs" / "measuring.md").read_text()
     codes = {
         node.value.value
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant)
         if isinstance(node.value.value, str)
     }

@@ -5,12 +5,13 @@ import shutil
 import pandas as pd
 import pytest
 
-from perfexp import commands, credentials
+from perfexp import commands
+from perfexp.host import credentials
 from perfexp.main import main
-from perfexp.paths import SweepPaths
-from perfexp.record import Status
-from perfexp.sinks.mlflow import MlflowSink
-from perfexp.sweep_record import Sweep
+from perfexp.records.paths import SweepPaths
+from perfexp.records.record import Status
+from perfexp.records.sweep_record import Sweep
+from perfexp.tracking.mlflow_sink import MlflowSink
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 

@@ -11,12 +11,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from perfexp import config, validation
+from perfexp.cli.overrides import jobs_of
 from perfexp.errors import UserError
-from perfexp.gpus import GpuFacts
-from perfexp.overrides import jobs_of
+from perfexp.host import installation
+from perfexp.host.gpu_sheets import GpuFacts
+from perfexp.plan import config, validation
 
-CONF = config.conf_dir()
+CONF = installation.conf_dir()
 OPTIONS = [
     (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("schema",)
 ]
@@ -253,9 +254,9 @@ def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(tm
 
 def test_the_experiment_with_every_model_has_every_model():
     """Those of conf/, but for the script and the two that take a name or a file."""
-    text = (config.conf_dir() / "experiment" / "all.yaml").read_text()
+    text = (installation.conf_dir() / "experiment" / "all.yaml").read_text()
     params = yaml.safe_load(text)["hydra"]["sweeper"]["params"]
     chosen = {job[0].removeprefix("model=") for job in jobs_of(["experiment=all"], params)}
-    known = {file.stem for file in (config.conf_dir() / "model").glob("*.yaml")}
+    known = {file.stem for file in (installation.conf_dir() / "model").glob("*.yaml")}
     assert known - chosen == {"fake", "mmseg", "torchvision"}
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen

@@ -8,25 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp import doubts, environment
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
 from perfexp.algorithms.default import Default
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass as ConvolutionPass
-from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus, PassReport
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.dissect import dissect, not_tried
+from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported
 from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
 from perfexp.layers import Key as RowKey
+from perfexp.measure.layers_pass import dissect, not_tried
+from perfexp.measure.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
-from perfexp.run import Procedure
+from perfexp.records import doubts
+from perfexp.records.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
 from perfexp.stopping import Fixed
 
 KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfexp.distributions import binomial_pmf, student95
+from perfexp.statistics.distributions import binomial_pmf, student95
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import time
 
-from perfexp import environment
+from perfexp.diagnosis import environment
 
 
 def spin(seconds):

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from perfexp.record import Record, Status
+from perfexp.records.record import Record, Status
 
 CODE = '''
 """What a user writes."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from perfexp import interrupts, locks
 from perfexp.devices import lock
+from perfexp.host import interrupts, locks
+from perfexp.host.files import write_atomically
 from perfexp.main import main
-from perfexp.paths import RunPaths, append_line, write_atomically
-from perfexp.record import Key, Point, Status, point_to_line, read_points
+from perfexp.records.paths import RunPaths, append_line
+from perfexp.records.record import Key, Point, Status, point_to_line, read_points
 from tests.faults import KINDS, Trial, draw_pictures
 
 #: Number and kind of each trial: each kind once, those that depend most on the moment twice; with torch, some.
@@ -143,6 +144,6 @@ def test_an_interrupt_that_nothing_holds_comes_at_once():
 def test_a_worker_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    command = [sys.executable, "-m", "perfexp.worker", str(tmp_path), "--plan-sha256=0", f"--parent={gone.pid}"]
+    command = [sys.executable, "-m", "perfexp.worker.entry", str(tmp_path), "--plan-sha256=0", f"--parent={gone.pid}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout + done.stderr) == (1, "")

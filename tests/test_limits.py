@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from perfexp import commands
+from perfexp.cli.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
 from perfexp.errors import UserError
 from perfexp.main import main
-from perfexp.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
-from perfexp.sweep_record import Sweep
+from perfexp.records.sweep_record import Sweep
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false")
 HUGE = "1" + 30 * "0"

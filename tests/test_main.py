@@ -16,11 +16,13 @@ import psutil
 import pytest
 import yaml
 
-from perfexp import config, naming
+from perfexp.__main__ import dispatch
 from perfexp.devices import auto, lock
+from perfexp.host import installation
 from perfexp.main import main
-from perfexp.record import Record, Status, is_layers
-from perfexp.sweep_record import Sweep
+from perfexp.plan import naming
+from perfexp.records.record import Record, Status, is_layers
+from perfexp.records.sweep_record import Sweep
 
 TWO_MS = ("model.base_seconds=0.002", "model.seconds_per_megapixel=0")
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -41,10 +43,11 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["model=fake", "-h"]])
-def test_help_is_printed_and_nothing_is_measured(run, arguments):
-    code, printed, records = run(*arguments)
-    assert (code, records) == (0, [])
-    assert printed.startswith("perfexp measures how fast")
+def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch(arguments) == 0
+    assert capsys.readouterr().out.startswith("perfexp measures how fast")
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_command_leaves_record_table_picture_and_report(run, tmp_path):
@@ -83,7 +86,7 @@ def test_sizes_and_batch_sizes_make_points_in_one_worker(run):
         ("train", (64, 96), 4),
         ("inference", (64, 96), 4),
     ]
-    assert Path("x/run.log").read_text().count("perfexp.worker") == 1
+    assert Path("x/run.log").read_text().count("perfexp.worker.entry") == 1
 
 
 def test_the_scripted_truth_is_what_is_reported(run):
@@ -140,7 +143,7 @@ def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_predictio
 def test_replicates_are_fresh_processes(run):
     _, _, [record] = run(*FAKE, "replicate=3", "output_dir=x")
     assert [point.key.replicate for point in record.points] == [0, 1, 2]
-    assert Path("x/run.log").read_text().count("perfexp.worker") == 3
+    assert Path("x/run.log").read_text().count("perfexp.worker.entry") == 3
 
 
 def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
@@ -264,7 +267,6 @@ def test_what_hydra_does_not_take_or_perfexp_would_ignore_is_refused_in_one_line
         ("--cfg hydra", "sweeper:"),
         ("--cfg job -p mode", "name: inference"),
         ("--shell-completion install=bash", "hydra_bash_completion perfexp"),
-        ("--version", "perfexp "),
     ],
 )
 def test_flags_that_print_measure_nothing(run, arguments, told, tmp_path):
@@ -456,9 +458,9 @@ def test_a_sweep_of_a_stage_whose_folders_have_numbers_is_resumed(run, tmp_path)
 @pytest.mark.parametrize("flags", [(), ("--overwrite",)])
 def test_two_runs_of_a_sweep_never_share_a_folder(run, tmp_path, monkeypatch, flags):
     """As with gpu=auto,cpu on a processor: both are called `cpu`."""
-    monkeypatch.setattr("perfexp.naming._device", lambda gpu, index, folders: "same")
+    monkeypatch.setattr("perfexp.plan.naming._device", lambda gpu, index, folders: "same")
     (tmp_path / "mine" / "gpu").mkdir(parents=True)
-    shutil.copy(config.conf_dir() / "gpu" / "fake.yaml", tmp_path / "mine" / "gpu" / "other.yaml")
+    shutil.copy(installation.conf_dir() / "gpu" / "fake.yaml", tmp_path / "mine" / "gpu" / "other.yaml")
     sweep = ("-m", "experiment=sanity", "gpu=fake,other", "replicate=2", "--config-dir=mine")
     assert run(*flags, "model=fake", *(text for text in FAKE if text[:3] not in ("gpu", "mod")), *sweep)[0] == 0
     assert {path.parent.name for path in tmp_path.rglob("plan.yaml")} == {"fake_default_same", "fake_default_same-2"}
@@ -591,15 +593,15 @@ def test_a_folder_that_is_deleted_while_it_is_measured_into_is_named(tmp_path, s
 
 
 def test_a_folder_that_is_gone_is_what_keeps_a_worker_from_starting(run, tmp_path, monkeypatch):
-    from perfexp import launch
+    from perfexp.orchestration import supervisor
 
-    begin = launch.WorkerProcess
+    begin = supervisor.WorkerProcess
 
     def gone(command, log):
         shutil.rmtree(log.parent)
         return begin(command, log)
 
-    monkeypatch.setattr(launch, "WorkerProcess", gone)
+    monkeypatch.setattr(supervisor, "WorkerProcess", gone)
     code, printed, _ = run(*FAKE, "output_dir=x", "quiet=true")
     assert code == 1
     [line] = printed.splitlines()
@@ -617,7 +619,7 @@ def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_
     assert killed <= 1
     assert process.returncode == killed, printed
     assert statuses.count(Status.OK) == len(statuses) - killed
-    assert (tmp_path / "x" / "run.log").read_text().count("perfexp.worker") == 2
+    assert (tmp_path / "x" / "run.log").read_text().count("perfexp.worker.entry") == 2
 
 
 def test_a_worker_does_not_outlive_its_parent(tmp_path):
@@ -631,7 +633,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path):
 
 
 def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
-    from perfexp.worker import main as worker
+    from perfexp.worker.entry import main as worker
 
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
@@ -655,7 +657,7 @@ def test_the_scripted_worker_starts_without_torch(tmp_path):
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] == 'torch': raise ImportError('no torch here')\n"
         "sys.meta_path.insert(0, Wall())\n"
-        "from perfexp.worker import main\n"
+        "from perfexp.worker.entry import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     assert main([*FAKE, f"output_dir={tmp_path / 'x'}"]) == 0
@@ -714,7 +716,7 @@ def test_training_on_photographs_learns_and_reports_its_accuracy(run, photograph
 
 
 def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
-    from perfexp.record import point_to_line, read_points
+    from perfexp.records.record import point_to_line, read_points
 
     run(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
     file = tmp_path / "x" / "points.jsonl"
@@ -758,7 +760,7 @@ def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_pa
 
 
 def test_a_disk_that_can_not_be_written_is_told_in_one_line(run, monkeypatch):
-    from perfexp import job
+    from perfexp.orchestration import job
 
     def refuse(assignment, console):
         raise OSError(errno.EROFS, "Read-only file system", "x/run.log")
@@ -851,7 +853,7 @@ def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(r
     code, _, [record] = run(*FAKE, "batch_size=[1,100,2]", "model.faults.lost=1000000", "output_dir=x")
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.FAILED, Status.OK]
-    assert (tmp_path / "x" / "run.log").read_text().count("-m perfexp.worker") == 2
+    assert (tmp_path / "x" / "run.log").read_text().count("-m perfexp.worker.entry") == 2
 
 
 @pytest.mark.parametrize(

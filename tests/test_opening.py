@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfexp import config, environment, first_prediction, locks, opening
 from perfexp.devices import lock
 from perfexp.devices.fake import FakeDevice
+from perfexp.diagnosis import environment
 from perfexp.errors import UserError
-from perfexp.events import Events
-from perfexp.record import Key, read_points
+from perfexp.host import installation, locks
+from perfexp.plan import config
+from perfexp.records.messages import Events
+from perfexp.records.record import Key, read_points
+from perfexp.worker import cold_start, setup
 
 
 class Noting(FakeDevice):
@@ -63,8 +66,8 @@ def paths(tmp_path):
 
 
 def test_nobody_waits_for_a_device_that_is_refused(device, plan, paths):
-    with opening.alone(plan, paths, device, Events(None)):
-        with pytest.raises(UserError, match="in use"), opening.alone(plan, paths, device, Events(None)):
+    with setup.alone(plan, paths, device, Events(None)):
+        with pytest.raises(UserError, match="in use"), setup.alone(plan, paths, device, Events(None)):
             pass
         assert device.noted == ["settle"]
 
@@ -73,15 +76,15 @@ def test_a_device_is_locked_then_waited_for_then_made_ready(monkeypatch, device,
     def opened(*_):
         raise UserError("the model is next")
 
-    monkeypatch.setattr(opening, "open_session", opened)
+    monkeypatch.setattr(setup, "open_session", opened)
     with pytest.raises(UserError, match="the model is next"):
-        opening.with_procedure(plan, paths, Events(None), lambda procedure: None)
+        setup.with_procedure(plan, paths, Events(None), lambda procedure: None)
     assert device.noted == ["settle", "start"]
 
 
 def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, paths):
     told = []
-    monkeypatch.setattr(opening, "_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(setup, "_REPORT_SECONDS", 0.05)
     plan.device_lock = config.DeviceLock.wait
     with ExitStack() as other:
         other.enter_context(lock.held("noting", wait=False, purpose="something else", waiting=print))
@@ -91,7 +94,7 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
             if len(told) == 3:
                 threading.Thread(target=other.close).start()
 
-        with opening.alone(plan, paths, device, tell):
+        with setup.alone(plan, paths, device, tell):
             pass
     assert told[0].startswith("waiting for the device: process")
     assert told[2].startswith("waiting for the device (for 2 min; Ctrl-C stops): process")
@@ -100,9 +103,9 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
 
 def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, device, plan, paths):
     clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + int(device.seconds * 1e9))
-    monkeypatch.setattr(first_prediction, "time", clock)
-    monkeypatch.setattr(first_prediction, "_first_calls", lambda *_: None)
-    first_prediction.first_prediction(plan, paths, 0, Events(None), None)
+    monkeypatch.setattr(cold_start, "time", clock)
+    monkeypatch.setattr(cold_start, "_first_calls", lambda *_: None)
+    cold_start.first_prediction(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
     [context] = [series.samples[0] for series in point.series if series.name == "ttfp/context"]
     assert device.noted == ["settle", "start"]
@@ -115,8 +118,8 @@ def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, devi
 def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan, paths, before, waiting, within, told):
     readings = itertools.accumulate([0, before, waiting, within])
     monkeypatch.setattr(environment, "other_cpu_seconds", lambda *, of_ranks: next(readings) * environment.cores())
-    monkeypatch.setattr(first_prediction, "_first_calls", lambda *_: None)
-    first_prediction.first_prediction(plan, paths, 0, Events(None), None)
+    monkeypatch.setattr(cold_start, "_first_calls", lambda *_: None)
+    cold_start.first_prediction(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
     assert [doubt.code for doubt in point.doubts] == ["busy_host"] * told
     assert (point.facts["other_cpu_cores"] > 0) is told
@@ -132,10 +135,10 @@ def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan,
     ],
 )
 def test_the_peaks_are_those_of_the_device_that_auto_found(gpu, kind, name, fp16):
-    plan = SimpleNamespace(gpu=gpu, gpu_name=gpu["name"], config_dirs=lambda: [config.conf_dir()])
-    assert opening._peaks(plan, SimpleNamespace(kind=kind, name=name)).get("fp16") == fp16
+    plan = SimpleNamespace(gpu=gpu, gpu_name=gpu["name"], config_dirs=lambda: [installation.conf_dir()])
+    assert setup._peaks(plan, SimpleNamespace(kind=kind, name=name)).get("fp16") == fp16
 
 
 def test_a_cpu_has_no_data_sheet():
     plan = SimpleNamespace(gpu={"facts": {}}, gpu_name="auto")
-    assert opening._peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None
+    assert setup._peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None

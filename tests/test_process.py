@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from perfexp.errors import UserError
-from perfexp.process import SilenceError, WorkerProcess
+from perfexp.host.process import SilenceError, WorkerProcess
 
 HEAD = """
 import json, os, signal, subprocess, sys, time

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from perfexp import commands
-from perfexp.config import conf_dir, typed
+from perfexp.cli.composition import compose
 from perfexp.errors import PerfexpError
-from perfexp.main import compose
+from perfexp.host.installation import conf_dir
+from perfexp.plan.config import typed
 
 sys.path.append(str(Path(__file__).parent / "roofline"))  # appended: an equal name elsewhere comes first
 

@@ -8,8 +8,8 @@ import pytest
 
 import perfexp
 from perfexp.errors import UserError
-from perfexp.paths import append_line
-from perfexp.record import (
+from perfexp.records.paths import append_line
+from perfexp.records.record import (
     Key,
     Point,
     Record,
@@ -24,7 +24,7 @@ from perfexp.record import (
     read_points,
 )
 
-SHIPPED_SCHEMA = Path(perfexp.__file__).parent / "schema" / "record-1.json"
+SHIPPED_SCHEMA = Path(perfexp.__file__).parent / "records" / "record-1.json"
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 
 

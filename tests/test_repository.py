@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from perfexp import repository
+from perfexp.host import repository
 
 IDENTITY = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
 

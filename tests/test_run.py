@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfexp import environment, metrics
 from perfexp.data.rotating import Rotating
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
+from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported
+from perfexp.measure.procedure import Procedure
 from perfexp.meters import Found, none_because
 from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
 from perfexp.models import Execution, Precision
@@ -21,11 +22,11 @@ from perfexp.models.fake import FakeModel
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.record import Key, Metric, Status
-from perfexp.run import Procedure
+from perfexp.records import metrics
+from perfexp.records.record import Key, Metric, Status
+from perfexp.records.summary import row
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
-from perfexp.summary import row
 from perfexp.work import Row, Work
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")

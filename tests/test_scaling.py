@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfexp import scaling
+from perfexp.statistics import scaling
 
 
 def megapixels(count=10, smallest=224, largest=512):

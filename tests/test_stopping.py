@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from perfexp import stats
 from perfexp.errors import UserError
+from perfexp.statistics import estimators
 from perfexp.stopping import Fixed, Precision
 from tests.simulation import SERIES, autoregressive, nvbench_stdrel_calls, take, true_median
 
@@ -31,7 +31,7 @@ def test_the_interval_at_the_stop_covers_the_truth(name):
     rng, truth, covered, runs = np.random.default_rng(21), true_median(name), 0, 1000
     for _ in range(runs):
         samples, monitor = take(Precision(max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 6000))
-        interval = stats.median_interval(samples[monitor.warmup(samples) :])
+        interval = estimators.median_interval(samples[monitor.warmup(samples) :])
         covered += interval.low is not None and interval.low <= truth <= interval.high
     assert covered / runs >= 0.92
 
@@ -96,7 +96,7 @@ def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(m
     """The first three of the 23 samples are warm-up, and an equal share of the time is theirs."""
     rule = Precision(epsilon=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
     drifting = (np.cumsum(NOISE - 0.5) + 50.0)[:23] * 1e-5
-    assert stats.median_interval(drifting[3:]).low is None
+    assert estimators.median_interval(drifting[3:]).low is None
     assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends
 
 
@@ -106,11 +106,11 @@ def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_ti
     for _ in range(300):
         rule = Precision(epsilon=1e-9, max_seconds=20.0, warmup_seconds=0.0)
         samples, monitor = take(rule, autoregressive(rho)(rng, 100))
-        interval = stats.median_interval(samples[monitor.warmup(samples) :])
+        interval = estimators.median_interval(samples[monitor.warmup(samples) :])
         if interval.low is not None:
             has += 1
             below, above = interval.value - interval.low, interval.high - interval.value
-            held += -stats.FEW_TOO_NARROW * above <= interval.value - 1 <= stats.FEW_TOO_NARROW * below
+            held += -estimators.FEW_TOO_NARROW * above <= interval.value - 1 <= estimators.FEW_TOO_NARROW * below
     assert has > 60
     assert held / has > 0.85
 
@@ -119,7 +119,7 @@ def test_an_interval_that_comes_late_ends_the_series():
     rule = Precision(epsilon=1e-9, max_seconds=6.0, min_calls=3, warmup_calls=3, warmup_seconds=0.0)
     samples, monitor = take(rule, 1 + 0.01 * NOISE)
     assert monitor.stop(samples).achieved is not None
-    assert stats.median_interval(samples[3:-1]).low is None
+    assert estimators.median_interval(samples[3:-1]).low is None
     assert 6.0 < samples[3:].sum() < 12.0
 
 
@@ -144,7 +144,7 @@ def test_a_warm_up_longer_than_half_a_second_is_cut_or_tagged(shape):
     samples, monitor = take(Precision(epsilon=0.002, max_seconds=5.0), steady * (1 + extra))
     kept = samples[monitor.warmup(samples) :]
     bias = abs(np.median(kept) / np.median(steady) - 1)
-    assert bias <= 0.001 or stats.drift(kept) is not None
+    assert bias <= 0.001 or estimators.drift(kept) is not None
 
 
 def test_percentiles_prolong_the_measurement_until_they_have_their_samples():
@@ -152,7 +152,7 @@ def test_percentiles_prolong_the_measurement_until_they_have_their_samples():
     without, monitor = take(Precision(), source)
     samples, monitor = take(Precision(), source, percentiles=(50, 95, 99))
     kept = samples[monitor.warmup(samples) :]
-    assert stats.summarise(kept).percentiles[99.0].low is not None
+    assert estimators.summarise(kept).percentiles[99.0].low is not None
     assert samples.size > without.size
 
 
@@ -163,7 +163,7 @@ def test_a_series_goes_on_for_the_percentile_that_is_not_to_remain_without_an_in
     rule = Precision(max_seconds=5.0, warmup_seconds=0.0, tail_percentile=tail)
     samples, monitor = take(rule, source, percentiles=(50, 95, 99))
     kept = samples[monitor.warmup(samples) :]
-    assert (stats.percentile_interval(kept, 95).low is not None) == (tail == 95)
+    assert (estimators.percentile_interval(kept, 95).low is not None) == (tail == 95)
     assert least <= kept.sum() <= most
 
 

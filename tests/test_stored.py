@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from perfexp import config, stored
+from perfexp.cli import stored_command
+from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
-from perfexp.stored import Offer
+from perfexp.host import installation
 
 FOLDER = Path("given")
 
 
 @pytest.fixture(scope="module")
 def offer():
-    return Offer((config.conf_dir(),))
+    return Offer((installation.conf_dir(),))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def offer():
     ],
 )
 def test_options_plain_values_and_places_of_data_are_repeated(offer, text):
-    stored.check([text], offer, FOLDER)
+    stored_command.check([text], offer, FOLDER)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_options_plain_values_and_places_of_data_are_repeated(offer, text):
 )
 def test_everything_else_is_typed_again(offer, text):
     with pytest.raises(UserError, match="type it again: perfexp"):
-        stored.check([text], offer, FOLDER)
+        stored_command.check([text], offer, FOLDER)
 
 
 def test_a_typed_folder_offers_its_options_and_their_keys(tmp_path):
@@ -56,15 +57,15 @@ def test_a_typed_folder_offers_its_options_and_their_keys(tmp_path):
     (tmp_path / "model" / "tiny.yaml").write_text(
         "_target_: mine.Tiny\nwidth: 16\nfile: x/y\nnested:\n  deep: [1, 2]\n"
     )
-    offer = Offer((config.conf_dir(), tmp_path))
-    stored.check(["model=tiny", "model.width=32", "model.nested.deep=[3]", "model.file=word"], offer, FOLDER)
-    stored.check_targets({"model": {"_target_": "mine.Tiny"}}, offer)
+    offer = Offer((installation.conf_dir(), tmp_path))
+    stored_command.check(["model=tiny", "model.width=32", "model.nested.deep=[3]", "model.file=word"], offer, FOLDER)
+    stored_command.check_targets({"model": {"_target_": "mine.Tiny"}}, offer)
     for text in ("model.file=x/z", "model.depth=1", "model.nested.other=1"):
         with pytest.raises(UserError):
-            stored.check([text], offer, FOLDER)
+            stored_command.check([text], offer, FOLDER)
 
 
 def test_code_that_no_file_names_is_refused(offer):
-    stored.check_targets({"stopping": {"_target_": "perfexp.stopping.Fixed"}}, offer)
+    stored_command.check_targets({"stopping": {"_target_": "perfexp.stopping.Fixed"}}, offer)
     with pytest.raises(UserError, match="shutil"):
-        stored.check_targets({"probe": {"x": [{"_target_": "shutil.rmtree"}]}}, offer)
+        stored_command.check_targets({"probe": {"x": [{"_target_": "shutil.rmtree"}]}}, offer)

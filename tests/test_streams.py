@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from perfexp.record import Record, Status
+from perfexp.records.record import Record, Status
 
 FAKE = "model=fake gpu=fake tracking=none ttfp=false stopping=fixed batch_size=[1,2,3] output_dir=x"
 PERFEXP = f"{shlex.quote(sys.executable)} -m perfexp"

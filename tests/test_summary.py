@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from perfexp import stats, summary
-from perfexp.record import Key, Point, Series, Status, Stop
+from perfexp.records import summary
+from perfexp.records.record import Key, Point, Series, Status, Stop
+from perfexp.statistics import estimators
 
 SIZES = range(224, 513, 32)
 
@@ -164,7 +165,7 @@ def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reaso
 def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_would_do(reason, noise, few):
     """Of what time cut short the correlation is not known well."""
     samples = (1 + noise * np.random.default_rng(1).standard_normal(16)).tolist()
-    achieved = stats.median_interval(samples).relative_half_width
+    achieved = estimators.median_interval(samples).relative_half_width
     assert achieved < 0.01
     stop = Stop(reason=reason, target=0.01, achieved=achieved)
     timed = point(0.01)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from perfexp import commands, unexpected
+from perfexp import commands
+from perfexp.host import crash_report
 from perfexp.main import main
-from perfexp.record import Status
-from perfexp.sweep_record import Sweep
+from perfexp.records.record import Status
+from perfexp.records.sweep_record import Sweep
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "quiet=true")
 
@@ -27,7 +28,14 @@ def line_of(capsys):
     return line
 
 
-@pytest.mark.parametrize("place", ["perfexp.launch.measure", "perfexp.sinks.files.write", "perfexp.job._announce"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "perfexp.orchestration.supervisor.measure",
+        "perfexp.reports.run_files.write",
+        "perfexp.orchestration.job._announce",
+    ],
+)
 def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, capsys, place):
     monkeypatch.setattr(place, fail)
     assert main([*FAKE, "output_dir=x"]) == 1
@@ -37,7 +45,9 @@ def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, ca
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("place", ["perfexp.main.with_resumed", "perfexp.config.typed", "perfexp.naming.run_folder"])
+@pytest.mark.parametrize(
+    "place", ["perfexp.main.with_resumed", "perfexp.plan.config.typed", "perfexp.plan.naming.run_folder"]
+)
 def test_before_there_is_a_folder_the_traceback_goes_to_the_cache(cache, monkeypatch, capsys, place):
     monkeypatch.setattr(place, fail)
     assert main([*FAKE, "output_dir=x"]) == 1
@@ -47,7 +57,7 @@ def test_before_there_is_a_folder_the_traceback_goes_to_the_cache(cache, monkeyp
 
 
 def test_in_a_command_likewise(cache, monkeypatch, capsys):
-    monkeypatch.setattr("perfexp.environment.collect", fail)
+    monkeypatch.setattr("perfexp.diagnosis.environment.collect", fail)
     assert commands.run(["env"]) == 1
     [file] = cache.iterdir()
     assert line_of(capsys).endswith(str(file))
@@ -56,10 +66,10 @@ def test_in_a_command_likewise(cache, monkeypatch, capsys):
 def test_where_nothing_can_be_written_the_line_says_so(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert str(unexpected.failure(TypeError("x"))) == "unexpected TypeError: x; the traceback could not be written"
+    assert str(crash_report.failure(TypeError("x"))) == "unexpected TypeError: x; the traceback could not be written"
 
 
-@pytest.mark.parametrize("place", ["perfexp.job._announce", "perfexp.naming.child_folder"])
+@pytest.mark.parametrize("place", ["perfexp.orchestration.job._announce", "perfexp.plan.naming.child_folder"])
 def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, capsys, place):
     import importlib
 
@@ -77,13 +87,13 @@ def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, ca
 
 
 def test_replicates_of_a_sweep_likewise(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("perfexp.launch.measure", fail)
+    monkeypatch.setattr("perfexp.orchestration.supervisor.measure", fail)
     assert main([*FAKE, "-m", "batch_size=1,2", "replicate=2", "output_dir=s"]) == 1
     line_of(capsys)
 
 
 def test_what_sums_a_sweep_up_is_caught_too(cache, monkeypatch, capsys):
-    monkeypatch.setattr("perfexp.sinks.files.write_sweep", fail)
+    monkeypatch.setattr("perfexp.reports.run_files.write_sweep", fail)
     assert main([*FAKE, "-m", "batch_size=1,2", "output_dir=s"]) == 1
     line_of(capsys)
 
@@ -91,7 +101,7 @@ def test_what_sums_a_sweep_up_is_caught_too(cache, monkeypatch, capsys):
 def test_a_module_that_can_not_be_loaded_is_one_line_of_the_program(cache, monkeypatch, capsys):
     from perfexp import __main__
 
-    monkeypatch.setattr("perfexp.streams.install", lambda: None)
+    monkeypatch.setattr("perfexp.host.streams.install", lambda: None)
     monkeypatch.setattr("perfexp.main.main", fail)
     monkeypatch.setattr("sys.argv", ["perfexp", "model=fake"])
     assert __main__.main() == 1

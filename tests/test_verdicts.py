@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfexp import verdicts
+from perfexp.measure import verdicts
 
 
 @pytest.mark.parametrize(

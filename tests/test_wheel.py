@@ -26,7 +26,7 @@ def wheel(tmp_path_factory):
 def test_a_wheel_carries_configuration_schema_and_licence(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "perfexp/conf/config.yaml" in names
-    assert "perfexp/schema/record-1.json" in names
+    assert "perfexp/records/record-1.json" in names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "conf/", "outputs/")) for name in names)
 
@@ -35,7 +35,7 @@ def test_a_wheel_carries_configuration_schema_and_licence(wheel):
 def test_an_unpacked_wheel_runs_anywhere(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import perfexp, perfexp.config as c; "
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import perfexp, perfexp.plan.config as c; "
         "assert 'site' in perfexp.__file__, perfexp.__file__; print(c.conf_dir())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from perfexp.algorithms.report import AlgorithmReport
+from perfexp.algorithms.coverage import AlgorithmReport
 from perfexp.models import Session
-from perfexp.record import Metric
+from perfexp.records.record import Metric
 
 T = TypeVar("T")
 

@@ -12,17 +12,17 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from perfexp import kernels
 from perfexp.algorithms import Backend
 from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
-from perfexp.algorithms.convolution import Convolution
+from perfexp.algorithms.convolution_plan import Plan, guess, plan
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.plan import Plan, guess, plan
-from perfexp.algorithms.portable import ALGORITHMS
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.switches import SWITCHED
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import UserError
-from perfexp.units import format_bytes
+from perfexp.records.units import format_bytes
 
 #: Algorithms that there are Triton kernels for.
 _KERNELS = ("direct", "winograd")

@@ -15,12 +15,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.convolution import Convolution
+from perfexp.algorithms.convolution_plan import Plan, Shape, plan
 from perfexp.algorithms.operators import CUDNN, DEFAULT
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.plan import Plan, Shape, plan
-from perfexp.algorithms.portable import ALGORITHMS, as_torch_does, is_channels_last
 from perfexp.algorithms.problem import Problem
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, is_channels_last
 
 SEARCH, TORCH = "search", "torch"
 

@@ -19,8 +19,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus, PassReport
 
 #: Words in kernels' names that say what they are.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}

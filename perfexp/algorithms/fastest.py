@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from perfexp.algorithms import Objective
-from perfexp.algorithms.apart import Apart
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, no_kernels
-from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
+from perfexp.algorithms.isolated_thread import Apart
 from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.portable import ALGORITHMS
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.race import race
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
-from perfexp.kept import Kept
+from perfexp.host.cache import Kept
 
 #: Torch's own choice stays unless another is faster by this fraction: so much two runs of the same may differ.
 _MARGIN = 0.02

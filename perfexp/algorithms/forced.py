@@ -12,27 +12,28 @@ from typing import Any
 import torch
 
 from perfexp import __version__
-from perfexp.algorithms import Backend, Objective, OnUnsupported, T, constants, replays
-from perfexp.algorithms.apart import Apart
+from perfexp.algorithms import Backend, Objective, OnUnsupported, T, replays
 from perfexp.algorithms.backends import GUESS, Support, supports_of
-from perfexp.algorithms.choice import choose
 from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus
 from perfexp.algorithms.cudnn import why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
 from perfexp.algorithms.fastest import Fastest
+from perfexp.algorithms.isolated_thread import Apart
 from perfexp.algorithms.layer import Layer
+from perfexp.algorithms.layer_choice import choose
 from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.portable import ALGORITHMS, canonical
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
-from perfexp.algorithms.report import AlgorithmReport, LayerStatus
 from perfexp.algorithms.switches import SWITCHED, Switches
+from perfexp.convolutions import constants
+from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
-from perfexp.kept import Kept, cache_folder
+from perfexp.host.cache import Kept, cache_folder
 from perfexp.models import Session
-from perfexp.record import Metric
+from perfexp.records.record import Metric
 
 #: Layers that an error names before it counts the rest.
 _NAMED = 5

@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 from perfexp.algorithms.backends import Choice, PassChoice, Support, engines_of
 from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.convolution import Convolution
+from perfexp.algorithms.coverage import LayerReport, LayerStatus, PassReport
 from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.portable import effective_dtype, is_channels_last, misfit
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import Seen
-from perfexp.algorithms.report import LayerReport, LayerStatus, PassReport
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import effective_dtype, is_channels_last, misfit
 from perfexp.errors import PerfexpError
 
 

@@ -12,10 +12,10 @@ from torch.nn.functional import conv2d
 
 from perfexp import kernels
 from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.convolution import Convolution, Pair
+from perfexp.algorithms.convolution_plan import Shape, plan
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.plan import Shape, plan
-from perfexp.algorithms.portable import Compute
+from perfexp.convolutions.convolution import Convolution, Pair
+from perfexp.convolutions.portable import Compute
 
 DEFAULT, BENCHMARK = "default", "benchmark"
 CUDNN, TRITON = "cudnn", "triton"

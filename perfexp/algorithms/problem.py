@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from perfexp.algorithms.convolution import Convolution
 from perfexp.algorithms.passes import Pass
+from perfexp.convolutions.convolution import Convolution
 
 
 @dataclass(frozen=True, kw_only=True)

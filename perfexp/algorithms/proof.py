@@ -10,10 +10,10 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from perfexp.algorithms import plan as plans
+from perfexp.algorithms import convolution_plan as plans
+from perfexp.algorithms.convolution_plan import Plan
+from perfexp.algorithms.coverage import LayerStatus, PassReport
 from perfexp.algorithms.families import judge
-from perfexp.algorithms.plan import Plan
-from perfexp.algorithms.report import LayerStatus, PassReport
 
 #: A kernel that torch has for spinning, of which a few cycles mark a place in the queue.
 _MARKER = "spin_kernel"

@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfexp import config, naming
+from perfexp.cli.composition import compose
+from perfexp.commands.app import app
+from perfexp.commands.choices import MIXED, one_of, options
 from perfexp.commands.output import echo
-from perfexp.commands.words import MIXED, one_of, options
+from perfexp.commands.speed import told
 from perfexp.errors import UserError
+from perfexp.main import main
+from perfexp.orchestration import gpu_count
+from perfexp.plan import config, naming
+from perfexp.records.record import Record
+from perfexp.speed import Mode, Speed, placing
+from perfexp.tables import speed_files
 
 if TYPE_CHECKING:
-    from perfexp.config import Plan
+    from perfexp.plan.config import Plan
     from perfexp.speed import Speed
 
-#: Of the command: `-1` is a number that is refused, not an option.
-SETTINGS = {"ignore_unknown_options": True}
 _MODES = ("sp", "mp")
 #: Keys that the six words say.
 _SAID = {
@@ -35,6 +41,7 @@ _DEFAULTS = {"input_size": "512x1024", "speed_dir": "."}
 _LARGEST = 1_000_000
 
 
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a number to refuse, not an option
 def benchmark(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
     run_mode: Annotated[str, typer.Argument(metavar="sp|mp", help="One card, or all that are visible.")],
@@ -71,8 +78,6 @@ def benchmark(
     _look_ahead(plan)
     for note in _notes(asked, precision, plan):
         echo(note)
-    from perfexp.main import main
-
     given = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
     code = main([*arguments, *given])
     raise typer.Exit(code if code > 1 else max(code, _tell(folder)))
@@ -106,8 +111,6 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
     Raises:
         UserError: what a run would refuse before it begins, or a run mode that there are no cards for.
     """
-    from perfexp.main import compose
-
     given = asked.given
     for text in asked.overrides:
         if "=" not in text:
@@ -158,9 +161,7 @@ def _cards(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
         return int(count)
     if name in ("cpu", "mps"):
         raise UserError(f"mp takes all visible cards, and gpu={name} is none: say sp, or gpu.count=N for N processes.")
-    from perfexp.commands import cards
-
-    visible = cards.visible() - int(gpu.get("index") or 0)
+    visible = gpu_count.visible() - int(gpu.get("index") or 0)
     if visible < 2:
         seen = "no card is" if visible < 1 else "one card is"
         raise UserError(
@@ -175,8 +176,6 @@ def _look_ahead(plan: Plan) -> None:
     Raises:
         UserError: it can't.
     """
-    from perfexp.speed import Mode, Speed, placing
-
     if not plan.speed_dir:
         return
     folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
@@ -214,10 +213,6 @@ def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
 
 def _tell(folder: Path) -> int:
     """Print what came out, place and figure; returns 1 where a training failed or has no file where it was to go."""
-    from perfexp.commands.speed import told
-    from perfexp.record import Record
-    from perfexp.sinks import speed_files
-
     record = Record.load(folder)
     asked, worst = record.plan.get("speed_dir"), 0
     for speed, path in speed_files.where(record, folder):

@@ -16,11 +16,13 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfexp import units
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.errors import UserError, did_you_mean
-from perfexp.paths import RunPaths, SweepPaths, is_artifact
-from perfexp.sinks.folders import below
+from perfexp.orchestration.preparation import is_of_perfexp
+from perfexp.records import units
+from perfexp.records.folders import below
+from perfexp.records.paths import RunPaths, SweepPaths, is_artifact
 
 _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
@@ -86,6 +88,7 @@ class _Seen:
     foreign: int = 0
 
 
+@app.command()
 def clean(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")] = _DEFAULT,
     kind: Annotated[str, typer.Option(help="Endings of the files that go, with commas between them.")] = _KINDS,
@@ -157,8 +160,6 @@ def _found(
     folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError], seen: _Seen
 ) -> Iterator[_File]:
     """What may go: named by a manifest, a plain file in its folder, of such an ending, and old enough."""
-    from perfexp.preparation import is_of_perfexp  # late: `perfexp --help` imports all commands
-
     latest = datetime.now(UTC).timestamp() - age_seconds
     for manifest in below(folder, _MANIFEST, refused=refused.append):
         run = RunPaths(manifest.parent)

@@ -10,18 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from perfexp import config, gpus
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
-from perfexp.diagnosis import Choice, Facts, Finding, Verdict
+from perfexp.data import cityscapes_folder
+from perfexp.devices import lock
+from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, machine, whole
 from perfexp.errors import UserError, did_you_mean
+from perfexp.host import gpu_sheets, installation
+from perfexp.orchestration import capabilities
+from perfexp.reports.console import Console
+from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.subject import one_line
+from perfexp.tracking.store import database, store_uri
 
 if TYPE_CHECKING:
-    from perfexp.sinks.grid import Grid
+    from perfexp.summaries.grid import Grid
 
 _LAYOUT = "cityscapes"
 _OVERRIDES = ("data", "data.root")
 
 
+@app.command()
 def doctor(
     settings: Annotated[
         list[str] | None,
@@ -41,8 +50,6 @@ def doctor(
     """
     if settings:
         _examine(_data_root(settings), pairs, as_json=as_json)
-    from perfexp.diagnosis import whole  # late: `perfexp --help` imports all commands
-
     choice = Choice(name=gpu, index=gpu_index)
     facts = gather(choice, _gpu_files(config_dir))
     findings = whole.diagnose(facts, choice)
@@ -69,16 +76,12 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     Raises:
         UserError: no file has the device's name.
     """
-    from perfexp import machine, survey
-    from perfexp.devices import lock
-    from perfexp.sinks.store import database, store_uri
-
     if choice.name not in gpu_files:
         raise UserError(f"There is no gpu '{choice.name}'. {did_you_mean(choice.name, gpu_files)}")
     store = database(store_uri(None))
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
     here = machine.facts(folders | ({"store": store.parent} if store else {}), store)  # first: the survey is a load too
-    surveyed = survey.conduct(None if choice.name in ("cpu", "fake", "mps") else choice.index)
+    surveyed = capabilities.conduct(None if choice.name in ("cpu", "fake", "mps") else choice.index)
     locks = ["cpu", *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ()))]
     return {
         "machine": here,
@@ -94,9 +97,6 @@ def table(findings: Sequence[Finding]) -> Grid:
     Args:
         findings: of a diagnosis.
     """
-    from perfexp.sinks.grid import Column, Grid
-    from perfexp.sinks.subject import one_line
-
     texts = (f"{finding.found} → {finding.remedy}" if finding.remedy else finding.found for finding in findings)
     return Grid(
         columns=(
@@ -132,9 +132,6 @@ def _data_root(settings: Sequence[str]) -> Path:
 
 def _examine(root: Path, pairs: int, *, as_json: bool) -> NoReturn:
     """Tell whether a data set is whole, and end."""
-    from perfexp.data import cityscapes_folder
-    from perfexp.diagnosis import dataset, whole
-
     facts = cityscapes_folder.survey(root, pairs)
     findings = list(dataset.findings(facts))
     works = whole.works(findings)
@@ -151,8 +148,6 @@ def _show(choice: Choice, findings: list[Finding], *, works: bool) -> None:
 
 
 def _print(title: str, findings: list[Finding], verdict: str) -> None:
-    from perfexp.sinks.console import Console
-
     console = Console()
     console.show_grid(title, table(findings))
     counts = {each.value: sum(finding.verdict is each for finding in findings) for each in Verdict}
@@ -161,7 +156,7 @@ def _print(title: str, findings: list[Finding], verdict: str) -> None:
 
 def _gpu_files(config_dir: Path | None) -> dict[str, dict[str, Any]]:
     """What the files of the gpu group say of the devices that they are for, by the files' names."""
-    files = gpus.read([config.conf_dir(), *([config_dir] if config_dir else [])])
+    files = gpu_sheets.read([installation.conf_dir(), *([config_dir] if config_dir else [])])
     return {
         name: {"match": file.match, "product": file.facts.product, "power_watts": file.facts.power_watts}
         for name, file in files.items()

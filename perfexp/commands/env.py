@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
+from perfexp.diagnosis import environment
 
 
+@app.command()
 def env() -> None:
     """Print the facts of this machine and its software as JSON."""
-    from perfexp import environment  # late: `perfexp --help` imports all commands
-
     echo(json.dumps(environment.collect(), indent=1))

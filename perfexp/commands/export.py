@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfexp import units
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import write_atomically
-from perfexp.record import Record
-from perfexp.sweep_record import Sweep
+from perfexp.host.files import write_atomically
+from perfexp.records import folders, units
+from perfexp.records.record import Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.tables import csv_tables, layer_winners, tidy
 
 if TYPE_CHECKING:
-    from perfexp.sinks.tables import Line
-    from perfexp.sinks.tidy import Block
-    from perfexp.sinks.winners import Row
+    from perfexp.tables.csv_tables import Line
+    from perfexp.tables.layer_winners import Row
+    from perfexp.tables.tidy import Block
 
 _RECORD, _SWEEP = "record.json", "sweep.json"
 
@@ -34,6 +36,7 @@ class Format(StrEnum):
     both = "both"
 
 
+@app.command()
 def export(
     places: Annotated[
         list[Path],
@@ -114,8 +117,6 @@ class _Collected:
         Raises:
             UserError: there is none.
         """
-        from perfexp.sinks import folders  # late: `perfexp --help` imports all commands
-
         files = [place] if place.is_file() else []
         if place.is_dir():
             files += folders.below(place, _RECORD, _SWEEP, refused=self._failed)
@@ -140,8 +141,6 @@ class _Collected:
 
     def lines(self) -> list[Line]:
         """The lines of all runs, then those of runs that left no record."""
-        from perfexp.sinks import tidy
-
         return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self._refused()])
 
     def blocks(self) -> list[Block]:
@@ -150,14 +149,10 @@ class _Collected:
 
     def layer_lines(self) -> list[Line]:
         """The layers of all runs, with their winners."""
-        from perfexp.sinks import tidy, winners
-
-        return tidy.aligned(winners.named([line for run in self.runs.values() for line in run.layers]))
+        return tidy.aligned(layer_winners.named([line for run in self.runs.values() for line in run.layers]))
 
     def _add_record(self, file: Path, *, of: str | None = None) -> None:
         """A record; where a sweep's summary named it, only if it says itself that it is of that sweep."""
-        from perfexp.sinks import tidy
-
         if file.resolve() in self._read:
             return
         try:
@@ -180,8 +175,6 @@ class _Collected:
             )
 
     def _add_sweep(self, file: Path) -> None:
-        from perfexp.sinks import folders
-
         try:
             sweep = Sweep.load(file)
         except PerfexpError as error:
@@ -195,8 +188,6 @@ class _Collected:
 
     def _refused(self) -> Iterator[Line]:
         """The lines of the runs that left no record."""
-        from perfexp.sinks import folders, tidy
-
         known = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):
@@ -231,13 +222,11 @@ def _refuse_to_overwrite(files: Sequence[Path], *, force: bool) -> None:
 
 
 def _write(targets: dict[str, Path], lines: Sequence[Line], blocks: Sequence[Block], layers: Sequence[Line]) -> None:
-    from perfexp.sinks import tables, tidy
-
     made = {
-        "csv": lambda: tables.to_csv(lines),
+        "csv": lambda: csv_tables.to_csv(lines),
         "parquet": lambda: tidy.to_parquet(tidy.frame(lines)),
         "samples csv": lambda: tidy.samples_csv(blocks),
-        "layers csv": lambda: tables.to_csv(layers),
+        "layers csv": lambda: csv_tables.to_csv(layers),
         "layers parquet": lambda: tidy.to_parquet(tidy.frame(layers)),
         "samples parquet": lambda: tidy.to_parquet(tidy.samples(blocks)),
     }

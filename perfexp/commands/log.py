@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
-from perfexp.record import Record
-from perfexp.sinks.folders import below
-from perfexp.sweep_record import Sweep
+from perfexp.records.folders import below
+from perfexp.records.record import Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.tracking.mlflow_sink import MlflowSink
 
 if TYPE_CHECKING:
-    from perfexp.sinks.mlflow import MlflowSink
+    from perfexp.tracking.mlflow_sink import MlflowSink
 
 _RECORD, _SWEEP = "record.json", "sweep.json"
 
 
+@app.command()
 def log(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")],
     uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
@@ -87,8 +90,6 @@ class _Sending:
 
     def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
         """The sink for a plan."""
-        from perfexp.sinks.mlflow import MlflowSink  # late: `perfexp --help` imports all commands
-
         return MlflowSink(uri=self.uri, experiment=self.experiment or settings.get("experiment"))
 
     def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:

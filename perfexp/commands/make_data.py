@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
+from perfexp.data import made_streets
 from perfexp.errors import UserError
+from perfexp.sweep import parse_sizes
 
 _SMALLEST, _LARGEST = 32, 16384
 
 
+@app.command("make-data")
 def make_data(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to: a folder that is empty or not there.")],
     photographs: Annotated[
@@ -29,9 +33,6 @@ def make_data(
     The masks come from colours and places: they are no truth. Use them to try out and to time, not to learn. The same
     photographs, sizes, numbers and seed give the same pixels.
     """
-    from perfexp.data import made_streets  # late: `perfexp --help` imports all commands
-    from perfexp.sweep import parse_sizes
-
     [(height, width)] = parse_sizes(size)
     if not (_SMALLEST <= height <= _LARGEST and _SMALLEST <= width <= _LARGEST):
         raise UserError(f"--size {size}: from {_SMALLEST} to {_LARGEST} pixels.")

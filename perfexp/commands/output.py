@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from perfexp import credentials
-from perfexp.foreign import printable
+from perfexp.host import credentials
+from perfexp.host.untrusted import printable
 
 
 def echo(text: str, *, err: bool = False) -> None:

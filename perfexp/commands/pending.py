@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from perfexp import config
+from perfexp.cli.overrides import jobs_of
 from perfexp.errors import UserError
-from perfexp.resume import measures_the_same
-from perfexp.sweep_record import Sweep, SweepChild
+from perfexp.orchestration.stored_sweep import measures_the_same
+from perfexp.plan import config
+from perfexp.records.folders import run_folders
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.reports import run_status
 
 if TYPE_CHECKING:
-    from perfexp.record import Key
-    from perfexp.sinks.standing import Run
+    from perfexp.records.record import Key
+    from perfexp.reports.run_status import Run
 
 #: What the modes of conf/ measure; which options of other groups have which settings makes no point more or less.
 _PHASES: dict[str, dict[str, Any]] = {
@@ -40,10 +43,6 @@ def runs(sweep: Sweep, folder: Path, known: Collection[Run]) -> list[Run] | None
     Returns:
         A run for each; None where the sweep's command does not tell which runs it has.
     """
-    from perfexp.overrides import jobs_of
-    from perfexp.sinks import standing
-    from perfexp.sinks.folders import run_folders
-
     try:
         jobs = jobs_of(sweep.command, _params(folder))
     except UserError:
@@ -65,9 +64,9 @@ def runs(sweep: Sweep, folder: Path, known: Collection[Run]) -> list[Run] | None
         plan = _plan(job, [run.plan for run in own])
         keys: frozenset[Key] | None = None
         with suppress(UserError):  # a run that is going to be refused
-            keys = standing.expected(plan)
+            keys = run_status.expected(plan)
         why = child.error if child else None
-        found.append(standing.run(folder / str(number), plan, keys=keys, known={}, running=False, refusal=why))
+        found.append(run_status.run(folder / str(number), plan, keys=keys, known={}, running=False, refusal=why))
     return found
 
 

@@ -9,18 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfexp import interrupts
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.errors import UserError
-from perfexp.paths import RunPaths
+from perfexp.host import gpu_sheets, installation, interrupts
+from perfexp.plots import roofline_files as sink
+from perfexp.profilers import ProfilerFailed, ncu, tools
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record, is_layers
+from perfexp.reports.console import Console
+from perfexp.roofline import is_listing, of_csv, of_record, of_text
+from perfexp.roofline import peaks as peak
+from perfexp.roofline.listing import EXPORT
+from perfexp.roofline.peaks import of_plan
 
 if TYPE_CHECKING:
-    from perfexp.gpus import GpuFile
+    from perfexp.host.gpu_sheets import GpuFile
     from perfexp.roofline import Peaks, Roofline
 
 _RECORD = "record.json"
 
 
+@app.command()
 def roofline(
     places: Annotated[
         list[Path],
@@ -49,10 +59,7 @@ def roofline(
     Peaks are those of --peak-compute and --peak-bw, of --gpu, of the GPU that the file or the record names, or those
     that ncu or the run recorded, in this order.
     """
-    from perfexp import config, gpus  # late: `perfexp --help` imports all commands
-    from perfexp.roofline import peaks as peak
-
-    sheets = gpus.read([config.conf_dir(), *([config_dir] if config_dir else [])])
+    sheets = gpu_sheets.read([installation.conf_dir(), *([config_dir] if config_dir else [])])
     known = peak.given(peak_compute, peak_bw)
     known = known.or_else(peak.named(gpu, sheets)) if gpu else known
     found = [each for place in places for each in _found(place, known, sheets, label)]
@@ -84,8 +91,6 @@ def _found(place: Path, known: Peaks, sheets: Mapping[str, GpuFile], label: str 
     Raises:
         UserError: there is none.
     """
-    from perfexp.roofline import of_csv, of_text
-
     if not place.exists():
         raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {_RECORD}.")
     if place.is_dir() or place.suffix == ".json":
@@ -104,9 +109,6 @@ def _exported(report: Path) -> str:
     Raises:
         UserError: ncu is not there, or can't read it.
     """
-    from perfexp.profilers import ProfilerFailed, ncu, tools
-    from perfexp.roofline.listing import EXPORT
-
     try:
         with interrupts.handled():
             return ncu.exported(tools.find("ncu"), report).decode()
@@ -119,10 +121,6 @@ def _exported(report: Path) -> str:
 
 def _of_run(place: Path, known: Peaks, sheets: Mapping[str, GpuFile], label: str | None) -> Iterator[_Found]:
     """The files of ncu that a run's manifest names, and its layers."""
-    from perfexp.record import Record, is_layers
-    from perfexp.roofline import of_csv, of_record
-    from perfexp.roofline.peaks import of_plan
-
     record, folder = Record.load(place), place if place.is_dir() else place.parent
     of_run = known.or_else(of_plan(record.plan))
     tables = list(_tables(folder))
@@ -139,8 +137,6 @@ def _of_run(place: Path, known: Peaks, sheets: Mapping[str, GpuFile], label: str
 
 def _tables(folder: Path) -> Iterator[Path]:
     """The CSVs of ncu that a run wrote; links are not followed out of its folder."""
-    from perfexp.roofline import is_listing
-
     for name in RunPaths(folder).claimed():
         path = folder / name
         inside = path.resolve().is_relative_to(folder.resolve())
@@ -150,8 +146,6 @@ def _tables(folder: Path) -> Iterator[Path]:
 
 def _targets(found: _Found, out: Path | None, summary: Path | None) -> dict[str, Path]:
     """The files by what they are."""
-    from perfexp.sinks import roofline as sink
-
     if out and out.suffix.lower() not in ("", ".png"):
         raise UserError(f"--out {out}: the picture is a PNG; SVG and HTML of it are written beside it.")
     targets = sink.files(out.with_suffix("") if out else found.stem)
@@ -176,9 +170,6 @@ def _refuse_to_overwrite(files: Sequence[Path], inputs: Sequence[Path], *, force
 
 def _show(found: Roofline) -> None:
     """The table, and what it means."""
-    from perfexp.sinks import roofline as sink
-    from perfexp.sinks.console import Console
-
     console = Console()
     console.show_grid(found.title, sink.grid(found))
     console.note(found.meaning(found.total))
@@ -189,8 +180,6 @@ def _show(found: Roofline) -> None:
 
 
 def _write(found: _Found, targets: dict[str, Path]) -> None:
-    from perfexp.sinks import roofline as sink
-
     folder = RunPaths(found.stem.parent)
     inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(folder.root)]
     try:

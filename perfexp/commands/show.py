@@ -9,17 +9,21 @@ from typing import Annotated
 
 import typer
 
-from perfexp import units
+from perfexp.commands.app import app
 from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import RunPaths
-from perfexp.record import Record, read_points
-from perfexp.sweep_record import Sweep
+from perfexp.records import folders, units
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record, read_points
+from perfexp.records.sweep_record import Sweep
+from perfexp.reports import run_status
+from perfexp.reports.console import Console
 
 _RECORD, _SWEEP, _PLAN = "record.json", "sweep.json", "plan.yaml"
 #: Runs that are named before the rest is counted.
 _NAMED = 3
 
 
+@app.command()
 def show(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
@@ -27,8 +31,6 @@ def show(
     quiet: Annotated[bool, typer.Option("--quiet", help="Results, doubts and failures only.")] = False,
 ) -> None:
     """Show what was measured, as it was shown then."""
-    from perfexp.sinks.console import Console  # late: `perfexp --help` imports all commands
-
     console = Console(quiet=quiet)
     if (folder / _SWEEP).is_file() and not (folder / _RECORD).is_file():
         sweep = Sweep.load(folder)
@@ -46,15 +48,13 @@ def refuse_unfinished(folder: Path) -> None:
     Raises:
         UserError: it is that of a run that has none yet, or runs lie below it.
     """
-    from perfexp.sinks import folders, standing
-
     paths = RunPaths(folder)
     if paths.plan.is_file():
         finished = units.counted(len(read_points(paths.points)), "point")
         again = shlex.quote(f"resume={folder}")
         if paths.in_use():
             raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")
-        if why := standing.refusal(paths.refusal):
+        if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
                 f"Where the command was right, go on with it: perfexp {again}. Otherwise give it again, "

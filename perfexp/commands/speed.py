@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfexp.commands.app import app
+from perfexp.commands.choices import MIXED, one_of, options
 from perfexp.commands.output import echo
-from perfexp.commands.words import MIXED, one_of, options
 from perfexp.errors import UserError
+from perfexp.records import folders
+from perfexp.records.record import Record
+from perfexp.speed import Facts, Mode, of_log, of_record, placing
+from perfexp.summaries.subject import one_line
 
 if TYPE_CHECKING:
     from perfexp.speed import Facts, Mode, Speed
@@ -22,6 +27,7 @@ _MODES = ("sp", "mp")
 _REMEDY = "Choose another folder with --out DIR."
 
 
+@app.command()
 def speed(
     places: Annotated[
         list[Path],
@@ -49,8 +55,6 @@ def speed(
     Batch size, cards, model and precision are those that a log says; what it does not say has to be given, and what is
     given counts more. The exit code is 1 where a training failed.
     """
-    from perfexp.speed import Facts, Mode, placing  # late: `perfexp --help` imports all commands
-
     if run_mode not in (None, *_MODES):
         raise UserError(f"--run-mode {run_mode!r}: say sp for one card or mp for several.")
     if model is not None and not model.strip():
@@ -77,8 +81,6 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
     Raises:
         UserError: there is none, or it can't be read.
     """
-    from perfexp.speed import Facts, of_log
-
     if place.is_dir() or place.name == _RECORD:
         if given != Facts() or mode or skip is not None:
             raise UserError(f"{place}: options are for logs; a record says everything itself.")
@@ -89,10 +91,6 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
 
 def _of_runs(place: Path) -> Iterator[Speed]:
     """The trainings of a run, or of all runs below a folder."""
-    from perfexp.record import Record
-    from perfexp.sinks import folders
-    from perfexp.speed import of_record
-
     refused: list[OSError] = []
     files = list(folders.below(place, _RECORD, refused=refused.append)) if place.is_dir() else [place]
     if refused:
@@ -115,16 +113,12 @@ def told(found: Speed, path: Path | None) -> str:
         found: the training.
         path: of its file; None where it has none.
     """
-    from perfexp.sinks.subject import one_line
-
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 
 
 def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
     """Write one, under a name that no other of this command has, and tell it."""
-    from perfexp.speed import placing
-
     own, number = found, 2
     while out / own.file_name in written:
         own, number = replace(found, label=f"{found.label}_{number}" if found.label else str(number)), number + 1

@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfexp import interrupts
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts
+from perfexp.profilers import Place, refuse_to_overwrite, reports, tools
+from perfexp.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
+from perfexp.records.paths import RunPaths
+from perfexp.reports.console import Console
+from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.profile_summary import kernel_grid
 
 if TYPE_CHECKING:
     from perfexp.profilers import Found
     from perfexp.profilers.tools import Tool
 
 
+@app.command()
 def stats(
     places: Annotated[
         list[Path],
@@ -33,8 +41,6 @@ def stats(
 
     Exit code 0 if every report of every profile has rows, or nothing to list; 1 if one was not made.
     """
-    from perfexp.profilers import reports, tools  # late: `perfexp --help` imports all commands
-
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
     good = True
@@ -51,8 +57,6 @@ def stats(
 
 def _profiles(place: Path) -> Iterator[Path]:
     """The profile that was named, or those in and below a folder; what was not imported only where nothing else is."""
-    from perfexp.profilers.nsys import DATABASE, ENDINGS
-
     endings = (*ENDINGS, ".qdstrm")
     if place.is_file():
         if place.suffix not in (*endings, DATABASE):
@@ -72,13 +76,6 @@ def _profiles(place: Path) -> Iterator[Path]:
 
 def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     """Make the reports of one profile and print what came out; returns whether each was made, or is empty."""
-    from perfexp.paths import RunPaths
-    from perfexp.profilers import Place, refuse_to_overwrite
-    from perfexp.profilers.nsys import ENDINGS, evaluate, evaluated, imported
-    from perfexp.sinks.console import Console
-    from perfexp.sinks.grid import Column, Grid
-    from perfexp.sinks.profiles import kernel_grid
-
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfexp import config, foreign
+from perfexp.commands import pending
+from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
-from perfexp.paths import RunPaths
-from perfexp.record import Record, Status
-from perfexp.resume import measures_the_same
-from perfexp.sweep_record import Sweep
+from perfexp.host import untrusted
+from perfexp.orchestration.stored_sweep import measures_the_same
+from perfexp.plan import config
+from perfexp.records import folders
+from perfexp.records.folders import run_folders
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record, Status
+from perfexp.records.sweep_record import Sweep
+from perfexp.reports import console, run_status
 
 if TYPE_CHECKING:
-    from perfexp.sinks.console import Console
-    from perfexp.sinks.standing import Run
+    from perfexp.reports.console import Console
+    from perfexp.reports.run_status import Run
 
 _PLAN, _SWEEP, _RECORD = "plan.yaml", "sweep.json", "record.json"
 
 
+@app.command()
 def status(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run's folder, a sweep's, or any folder above some.")
@@ -33,8 +40,6 @@ def status(
 
     Exit code 0 if all is done, profiles that were asked for among it, 1 if something is not.
     """
-    from perfexp.sinks import console  # late: `perfexp --help` imports all commands
-
     found = _Found()
     found.look(folder)
     if not (found.runs or found.sweeps or found.unreadable):
@@ -66,8 +71,6 @@ class _Found:
         Raises:
             UserError: there is no such folder.
         """
-        from perfexp.sinks import folders
-
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
         paths = list(folders.below(folder, _PLAN, _SWEEP, refused=self._failed))
@@ -128,19 +131,17 @@ class _Group:
 
 
 def _run(folder: Path) -> Run:
-    from perfexp.sinks import standing
-
     paths = RunPaths(folder)
     running = paths.in_use()  # first: what ends meanwhile has left its results
     plan = config.read(paths.plan)
-    known = standing.results(foreign.read_bytes(paths.points)) if paths.points.is_file() else {}
-    keys = standing.expected(plan)
+    known = run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
+    keys = run_status.expected(plan)
     if paths.record.exists():
         record = Record.load(paths.record)  # what `show` cannot read is not done
         keys = frozenset(point.key for point in record.points) if keys is None else keys
     empty = not (known or running or paths.record.exists())
-    refusal = standing.refusal(paths.refusal) if empty else None
-    return standing.run(folder, plan, keys=keys, known=known, running=running, refusal=refusal)
+    refusal = run_status.refusal(paths.refusal) if empty else None
+    return run_status.run(folder, plan, keys=keys, known=known, running=running, refusal=refusal)
 
 
 def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
@@ -152,23 +153,21 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
 
 
 def _child_folders(sweep: Sweep, folder: Path) -> list[Path]:
-    from perfexp.sinks.folders import run_folders
-
     return [path for _, path in run_folders(sweep, folder)]
 
 
 def _show(found: _Found, folder: Path, console: Console) -> bool:
     """A table for each folder that runs lie in; returns whether everything is done."""
-    from perfexp.sinks import standing
-
     groups = _groups(found)
     runs = [run for group in groups.values() for run in group.runs]
-    pace = standing.Pace(runs)
+    pace = run_status.Pace(runs)
     for place, group in groups.items():
         named = folder if [run.folder for run in group.runs] == [folder] else place  # the run that was asked for
         title = ": ".join([_title(named), *(["; ".join(group.sweeps)] if group.sweeps else [])])
-        console.show_grid(title, standing.matrix(group.runs, pace) if group.runs else None, not_measured=group.refused)
-    total = standing.tally(runs, pace)
+        console.show_grid(
+            title, run_status.matrix(group.runs, pace) if group.runs else None, not_measured=group.refused
+        )
+    total = run_status.tally(runs, pace)
     if len(groups) > 1 and runs:
         console.note(f"in all: {total}")
     return total.complete and not any(group.refused or group.not_begun for group in groups.values())
@@ -181,8 +180,6 @@ def _title(folder: Path) -> str:
 
 def _groups(found: _Found) -> dict[Path, _Group]:
     """By the folders that the runs lie in: a stage's, a sweep's, or a day's."""
-    from perfexp.commands import pending
-
     groups: dict[Path, _Group] = {}
     for run in found.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
@@ -209,8 +206,6 @@ def _groups(found: _Found) -> dict[Path, _Group]:
 
 def _refused(sweep: Sweep, place: Path, found: _Found) -> Iterator[str]:
     """The runs of a sweep that ended with an error and without a record, each with the reason."""
-    from perfexp.sinks.folders import run_folders
-
     for child, folder in run_folders(sweep, place):
         run = found.runs.get(folder.absolute())
         if child.error and not (folder / _RECORD).is_file() and not (run and run.running):

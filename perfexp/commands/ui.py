@@ -19,12 +19,13 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from perfexp.commands.app import app
 from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
 from perfexp.commands.output import echo
-from perfexp.credentials import hide
 from perfexp.errors import PerfexpError, UserError
-from perfexp.process import python_command
-from perfexp.sinks.store import (
+from perfexp.host.credentials import hide
+from perfexp.host.process import python_command
+from perfexp.tracking.store import (
     HOST,
     PORT,
     artifact_folder,
@@ -51,6 +52,7 @@ _OPTIONS = (
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
+@app.command()
 def ui(
     uri: Annotated[
         str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db of this folder.")

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perfexp.data.cityscapes_folder import MADE, Pair, find_pairs
 from perfexp.data.cityscapes_masks import CLASSES, read_mask, train_ids
+from perfexp.data.image_files import read_picture, to_tensor
 from perfexp.data.loading import LoadedBatches, Loading, check_batch
-from perfexp.data.pictures import read_picture, to_tensor
+from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
@@ -190,8 +191,6 @@ class Crops:
 def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> Preparation:
     classes = min(len(CLASSES), session.num_classes or len(CLASSES))
     if isinstance(session, Configured):
-        from perfexp.data.mmseg_pipeline import Pipeline  # late: mmsegmentation is asked for by its models only
-
         return Pipeline(session.config, size, training=training, classes=classes)
     return Crops(size, training=training, classes=classes)
 

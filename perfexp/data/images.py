@@ -10,8 +10,15 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from perfexp.data.image_files import (
+    Split,
+    centre_crop,
+    find_split,
+    random_crop,
+    read_picture,
+    to_tensor,
+)
 from perfexp.data.loading import LoadedBatches, Loading, check_batch
-from perfexp.data.pictures import Split, centre_crop, find_split, random_crop, read_picture, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from perfexp import lifeline
 from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.host import lifeline
 from perfexp.models import Batch, Session
 
 

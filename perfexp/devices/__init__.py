@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from perfexp.meters import Found
-from perfexp.record import Doubt, Metric
+from perfexp.records.record import Doubt, Metric
 
 
 class Cache(StrEnum):

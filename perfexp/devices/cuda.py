@@ -19,7 +19,7 @@ from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.record import Doubt, Metric
+from perfexp.records.record import Doubt, Metric
 
 #: What libraries say that do not get their memory from torch's allocator.
 _OUT_OF_MEMORY = re.compile(

@@ -10,7 +10,7 @@ from typing import Any
 from perfexp.devices import Event
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.record import Doubt, Metric
+from perfexp.records.record import Doubt, Metric
 
 
 class _Mark:

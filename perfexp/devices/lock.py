@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from perfexp import locks
 from perfexp.errors import UserError
-from perfexp.locks import lock_path as lock_path
+from perfexp.host import locks
+from perfexp.host.locks import lock_path as lock_path
 
 
 @contextmanager

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfexp import gpus, units
 from perfexp.diagnosis import Choice, Facts, Finding, fail, ok, part, untested, warn
 from perfexp.diagnosis.software import build_name
-from perfexp.gpus import GpuFacts, GpuFile
+from perfexp.host import gpu_sheets
+from perfexp.host.gpu_sheets import GpuFacts, GpuFile
+from perfexp.records import units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ def _counted(boards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _file_of(facts: Facts, name: str) -> str | None:
-    return gpus.matching(_files(facts), name)
+    return gpu_sheets.matching(_files(facts), name)
 
 
 def _files(facts: Facts) -> dict[str, GpuFile]:

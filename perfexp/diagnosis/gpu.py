@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfexp import units
 from perfexp.devices.nvml import is_used, neighbours
 from perfexp.diagnosis import Facts, Finding, fail, missing, ok, part, warn
 from perfexp.diagnosis.devices import Chosen, board_of
+from perfexp.records import units
 
 #: The spin's clock and the driver's may differ so much: they are not read at the same moment.
 _CLOCK_TOLERANCE = 0.05

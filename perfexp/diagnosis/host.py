@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfexp import units
 from perfexp.diagnosis import Facts, Finding, fail, ok, warn
 from perfexp.diagnosis.devices import Chosen
+from perfexp.records import units
 
 #: Load of others that a measurement bears: so many cores, or this share of them.
 _QUIET_CORES, _QUIET_SHARE = 0.5, 0.1

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from perfexp.diagnosis import Facts, Finding, missing, ok, part, untested, warn
+from perfexp.diagnosis import Facts, Finding, meter_selftest, missing, ok, part, untested, warn
 from perfexp.diagnosis.devices import cuda_devices
-from perfexp.meters import selftest
 
 _NSIGHT = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
@@ -37,7 +36,7 @@ def _energy(tried: Mapping[str, Any]) -> Iterator[Finding]:
     if "error" in tried:
         yield missing("energy", str(tried["error"]), "energy will be null")
     elif tried:
-        yield from selftest.findings(tried)
+        yield from meter_selftest.findings(tried)
 
 
 def _amdsmi(amd: Mapping[str, Any]) -> Finding:

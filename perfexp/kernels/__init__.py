@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.portable import ALGORITHMS
-from perfexp.kernels.choice import available, compute
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS
+from perfexp.kernels.tile_choice import available, compute
 
 __all__ = ["available", "direct", "why_not_direct", "why_not_winograd", "winograd"]
 

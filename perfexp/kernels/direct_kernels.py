@@ -8,7 +8,7 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-from perfexp.algorithms.convolution import wide as wide_type
+from perfexp.convolutions.convolution import wide as wide_type
 from perfexp.kernels.launch import INT32, Launch, Problem, Recipe, power_of_two
 
 #: Sizes and strides, which the kernels are not compiled for: a new shape is a new launch only.

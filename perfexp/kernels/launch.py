@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from perfexp.algorithms.convolution import Convolution
+from perfexp.convolutions.convolution import Convolution
 
 #: Numbers of elements up to here are counted in 32 bits; what a last tile counts beyond fits above.
 INT32 = 2**31 - 2**20

@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 
 
 class Pass(StrEnum):

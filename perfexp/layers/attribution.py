@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from perfexp.layers import Key, Pass
 from perfexp.layers.events import Event
-from perfexp.layers.host import EVALUATE, Host
 from perfexp.layers.ranges import Scope
+from perfexp.layers.threads import EVALUATE, Host
 
 #: The node that adds to a parameter's gradient; it has no number.
 _ACCUMULATE = "AccumulateGrad"

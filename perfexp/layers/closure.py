@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfexp.layers import Closure, LayerTimes, Method
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 
 #: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from perfexp.work.modes import recording
+from perfexp.work.dispatch_modes import recording
 from perfexp.work.names import is_whole, original_of, path_of
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from perfexp.layers import Key
 from perfexp.layers.attribution import Attributed, attribute
 from perfexp.layers.events import Event
-from perfexp.layers.host import Host
+from perfexp.layers.threads import Host
 
 
 @dataclass

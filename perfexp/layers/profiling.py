@@ -16,13 +16,13 @@ from perfexp.layers import LayerTimes, Method
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
 from perfexp.layers.events import Event
-from perfexp.layers.host import Host
 from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.ranges import Scope
 from perfexp.layers.replayed import Pattern
 from perfexp.layers.results import times_of
+from perfexp.layers.threads import Host
 from perfexp.modes import Step
 from perfexp.probes.depth import samples_in_queue
 from perfexp.probes.timing import undisturbed

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfexp import stats
 from perfexp.layers import Key, LayerTimes, Pass, RowTimes
 from perfexp.layers.alignment import aligned
+from perfexp.statistics import estimators
 from perfexp.work import Row, Work
 
 #: Where something stands in a call of the model: the module's path, the number of its call, that of the operation.
@@ -177,5 +177,5 @@ def _described(line: Line, work: Row, *, forward: bool) -> Line:
 
 def _spread(seconds: list[float]) -> Spread:
     samples = np.asarray(seconds)
-    interval = stats.median_interval(samples)
+    interval = estimators.median_interval(samples)
     return Spread(mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 
 
 class PowerKind(StrEnum):

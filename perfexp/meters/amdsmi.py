@@ -10,8 +10,8 @@ import importlib
 from contextlib import suppress
 from typing import Any
 
-from perfexp.meters import Found, PowerKind, Reading, doubts, none_because
-from perfexp.record import Doubt
+from perfexp.meters import Found, PowerKind, Reading, energy_doubts, none_because
+from perfexp.records.record import Doubt
 
 _INSTALL = "install the amdsmi package of your ROCm (the driver's libamd_smi.so belongs to it)"
 #: Packages of two dies whose first one tells the power of both and whose second one tells nothing, or 0 W.
@@ -70,11 +70,11 @@ class AmdSmiMeter:
 
     def doubts(self) -> list[Doubt]:
         """Untested; the other die of a package; a power that is an average."""
-        found = [doubts.untested(self.name)]
+        found = [energy_doubts.untested(self.name)]
         if self._two_dies:
-            found.append(doubts.shared(self.name, "the package's other die"))
+            found.append(energy_doubts.shared(self.name, "the package's other die"))
         if self.power_kind is PowerKind.average:
-            found.append(doubts.average(self.name))
+            found.append(energy_doubts.average(self.name))
         return found
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:

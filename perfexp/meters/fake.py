@@ -6,13 +6,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from perfexp.devices.fake import FakeDevice
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.feeding import Feeder
 from perfexp.meters.watch import Watch
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
+
+if TYPE_CHECKING:
+    from perfexp.devices.fake import FakeDevice
 
 
 class Curve(Protocol):

@@ -6,10 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from perfexp.devices import Device, Event
 from perfexp.meters.watch import Watch
+
+if TYPE_CHECKING:
+    from perfexp.devices import Device, Event
 
 #: Calls are enqueued in blocks of about so long, with an event after each.
 _BLOCK_SECONDS = 0.002

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 from perfexp.work import Work
 
 
@@ -231,3 +232,11 @@ class Unwaiting(Protocol):
 
     def without_waits(self) -> AbstractContextManager[str]:
         """While entered, a call comes to the same without waiting for the device; gives how, in words."""
+
+
+class Sharing(StrEnum):
+    """What the ranks do together in a stretch of calls: all as always, without gradients, or only the first, alone."""
+
+    all = "all"
+    no_gradients = "no_gradients"
+    alone = "alone"

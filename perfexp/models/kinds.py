@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from perfexp.errors import UserError
-from perfexp.models.trial import MODULE_ERRORS, Inconclusive, trial_outputs
+from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs
 
 #: Label of pixels that belong to no class (Pascal VOC, Cityscapes, torchvision's references).
 VOID = 255

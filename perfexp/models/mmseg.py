@@ -12,13 +12,20 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.errors import UserError
-from perfexp.models import Batch, Ddp, Execution, Precision, mmseg_unwaiting
+from perfexp.models import Batch, Ddp, Execution, Precision, mmseg_nosync
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
-from perfexp.models.mmseg_config import build, classes_of, read_config, tell_apart, version, without_other_cards
+from perfexp.models.mmseg_config import (
+    build,
+    classes_of,
+    read_config,
+    tell_apart,
+    version,
+    without_other_cards,
+)
+from perfexp.models.parallel import is_shared
 from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.models.weights import find_weights, load_weights, read_weights
-from perfexp.ranks.group import is_shared
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
 
@@ -212,7 +219,7 @@ class MmsegSession(TorchSession):
     @contextmanager
     def without_waits(self) -> Iterator[str]:
         """See `perfexp.models.Unwaiting`."""
-        with mmseg_unwaiting.masks():
+        with mmseg_nosync.masks():
             yield "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection of pixels"
 
     def work(self, inputs: Any, *, training: bool) -> Work:

@@ -64,3 +64,8 @@ class Parallel:
 def _nobody() -> bool:
     """No ranks, as far as the module is concerned."""
     return False
+
+
+def is_shared() -> bool:
+    """Whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

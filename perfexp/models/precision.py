@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d, linear
 
 from perfexp.devices import Device
 from perfexp.models import Precision
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 
 #: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)

@@ -12,15 +12,15 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.errors import PerfexpError, Unsupported, UserError, Waits, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision
+from perfexp.models import Batch, Ddp, Execution, Precision, Sharing
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.parallel import Parallel
 from perfexp.models.precision import autocast, effective_precision
 from perfexp.models.torch_settings import apply_settings, torch_facts
-from perfexp.models.trial import MODULE_ERRORS, Inconclusive, why_refused
-from perfexp.ranks import Sharing
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 from perfexp.work import Work
+from perfexp.work.count import count
+from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -215,8 +215,6 @@ class TorchSession:
 
     def work(self, inputs: Any, *, training: bool) -> Work:
         """See `Session`."""
-        from perfexp.work.count import count
-
         try:
             with self._mode(training=training), self._autocast(), self.sharing(Sharing.alone):
                 named = self._call_of(inputs, training=training)

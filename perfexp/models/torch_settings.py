@@ -10,7 +10,7 @@ import torch
 
 from perfexp.models import Execution
 from perfexp.models.torchvision_import import torchvision_facts
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 
 
 def apply_settings(execution: Execution, *, tf32: bool) -> list[Doubt]:

@@ -16,7 +16,7 @@ from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassi
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.weights import find_weights, load_weights, read_weights
-from perfexp.record import Doubt
+from perfexp.records.record import Doubt
 
 torchvision = import_torchvision()
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from perfexp.devices import Device
 from perfexp.models import Session
 from perfexp.modes import Step
-from perfexp.record import Key
+from perfexp.records.record import Key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from perfexp.devices import Device
-from perfexp.kept import Kept, cache_folder
+from perfexp.host.cache import Kept, cache_folder
 from perfexp.models import Precision
 from perfexp.probes import queue, timing
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfexp import stats
 from perfexp.devices import Device
 from perfexp.probes.queue import Chain
 from perfexp.probes.timing import Call
+from perfexp.statistics import estimators
 
 #: So much of the device's queue is filled at the most: beyond its depth the host is made to wait, which looks like a
 #: call that is slow to launch.
@@ -105,7 +105,7 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
         return Fit(1, single)
     # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
     rough = max(float(np.median(Chain(call, device, min(single, 10))(10))), 1e-9)
-    k = stats.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds)
+    k = estimators.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds)
     while k > 1:
         if chunk := samples_in_queue(call, device, k):
             return Fit(k, chunk, rough)

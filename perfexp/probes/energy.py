@@ -9,13 +9,13 @@ from typing import Any
 
 from perfexp.devices import Device
 from perfexp.meters import Found, Reading
+from perfexp.meters.energy_metrics import Power, another_pace, metric
 from perfexp.meters.feeding import Beside, Feeder, threaded
-from perfexp.meters.figures import Power, another_pace, metric
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
-from perfexp.record import Doubt, Metric, Point
-from perfexp.stats import Interval
+from perfexp.records.record import Doubt, Metric, Point
+from perfexp.statistics.estimators import Interval
 
 #: So much of the plateau may be the work that the device has just done on the same calls.
 _WORKED_SHARE = 0.5

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfexp.devices import Device
-from perfexp.record import Series, Stop
+from perfexp.records.record import Series, Stop
 from perfexp.stopping import Monitor
 
 Call = Callable[[], object]

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
-from perfexp.paths import RunPaths
-from perfexp.record import Doubt, Key
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Doubt, Key
 
 _PROFILE = "_profile"
 #: The range around a whole call, by its phase.

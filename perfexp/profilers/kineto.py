@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perfexp.paths import write_atomically
+from perfexp.host.files import write_atomically
 from perfexp.profilers import About, Found, Marks, Place, ProfilerFailed, Settings
 
 #: What TensorBoard's plug-in looks for.

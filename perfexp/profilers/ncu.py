@@ -20,11 +20,30 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.paths import RunPaths, write_atomically
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, metrics, refuse_other_devices
+from perfexp.host.files import write_atomically
+from perfexp.profilers import (
+    WHOLE,
+    About,
+    Found,
+    Marks,
+    Place,
+    ProfilerFailed,
+    Settings,
+    ncu_metrics,
+    refuse_other_devices,
+)
 from perfexp.profilers.reports import ranked
-from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, last_words, missing_library
-from perfexp.record import Doubt
+from perfexp.profilers.tools import (
+    Tool,
+    ask,
+    escaped,
+    find,
+    first_line_with,
+    last_words,
+    missing_library,
+)
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Doubt
 from perfexp.roofline import listing
 
 #: Where NVIDIA says how counters are permitted.
@@ -103,8 +122,8 @@ class Ncu(Settings):
         """See `Profiler`."""
         refuse_other_devices(about.device)
         tool = find("ncu", self._tool)
-        counters = list(self._metrics or ()) or metrics.chosen(
-            metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
+        counters = list(self._metrics or ()) or ncu_metrics.chosen(
+            ncu_metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
         )
         return [
             tool.path,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from perfexp.errors import Unsupported, UserError
 from perfexp.modes import Step, graphed
 from perfexp.profilers import WHOLE, Marks, Place, Profiler, part_name, profiled_key
-from perfexp.record import Key
+from perfexp.records.record import Key
 
 if TYPE_CHECKING:
     from perfexp.layers.outline import Outline
-    from perfexp.run import Procedure
+    from perfexp.measure.procedure import Procedure
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError, nearest
-from perfexp.paths import safe_name, write_atomically
+from perfexp.host.files import safe_name, write_atomically
 from perfexp.profilers import Place, ProfilerFailed
 from perfexp.profilers.tools import Tool, ask, first_line_with, last_words, missing_library
 

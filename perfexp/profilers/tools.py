@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfexp import interrupts, machine
+from perfexp.diagnosis import machine
+from perfexp.host import interrupts
 from perfexp.profilers import ProfilerFailed
 
 #: So long a question to a tool may take.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from perfexp.models import Sharing
 from perfexp.modes import Step
-from perfexp.record import Key
+from perfexp.records.record import Key
 
 #: DistributedDataParallel waits for the device in its first ten iterations, of which it keeps statistics, and in every
 #: hundredth after them (torch/csrc/distributed/c10d/reducer.hpp); so many calls take it beyond those ten.
@@ -38,14 +38,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"rank {self.number} of {self.size}"
-
-
-class Sharing(StrEnum):
-    """What the ranks do together in a stretch of calls: all as always, without gradients, or only the first, alone."""
-
-    all = "all"
-    no_gradients = "no_gradients"
-    alone = "alone"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,3 @@ class TorchGroup:
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value, group=self._control)
         return found
-
-
-def is_shared() -> bool:
-    """Whether this process is one of several ranks."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

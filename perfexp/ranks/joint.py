@@ -11,12 +11,14 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from perfexp import doubts, stats
 from perfexp.errors import Unsupported
+from perfexp.models import Sharing
 from perfexp.modes import Step
-from perfexp.ranks import Crew, Sharing, Stretch
-from perfexp.record import Metric, Point, Series, Stop
-from perfexp.summary import loop_interval
+from perfexp.ranks import Crew, Stretch
+from perfexp.records import doubts
+from perfexp.records.record import Metric, Point, Series, Stop
+from perfexp.records.summary import loop_interval
+from perfexp.statistics import estimators
 
 #: A stretch lasts about so long; what its barrier leaves of skew, some ten microseconds, is little of that.
 _STRETCH_SECONDS = 0.05
@@ -61,14 +63,14 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
                 point.metrics.append(Metric(name=_EFFICIENCY, value=None, unit="1", reason=reason))
     for kind, rounds in found.items():
         samples = [_seconds(stretches[:1] if kind is Sharing.alone else stretches) / calls for stretches in rounds]
-        stop = Stop(reason="fixed", achieved=stats.median_interval(samples[_WARMUP:]).relative_half_width)
+        stop = Stop(reason="fixed", achieved=estimators.median_interval(samples[_WARMUP:]).relative_half_width)
         name = f"ranks/{kind.value}"
         point.series.append(
             Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop),
         )
     _add_figures(point, found[Sharing.all], calls, crew.size)
-    in_stretches = stats.mean_interval(_of(point, Sharing.all))
-    if stats.differ(in_stretches, step_by_step, _TOLERANCE):
+    in_stretches = estimators.mean_interval(_of(point, Sharing.all))
+    if estimators.differ(in_stretches, step_by_step, _TOLERANCE):
         point.doubts.append(doubts.ranks_disagree(in_stretches.value / seconds))
 
 
@@ -90,7 +92,7 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Stretch]], calls: int, 
     point.facts["ranks"] = {}
     for name, of_rounds in shares.items():
         if of_rounds:
-            share = stats.median_interval(of_rounds)
+            share = estimators.median_interval(of_rounds)
             point.metrics.append(Metric(name=name, value=share.value, unit="1"))
             point.facts["ranks"][name.removeprefix("ranks/")] = {"low": share.low, "high": share.high}
 

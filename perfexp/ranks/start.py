@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perfexp.errors import UserError
-from perfexp.ranks.orders import pipe
+from perfexp.ranks.control_messages import pipe
 
 #: Exit codes of the first rank: another rank has ended; or an error of a point, which is written down, left the ranks
 #: out of step. Any other is that of a worker.
@@ -27,7 +27,7 @@ _END = b'{"event": "end"}\n'
 
 
 class Tell(Protocol):
-    """Takes events (`perfexp.events.Events`)."""
+    """Takes events (`perfexp.records.messages.Events`)."""
 
     def __call__(self, event: str, **details: Any) -> None:
         """Send one event.

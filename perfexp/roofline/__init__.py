@@ -1,7 +1,7 @@
 """Roofline: how near kernels and layers come to what the device can do at most, by counters or by definition.
 
 What others call: `of_csv` after a run of ncu, `of_text` for what it exports of a report, `of_record` for a run's
-layers; `perfexp.sinks.roofline` draws and writes.
+layers; `perfexp.plots.roofline_files` draws and writes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfexp.errors import UserError
-from perfexp.gpus import GpuFile
-from perfexp.record import Point, Record, is_layers
+from perfexp.host.gpu_sheets import GpuFile
+from perfexp.records.record import Point, Record, is_layers
 from perfexp.roofline import listing
 from perfexp.roofline.assemble import of_listing, of_point, recorded
 from perfexp.roofline.below import Roofline

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.record import Point, Record
+from perfexp.records.record import Point, Record
 from perfexp.roofline.below import Roofline
+from perfexp.roofline.caveats import of_counters, of_definitions
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks
-from perfexp.roofline.labels import marks, words_apart
 from perfexp.roofline.listing import Launch, Listing
-from perfexp.roofline.notes import of_counters, of_definitions
 from perfexp.roofline.peaks import ADD, Peaks, data_type
+from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Row, stand, together
 from perfexp.roofline.sentences import short
-from perfexp.roofline.standing import PROCESS, THREAD, Basis, Load, Row, stand, together
+from perfexp.roofline.short_names import marks, words_apart
 
 #: What a run can do itself for a device without a data sheet.
 _BY_MEASURING = (

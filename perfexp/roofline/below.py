@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfexp.roofline.peaks import Peaks
+from perfexp.roofline.placement import Row
 from perfexp.roofline.sentences import meaning, whole
-from perfexp.roofline.standing import Row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from perfexp import foreign
 from perfexp.errors import UserError
-from perfexp.roofline.figures import decimal_mark, factor, number
+from perfexp.host import untrusted
+from perfexp.roofline.numbers import decimal_mark, factor, number
 
 #: What the "details" page calls metrics that have a name of their own.
 _LABELS = {
@@ -130,7 +130,7 @@ def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
         UserError: it is not there, empty, cut off, of another tool, or not in a known encoding or unit.
     """
     try:
-        content = foreign.read_bytes(path.resolve(), _MOST_BYTES)
+        content = untrusted.read_bytes(path.resolve(), _MOST_BYTES)
     except OSError as error:
         raise UserError(
             f"{path} can't be read: {error.strerror}. Name a CSV that ncu wrote, or a run's folder."

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfexp import gpus
 from perfexp.errors import UserError, did_you_mean
-from perfexp.gpus import GpuFacts, GpuFile
-from perfexp.record import Point, Record, is_layers, timed_key
+from perfexp.host import gpu_sheets
+from perfexp.host.gpu_sheets import GpuFacts, GpuFile
+from perfexp.records.record import Point, Record, is_layers, timed_key
 
 #: What a roof is called; a data sheet's FP64, half-precision and TF32 peaks are those of matrix units, where there are.
 NAMES = {
@@ -217,7 +217,7 @@ def matching(product: str, known: Mapping[str, GpuFile]) -> Peaks:
         product: `Tesla T4`, ….
         known: files of the gpu group.
     """
-    name = gpus.matching(known, product)
+    name = gpu_sheets.matching(known, product)
     return of_sheet(known[name].facts) if name else Peaks()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.roofline.standing import DRAM, L2, NEAR, Row
-from perfexp.units import digits, format_seconds
+from perfexp.records.units import digits, format_seconds
+from perfexp.roofline.placement import DRAM, L2, NEAR, Row
 
 #: Launches shorter than this are mostly ramp-up and ramp-down.
 _SHORT_SECONDS = 5e-6

@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from perfexp.errors import UserError
-from perfexp.paths import RunPaths, write_atomically
+from perfexp.host.files import write_atomically
+from perfexp.records.paths import RunPaths
 from perfexp.speed.result import Speed, log_file_of
 
 #: A larger file is no speed JSON, and need not be read to know that.

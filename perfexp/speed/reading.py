@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfexp import foreign
 from perfexp.errors import UserError
+from perfexp.host import untrusted
 from perfexp.speed.facts import Facts, Head
 from perfexp.speed.lines import (
     Failure,
@@ -140,13 +140,13 @@ def _neighbours(path: Path) -> Iterator[Facts]:
     here = path.absolute().parent
     if here.name == "vis_data":
         with suppress(OSError):
-            config = foreign.read_bytes(here / "config.py")[:_LONGEST]
+            config = untrusted.read_bytes(here / "config.py")[:_LONGEST]
             yield Head(config=config.decode(errors="replace")).facts()
         texts = [here.parent / f"{here.parent.name}.log"]
     else:
         texts = [path.with_suffix("")] if path.name.endswith(".log.json") else []
     for file in texts:
-        if foreign.is_regular(file):
+        if untrusted.is_regular(file):
             with suppress(UserError):
                 yield read(file).facts
 

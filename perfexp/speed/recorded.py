@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfexp import stats
-from perfexp.paths import RunPaths
-from perfexp.record import Key, Point, Record, Status
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Key, Point, Record, Status
 from perfexp.speed.result import Mode, Speed
+from perfexp.statistics import estimators
 
 _PHASE = "train"
 #: Whose time it is, the best first.
@@ -63,23 +63,23 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
     )
 
 
-def _time(point: Point) -> stats.Interval | None:
+def _time(point: Point) -> estimators.Interval | None:
     """Mean seconds of a step; None where no step was timed."""
     for name in _SERIES:
         series = point.find_series(name)
         if series is not None and series.measured:
-            return stats.mean_interval(series.measured)
+            return estimators.mean_interval(series.measured)
     return None
 
 
-def _rate(time: stats.Interval, images: int) -> stats.Interval | None:
+def _rate(time: estimators.Interval, images: int) -> estimators.Interval | None:
     """Images/s; the ends of the interval change places. None where the time is none that can be divided by."""
     rate = images / time.value if time.value > 0 else math.inf
     if not 0 < rate < math.inf:
         return None
     if time.low is None or time.high is None or time.low <= 0:
-        return stats.Interval(value=rate, low=None, high=None)
-    return stats.Interval(value=rate, low=images / time.high, high=images / time.low)
+        return estimators.Interval(value=rate, low=None, high=None)
+    return estimators.Interval(value=rate, low=images / time.high, high=images / time.low)
 
 
 def _cards(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:

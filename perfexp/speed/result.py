@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from perfexp.paths import safe_name
-from perfexp.stats import Interval
+from perfexp.host.files import safe_name
+from perfexp.statistics.estimators import Interval
 
 #: Of the format, whatever the model is for: neither logs nor records say it.
 MISSION = "图像分割"

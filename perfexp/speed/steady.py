@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfexp import stats
 from perfexp.speed.lines import Step
+from perfexp.statistics import estimators
 
 #: The rule needs so many windows to see where steps become steady.
 _LEAST_WINDOWS = 4
@@ -64,4 +64,4 @@ def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int |
 def _cut(times: Sequence[float]) -> int:
     if len(times) < _LEAST_WINDOWS:
         return int(len(times) > 1)
-    return stats.mser5_cut(np.repeat(times, _BATCH)) // _BATCH
+    return estimators.mser5_cut(np.repeat(times, _BATCH)) // _BATCH

@@ -3,7 +3,7 @@
 The counts follow from shapes by the operators' definitions. `torch.utils.flop_counter` has formulas for most of them.
 Those of the forward pass agree with these; the one for the backward pass of a convolution multiplies the gradient of
 the weights by the groups once too often, that of fused attention counts the scores that it computes again, and none
-says which gradient is whose. Its registry is asked only for operators that are not here (see `perfexp.work.kernels`).
+says which gradient is whose. Its registry is asked only for operators that are not here (see `kernel_calls`).
 """
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from perfexp.models.trial import Inconclusive
 from perfexp.work import Work
+from perfexp.work.dispatch_modes import recording
 from perfexp.work.graph import reached
-from perfexp.work.kernels import Kernel
-from perfexp.work.modes import recording
+from perfexp.work.kernel_calls import Kernel
+from perfexp.work.meta_tensors import inputs_for, same_random_numbers, with_stand_ins
 from perfexp.work.names import original_of
 from perfexp.work.rows import RowMaker
-from perfexp.work.stand_ins import inputs_for, same_random_numbers, with_stand_ins
 from perfexp.work.tape import Call, Operation, Tape
 from perfexp.work.tensors import storage_of
+from perfexp.work.trial import Inconclusive
 
 _INCONCLUSIVE = (
     DataDependentOutputException,

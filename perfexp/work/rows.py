@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from typing import Any
 
 from perfexp.work import Row, Shape
-from perfexp.work.kernels import Kernel
+from perfexp.work.kernel_calls import Kernel
 from perfexp.work.tape import Call, Operation
 from perfexp.work.tensors import Region, distinct_bytes, storage_of, tensors_in
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from perfexp.work.kernels import Kernel, kernel_of
+from perfexp.work.kernel_calls import Kernel, kernel_of
 from perfexp.work.names import is_whole, original_of, path_of, plain
 from perfexp.work.tensors import storage_of, tensors_in
 

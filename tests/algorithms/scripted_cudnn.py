@@ -8,8 +8,8 @@ from math import prod
 import torch
 
 from perfexp.algorithms import backends, fastest, forced, replays
+from perfexp.algorithms import convolution_plan as plans
 from perfexp.algorithms import cudnn as library
-from perfexp.algorithms import plan as plans
 from perfexp.algorithms.captured import CaptureError
 
 NOT_SUPPORTED, BAD_PARAM = 3000, 2000

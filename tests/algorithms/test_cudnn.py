@@ -303,7 +303,8 @@ def test_a_compiled_model_computes_by_cudnn(cudnn):
 
 
 def test_gradients_of_kernels_of_ours_come_by_the_same_kernel(monkeypatch):
-    from perfexp.algorithms import operators, portable
+    from perfexp.algorithms import operators
+    from perfexp.convolutions import portable
 
     called = []
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp import rivals
 from perfexp.algorithms import fastest
 from perfexp.algorithms.difference import with_statistics
 from perfexp.algorithms.forced import Forced
@@ -19,8 +18,9 @@ from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.kept import Kept, cache_folder
-from perfexp.record import Key, Point, Status
+from perfexp.host.cache import Kept, cache_folder
+from perfexp.measure import baselines
+from perfexp.records.record import Key, Point, Status
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ SPEEDUPS = {
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
     device, algorithm = FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6), Rivalling()
-    compared = rivals.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    compared = baselines.compare(algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
     series, metrics, unsure, method = compared
     assert method == ("queue" if asynchronous else "clock")
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
@@ -265,7 +265,7 @@ def test_rounds_that_do_not_agree_who_is_faster_are_a_doubt(spread, codes):
             return device.launch(1e-3)
         return device.launch(1.1e-3 * turns.setdefault(len(algorithm.order), 1 + spread * noise.uniform(-1, 1)))
 
-    unsure = rivals.compare(algorithm, call, device, capture=None).doubts
+    unsure = baselines.compare(algorithm, call, device, capture=None).doubts
     assert sorted({doubt.code for doubt in unsure}) == codes
 
 
@@ -286,7 +286,7 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
     def call():
         device.launch(1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now])
 
-    series, metrics, *_ = rivals.compare(algorithm, call, device, capture=None)
+    series, metrics, *_ = baselines.compare(algorithm, call, device, capture=None)
     assert {metric.name: metric.value for metric in metrics} == SPEEDUPS
     assert [each.name for each in series] == ["rival/default+layers", "rival/default", "rival/benchmark"]
 
@@ -301,7 +301,7 @@ def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
 
     device, algorithm = FakeDevice(enqueue_seconds=1e-6), Slower()
     point = Point(key=KEY, status=Status.OK)
-    rivals.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
+    baselines.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
     assert [doubt.code for doubt in point.doubts] == ["choice_slower"]
     assert "1.50 of the time of default" in point.doubts[0].detail
     assert algorithm.regretted
@@ -319,11 +319,11 @@ def test_rivals_whose_call_the_queue_does_not_take_are_captured():
         seconds = algorithm.seconds
         return lambda: device.launch(seconds)
 
-    compared = rivals.compare(algorithm, call, device, capture)
+    compared = baselines.compare(algorithm, call, device, capture)
     assert {metric.name: metric.value for metric in compared.metrics} == SPEEDUPS
     assert compared.method == "graph"
     with pytest.raises(Unsupported, match="not even take the call as a graph"):
-        rivals.compare(algorithm, call, device, lambda: call)
+        baselines.compare(algorithm, call, device, lambda: call)
 
 
 @pytest.mark.parametrize(("own", "codes"), [("queue", ["rivals_by_graph"]), ("graph", [])])
@@ -341,7 +341,7 @@ def test_rivals_that_were_timed_otherwise_than_the_call_are_a_doubt(own, codes):
         return lambda: device.launch(seconds)
 
     point = Point(key=KEY, status=Status.OK, facts={"device_method": own})
-    rivals.judge(point, algorithm, call, device, capture)
+    baselines.judge(point, algorithm, call, device, capture)
     assert point.facts["rivals_method"] == "graph"
     assert [doubt.code for doubt in point.doubts] == codes
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from perfexp.algorithms import OnUnsupported
-from perfexp.algorithms.choice import choose
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.layer import Layer
-from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.algorithms.layer_choice import choose
+from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import Unsupported, UserError
 
 NAMES = tuple(ALGORITHMS)
@@ -339,7 +339,7 @@ def test_inputs_that_do_not_fit_get_the_error_of_torch(net):
 
 
 def test_a_trial_on_fake_tensors_leaves_nothing_behind(net):
-    from perfexp.models.trial import trial_outputs
+    from perfexp.work.trial import trial_outputs
 
     for name in ("implicit_precomp_gemm", "winograd"):
         with Forced(name=name).applied(session(net.features)):

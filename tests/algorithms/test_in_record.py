@@ -6,11 +6,11 @@ import torch
 from perfexp.algorithms.forced import Forced
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
+from perfexp.measure.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
-from perfexp.record import Key, Status
-from perfexp.run import Procedure
+from perfexp.records.record import Key, Status
 from perfexp.stopping import Fixed
 
 

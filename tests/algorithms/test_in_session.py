@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.portable import ALGORITHMS
+from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported
 from perfexp.models import Execution, Precision

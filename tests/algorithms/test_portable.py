@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import conv2d as conv2d_of_torch
 
-from perfexp.algorithms import fourier
-from perfexp.algorithms.convolution import Convolution
-from perfexp.algorithms.fourier import fast_length
-from perfexp.algorithms.portable import ALGORITHMS, conv2d
+from perfexp.convolutions import fourier
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.fourier import fast_length
+from perfexp.convolutions.portable import ALGORITHMS, conv2d
 from perfexp.errors import UserError
 
 #: Torch's own remark on an even kernel with `same`.

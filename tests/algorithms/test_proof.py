@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.algorithms import plan as plan_module
+from perfexp.algorithms import convolution_plan as plan_module
 from perfexp.algorithms import proof
 from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
 from perfexp.algorithms.families import Families, bare, judge_forward, learnt
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.passes import Pass
-from perfexp.algorithms.report import AlgorithmReport, LayerReport, LayerStatus, PassReport
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
 RAN = {which: sorted({call["algorithm"] for call in SEEN if call["which"] == which}) for which in Pass}

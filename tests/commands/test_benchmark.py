@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from perfexp import commands, survey
-from perfexp.commands import benchmark, cards
-from perfexp.record import Record
+from perfexp import commands
+from perfexp.commands import benchmark
+from perfexp.orchestration import capabilities, gpu_count
+from perfexp.records.record import Record
 from perfexp.speed import Speed
 
 SIX = ("fake", "sp", "fp32", "2", "30", "5")
@@ -18,9 +19,9 @@ NAME = "fake_sp_bs2_fp32_1_speed"
 def here(tmp_path, monkeypatch):
     """A working directory of its own: that is where the files go."""
     monkeypatch.chdir(tmp_path)
-    cards.visible.cache_clear()
+    gpu_count.visible.cache_clear()
     yield tmp_path
-    cards.visible.cache_clear()
+    gpu_count.visible.cache_clear()
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def machine(monkeypatch):
 
     def have(number):
         cuda = {"devices": [{"index": index} for index in range(number)]}
-        monkeypatch.setattr(survey, "conduct", lambda index: {"parts": {"cuda": cuda}, "failure": None})
+        monkeypatch.setattr(capabilities, "conduct", lambda index: {"parts": {"cuda": cuda}, "failure": None})
 
     return have
 
@@ -150,7 +151,7 @@ def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overr
 
 def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
     failure = {"text": "the process that asks torch and the driver was ended by SIGSEGV", "during": "cuda"}
-    monkeypatch.setattr(survey, "conduct", lambda index: {"parts": {}, "failure": failure})
+    monkeypatch.setattr(capabilities, "conduct", lambda index: {"parts": {}, "failure": failure})
     assert commands.run(["benchmark", "fastscnn", "mp", *SIX[2:]]) == 1
     assert "SIGSEGV" in capsys.readouterr().err
 

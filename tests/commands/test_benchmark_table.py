@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from perfexp import config
-from perfexp.commands import cards, segmentation_table
+from perfexp.host import installation
 from perfexp.main import main
-from perfexp.sweep_record import Sweep
+from perfexp.orchestration import gpu_count, segmentation_table
+from perfexp.plan import config
+from perfexp.records.sweep_record import Sweep
 
 SMALL = (
     *("model=fake", "tracking=none", "stopping.measure=20", "input_size=64"),
@@ -32,7 +33,7 @@ def visible(monkeypatch):
     """A function that says how many cards there are."""
 
     def have(number):
-        monkeypatch.setattr(cards, "visible", lambda: number)
+        monkeypatch.setattr(gpu_count, "visible", lambda: number)
 
     return have
 
@@ -52,7 +53,7 @@ def test_a_table_is_over_one_card_and_all_that_are_visible(gpu, number, counts, 
 
 def test_the_experiment_is_the_seeds_six_lines():
     config.register()
-    with initialize_config_dir(config_dir=str(config.conf_dir()), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
         composed = compose("config", ["experiment=segmentation_table", "hydra.mode=RUN"], return_hydra_config=True)
     params = composed.hydra.sweeper.params
     assert params["model"] == "fastscnn,ocrnet_hrnetw48,segformer_b0"
@@ -101,7 +102,7 @@ def test_what_the_user_says_of_cards_counts_more(here, visible, capsys):
 
 
 def test_no_card_at_all_is_no_reason_to_ask(here, monkeypatch, capsys):
-    monkeypatch.setattr(cards, "visible", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(gpu_count, "visible", lambda: pytest.fail("asked"))
     table("gpu=fake_card", "percentiles=[0]")
     assert "mp is skipped: gpu=fake is no card." in capsys.readouterr().out
 
@@ -109,8 +110,10 @@ def test_no_card_at_all_is_no_reason_to_ask(here, monkeypatch, capsys):
 def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monkeypatch):
     """An inference leaves no speed file, so the table has no line."""
     callback = segmentation_table.SegmentationTable(register=lambda *_, **__: None)
-    monkeypatch.setattr("perfexp.sweep_record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: []))
-    monkeypatch.setattr("perfexp.sinks.speed_table.table", lambda *_: None)
+    monkeypatch.setattr(
+        "perfexp.records.sweep_record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: [])
+    )
+    monkeypatch.setattr("perfexp.reports.speed_table.table", lambda *_: None)
     config = SimpleNamespace(quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))))
     callback.on_multirun_end(config)
     printed = capsys.readouterr()

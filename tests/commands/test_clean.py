@@ -11,13 +11,13 @@ import typer
 from perfexp import commands
 from perfexp.commands import clean
 from perfexp.main import main
-from perfexp.paths import is_artifact
+from perfexp.plots.roofline_files import files
 from perfexp.profilers import place_of
 from perfexp.profilers.kineto import Torch
 from perfexp.profilers.ncu import Ncu
 from perfexp.profilers.nsys import Nsys
-from perfexp.record import Key
-from perfexp.sinks.roofline import files
+from perfexp.records.paths import is_artifact
+from perfexp.records.record import Key
 
 
 def leave(folder, *names, claimed=None, uid="1f", repeated="1f"):

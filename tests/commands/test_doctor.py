@@ -9,10 +9,13 @@ import sys
 
 import pytest
 
-from perfexp import commands, locks, machine, survey, worker
+from perfexp import commands
 from perfexp.commands import doctor
 from perfexp.devices import lock
-from perfexp.diagnosis import Choice, Verdict, whole
+from perfexp.diagnosis import Choice, Verdict, machine, whole
+from perfexp.host import locks
+from perfexp.orchestration import capabilities
+from perfexp.worker import entry
 
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
 BOARD = {
@@ -339,7 +342,7 @@ UNDER_WAY = r"""say(b'{"event": "block", "text": "cuda"}\n'); """
 
 
 def conduct(script, silence_seconds=60.0):
-    return survey.conduct(0, command=[sys.executable, "-c", TELL + script], silence_seconds=silence_seconds)
+    return capabilities.conduct(0, command=[sys.executable, "-c", TELL + script], silence_seconds=silence_seconds)
 
 
 def diagnosed(facts, surveyed, name="auto"):
@@ -379,16 +382,18 @@ def test_a_process_that_ends_early_is_a_finding_with_its_last_words():
 
 
 def test_a_process_that_can_not_be_started_is_a_finding():
-    assert "can't be started" in survey.conduct(0, command=["/nowhere/python"])["failure"]["text"]
+    assert "can't be started" in capabilities.conduct(0, command=["/nowhere/python"])["failure"]["text"]
 
 
 def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
     def refuse():
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr(survey, "_questions", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})])
+    monkeypatch.setattr(
+        capabilities, "_questions", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})]
+    )
     told = []
-    survey.answer(None, lambda event, **details: told.append((event, details)))
+    capabilities.answer(None, lambda event, **details: told.append((event, details)))
     assert [details["answer"] for event, details in told if event == "part"] == [
         {"error": "RuntimeError: no driver"},
         {"available": False},
@@ -397,7 +402,7 @@ def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
 
 def test_a_worker_without_a_plan_is_refused_unless_it_is_to_tell_of_the_machine(capsys):
     with pytest.raises(SystemExit) as end:
-        worker.main([])
+        entry.main([])
     assert end.value.code == 2
     assert "--probe" in capsys.readouterr().err
 

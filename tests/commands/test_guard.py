@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from perfexp.commands import guard
-from perfexp.record import SweepMembership
-from perfexp.sinks.mlflow import MlflowSink
+from perfexp.records.record import SweepMembership
+from perfexp.tracking.mlflow_sink import MlflowSink
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfexp import commands, config, worker
+from perfexp import commands
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.survey import survey
-from perfexp.commands import support
+from perfexp.algorithms.layer_support import survey
+from perfexp.commands import model_support
 from perfexp.devices.cpu import CpuDevice
+from perfexp.host import installation
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
-from perfexp.paths import RunPaths
-from perfexp.record import Key
-from perfexp.sinks.support import bands, shape_text
+from perfexp.plan import config
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Key
+from perfexp.reports.support_table import bands, shape_text
+from perfexp.worker import entry
 from tests.algorithms.scripted_cudnn import in_place
 
 PORTABLE = [
@@ -71,10 +74,10 @@ def here(monkeypatch):
     """The worker's part in this process, where there may be a scripted cuDNN."""
 
     def ask(plain):
-        told = worker.algorithms(config.typed(plain), RunPaths(Path("nowhere")), worker.Events(None))
+        told = entry.algorithms(config.typed(plain), RunPaths(Path("nowhere")), entry.Events(None))
         return json.loads(json.dumps(told))
 
-    monkeypatch.setattr(support, "ask", ask)
+    monkeypatch.setattr(model_support, "ask", ask)
 
 
 def run(capsys, *arguments):
@@ -351,7 +354,7 @@ def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code
             f"""
             #!{sys.executable}
             import os, sys
-            from perfexp.worker import Events
+            from perfexp.worker.entry import Events
             descriptor = next(text for text in sys.argv if text.startswith("--events-fd="))
             tell = Events(int(descriptor.partition("=")[2]))
             {body}
@@ -360,7 +363,7 @@ def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code
     )
     script.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr("perfexp.process.sys.executable", str(script))
+    monkeypatch.setattr("perfexp.host.process.sys.executable", str(script))
     assert commands.run(["list", "algorithms", "model=resnet18"]) == code
     assert told in capsys.readouterr().err
 
@@ -377,5 +380,5 @@ def test_only_algorithms_are_listed_for_a_model(capsys):
 def test_the_group_alone_stays_as_it_is(capsys):
     assert commands.run(["list", "algorithms"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list((config.conf_dir() / "algorithm").glob("*.yaml")))
+    assert len(lines) == len(list((installation.conf_dir() / "algorithm").glob("*.yaml")))
     assert any(line.startswith("winograd_nonfused ") for line in lines)

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from perfexp import commands
-from perfexp.record import SweepMembership
-from perfexp.sweep_record import Sweep, SweepChild
+from perfexp.records.record import SweepMembership
+from perfexp.records.sweep_record import Sweep, SweepChild
 
 
 @pytest.fixture

@@ -11,15 +11,16 @@ import msgspec
 import pandas as pd
 import pytest
 
-from perfexp import commands, gpus
-from perfexp.config import conf_dir
+from perfexp import commands
+from perfexp.host import gpu_sheets
+from perfexp.host.installation import conf_dir
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.record import Point, Record, Status, layers_key
+from perfexp.plots.roofline_plot import _caption
+from perfexp.records.record import Point, Record, Status, layers_key
 from perfexp.roofline import of_record
 from perfexp.roofline.peaks import named
-from perfexp.sinks.roofline_picture import _caption
 from tests.roofline.listings import Kernel, counted, long_form, many, wide_form
 
 HAND = ["--peak-compute", "10", "--peak-bw", "1000"]
@@ -126,7 +127,7 @@ def test_a_report_without_ncu_or_with_one_that_fails_says_what_to_do(tmp_path, m
     report = tmp_path / "train.ncu-rep"
     report.write_bytes(b"\0report")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    monkeypatch.setattr("perfexp.machine._TOOLS", {"ncu": ()})
+    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"ncu": ()})
     assert commands.run(["roofline", str(report), *HAND]) == 2
     said = capsys.readouterr().err
     assert "ncu is not installed, neither on the PATH" in said
@@ -169,7 +170,7 @@ def test_peaks_of_another_device_stand_below_the_table_in_the_picture_and_in_the
     told = "The peaks are another device's than the one that was measured: data sheet of NVIDIA T4 16GB"
     assert told in capsys.readouterr().out
     assert pd.read_csv(run / "roofline.csv").iloc[0]["notes"].startswith(told)
-    [roofline] = of_record(Record.load(run), named("t4", gpus.read([conf_dir()]))).values()
+    [roofline] = of_record(Record.load(run), named("t4", gpu_sheets.read([conf_dir()]))).values()
     assert "peaks: data sheet of NVIDIA T4 16GB, another device than NVIDIA H200" in _caption(roofline, 1).subtitle
 
 
@@ -177,7 +178,7 @@ def test_a_file_that_can_not_be_written_is_named(run, monkeypatch, tmp_path, cap
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("perfexp.sinks.roofline.write_atomically", full)
+    monkeypatch.setattr("perfexp.plots.roofline_files.write_atomically", full)
     out = tmp_path / "elsewhere.png"
     assert commands.run(["roofline", str(run), "--out", str(out)]) == 2
     assert f"error: {out} can't be written: No space left on device." in capsys.readouterr().err
@@ -187,7 +188,7 @@ def test_a_folder_that_can_not_be_written_is_told_in_a_line(run, monkeypatch, ca
     def refused(path, content):
         raise OSError(errno.EROFS, "Read-only file system", f"{path.parent}/.{path.name}.x1")
 
-    monkeypatch.setattr("perfexp.paths.write_atomically", refused)
+    monkeypatch.setattr("perfexp.host.files.write_atomically", refused)
     assert commands.run(["roofline", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {run / 'manifest.json'} can't be written: Read-only file system. Choose another")

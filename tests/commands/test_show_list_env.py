@@ -5,7 +5,7 @@ from pathlib import Path
 
 from perfexp import __version__, commands
 from perfexp.main import main
-from perfexp.paths import RunPaths
+from perfexp.records.paths import RunPaths
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
@@ -105,8 +105,14 @@ def test_env_is_json(capsys):
 
 
 def test_the_help_names_every_command_and_the_version_is_perfexps_own(capsys):
-    assert main(["--help"]) == 0
+    assert dispatch(["--help"]) == 0
     text = capsys.readouterr().out
-    assert [name for name in commands.NAMES if f"perfexp {name}" not in text and name != "env"] == []
-    assert main(["--version"]) == 0
+    assert [name for name in COMMANDS if f"perfexp {name}" not in text and name != "env"] == []
+    assert dispatch(["--version"]) == 0
     assert capsys.readouterr().out == f"perfexp {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name, capsys):
+    assert dispatch([name, "--help"]) == 0
+    assert f"Usage: perfexp {name}" in capsys.readouterr().out

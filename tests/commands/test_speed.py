@@ -5,7 +5,7 @@ import json
 import pytest
 
 from perfexp import commands
-from perfexp.record import Status
+from perfexp.records.record import Status
 from tests.speed import writing
 
 GIVEN = ["--model", "fastscnn", "--batch-size", "2", "--gpus", "1", "--precision", "fp32"]

@@ -11,22 +11,25 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from perfexp import commands, config, units
+from perfexp import commands
+from perfexp.cli.overrides import jobs_of
 from perfexp.commands import pending
 from perfexp.devices import lock
-from perfexp.job import Assignment
+from perfexp.host import installation
 from perfexp.main import main
-from perfexp.overrides import jobs_of
-from perfexp.record import Key, Point, Series, Status, point_to_line
-from perfexp.sinks import standing
-from perfexp.sweep_record import Sweep, SweepChild
+from perfexp.orchestration.job import Assignment
+from perfexp.plan import config
+from perfexp.records import units
+from perfexp.records.record import Key, Point, Series, Status, point_to_line
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.reports import run_status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 def plain_plan(*overrides):
     config.register()
-    with initialize_config_dir(config_dir=str(config.conf_dir()), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
         return config.plan_of(compose(config_name="config", overrides=list(overrides)), {})
 
 
@@ -222,7 +225,7 @@ def test_where_a_call_was_only_marked_nothing_else_is_missing(tmp_path, capsys):
 def test_the_points_that_are_expected_are_those_that_are_measured(overrides):
     plain = plain_plan("model=fake", *overrides)
     plan = config.typed(plain)
-    assert standing.expected(plain) == {
+    assert run_status.expected(plain) == {
         *plan.timed_keys(),
         *plan.first_prediction_keys(),
         *plan.profile_keys(),
@@ -377,7 +380,7 @@ def test_runs_that_an_experiments_file_asks_for_are_counted_too(plan, tmp_path, 
 def test_the_points_of_a_run_that_has_not_begun_are_those_that_it_would_measure(axis, first, second, tmp_path):
     fixed = ["model=fake", *(["sweep=sizes"] if axis.startswith("sweep") else [])]
     begun = plain_plan(*fixed, f"{axis}={first}") | {"command": [*fixed, f"{axis}={first}"]}
-    run = standing.run(tmp_path / "0", begun, keys=standing.expected(begun), known={}, running=False)
+    run = run_status.run(tmp_path / "0", begun, keys=run_status.expected(begun), known={}, running=False)
     sweep = Sweep(uid="s", name="a", started="", command=["-m", *fixed, f"{axis}={first},{second}"], jobs=2)
     [waiting] = pending.runs(sweep, tmp_path, [run])
     plan = config.typed(plain_plan(*fixed, f"{axis}={second}"))

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from perfexp import commands
-from perfexp.sinks.mlflow import MlflowSink
+from perfexp.tracking.mlflow_sink import MlflowSink
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from PIL import Image
 from perfexp.data.cityscapes import Cityscapes, Crops
 from perfexp.data.cityscapes_folder import MADE, Pair, contents, mask_of, picture_of, sample
 from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS, VOID, read_mask, train_ids
-from perfexp.data.pictures import to_tensor
+from perfexp.data.image_files import to_tensor
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Execution, Precision, Session

@@ -22,7 +22,7 @@ from perfexp.main import main
 from perfexp.models import Batch, Execution, Precision
 from perfexp.models.mmseg import Mmseg, MmsegSession, Pictures
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.record import Record, Status
+from perfexp.records.record import Record, Status
 from tests.data.streets import change_mask, cut_off, stem, write_pair, write_streets
 
 import_torchvision()

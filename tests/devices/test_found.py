@@ -2,9 +2,10 @@
 
 import pytest
 
-from perfexp import locks
-from perfexp.devices import cuda, found, lock
+from perfexp.devices import cuda, lock
 from perfexp.devices.fake import FakeDevice
+from perfexp.diagnosis import detected_devices
+from perfexp.host import locks
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def device(monkeypatch, tmp_path):
 
 
 def test_clocks_are_told_as_they_were_seen(device):
-    told = found.try_clocks(0)
+    told = detected_devices.try_clocks(0)
     assert told == {
         "event_tick_seconds": 32e-9,
         "record_seconds": 2e-6,
@@ -30,16 +31,16 @@ def test_clocks_are_told_as_they_were_seen(device):
 
 def test_a_device_on_which_another_process_measures_gets_no_work(device):
     with lock.held("GPU-1", wait=False, purpose="/runs/1", waiting=lambda _: None):
-        told = found.try_clocks(0)
+        told = detected_devices.try_clocks(0)
     assert "measures /runs/1" in told["not_tried"]
     assert device.now_ns() == 0
 
 
 def test_a_device_that_is_not_there_is_not_tried(device):
-    assert found.try_clocks(1) == {"not_tried": "torch has no cuda:1"}
+    assert detected_devices.try_clocks(1) == {"not_tried": "torch has no cuda:1"}
 
 
 def test_what_torch_says_here_is_told():
-    assert found.torch_build()["version"]
-    assert isinstance(found.cuda_devices()["devices"], list)
-    assert found.apple_gpu().keys() == {"available"}
+    assert detected_devices.torch_build()["version"]
+    assert isinstance(detected_devices.cuda_devices()["devices"], list)
+    assert detected_devices.apple_gpu().keys() == {"available"}

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from perfexp import locks
 from perfexp.devices import lock
 from perfexp.errors import UserError
+from perfexp.host import locks
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from contextlib import closing
 
 import yaml
 
-from perfexp.config import conf_dir
+from perfexp.host.installation import conf_dir
 from tests.hostile.place import commands
 
 CASES = {}

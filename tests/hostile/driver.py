@@ -20,9 +20,9 @@ import sitecustomize
 
 import perfexp.commands
 import perfexp.main
-import perfexp.sinks.console
-import perfexp.sinks.files
-import perfexp.sinks.mlflow  # noqa: F401
+import perfexp.reports.console
+import perfexp.reports.run_files
+import perfexp.tracking.mlflow_sink  # noqa: F401
 
 
 def main():

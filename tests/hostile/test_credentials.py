@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from perfexp import credentials
-from perfexp.overrides import parsed, without_credentials
+from perfexp.cli.overrides import parsed, without_credentials
+from perfexp.host import credentials
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.
 SECRETS = ("s3cr3t-plain", "s3cr3t%2Fslash", "s3cr3t at@sign", "s3cr3t:colon", "s3cr3t,comma", "s3cr3t'quote")
@@ -68,7 +68,7 @@ def test_what_a_sweep_leaves_holds_no_credential(tmp_path, server, how):
     given = ["-m", *FAKE, "output_dir=s"]
     if how == "file":
         (tmp_path / "mine" / "tracking").mkdir(parents=True)
-        text = f"_target_: perfexp.sinks.mlflow.MlflowSink\nuri: {url}\nrequest_timeout_seconds: 2\n"
+        text = f"_target_: perfexp.tracking.mlflow_sink.MlflowSink\nuri: {url}\nrequest_timeout_seconds: 2\n"
         (tmp_path / "mine" / "tracking" / "own.yaml").write_text(text)
         given += ["batch_size=1,2", "tracking=own", "--config-dir=mine"]
     else:

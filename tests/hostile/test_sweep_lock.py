@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from perfexp.record import Record, Status
-from perfexp.sweep_record import Sweep
+from perfexp.records.record import Record, Status
+from perfexp.records.sweep_record import Sweep
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from perfexp.diagnosis import Verdict
+from perfexp.diagnosis.meter_selftest import findings, try_meters
 from perfexp.meters import Found, PowerKind, none_because
-from perfexp.meters.doubts import slice_of_board, untested
+from perfexp.meters.energy_doubts import slice_of_board, untested
 from perfexp.meters.fake import FakeMeter, steady
 from perfexp.meters.finding import find_meters
-from perfexp.meters.selftest import findings, try_meters
 from tests.meters.clock import Clock
 
 

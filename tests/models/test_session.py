@@ -16,7 +16,7 @@ from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession, _make_capturable, begin_momentum
-from perfexp.models.trial import why_refused
+from perfexp.work.trial import why_refused
 
 FP32 = Precision(name="fp32")
 

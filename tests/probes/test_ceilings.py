@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from perfexp.devices.cpu import CpuDevice
-from perfexp.kept import Kept
+from perfexp.host.cache import Kept
 from perfexp.models import Precision
 from perfexp.probes import ceilings as module
 from perfexp.probes.ceilings import ceilings
-from perfexp.probes.work import add
-from perfexp.record import Key, Point, Series, Status
+from perfexp.probes.work_rates import add
+from perfexp.records.record import Key, Point, Series, Status
 from perfexp.work import Row, Work
 
 BF16 = Precision(name="bf16", storage="bfloat16")

@@ -12,12 +12,12 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
 from perfexp.meters import Found, PowerKind, none_because, together
-from perfexp.meters.doubts import slice_of_board
+from perfexp.meters.energy_doubts import slice_of_board
 from perfexp.meters.fake import FakeMeter, Polyline, Turns, pass_time, steady
 from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
-from perfexp.record import Key, Point, Status
-from perfexp.stats import Interval
+from perfexp.records.record import Key, Point, Status
+from perfexp.statistics.estimators import Interval
 
 
 class Logged(FakeDevice):

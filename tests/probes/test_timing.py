@@ -6,9 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
-from perfexp import stats, verdicts
 from perfexp.devices.fake import FakeDevice
+from perfexp.measure import verdicts
 from perfexp.probes import depth, queue, timing
+from perfexp.statistics import estimators
 from perfexp.stopping import Fixed, Precision
 
 
@@ -139,7 +140,7 @@ def test_a_host_too_slow_to_fill_the_queue_fills_what_it_can():
 
 def test_a_coarse_tick_is_overcome_by_more_calls_per_sample():
     device = FakeDevice(tick_seconds=1.024e-6, enqueue_seconds=1e-6)
-    k = stats.calls_per_sample(10e-6, device.event_tick_seconds)
+    k = estimators.calls_per_sample(10e-6, device.event_tick_seconds)
     seconds = queue.Chain(repeat(device, 10e-6), device, 8, k)(30)
     assert k == 103
     assert np.abs(seconds / 10e-6 - 1).max() <= 0.001

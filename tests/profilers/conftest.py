@@ -7,7 +7,7 @@ import pytest
 from scripted import METRICS_SM90, NCU, NSYS, REPORTS, VERSION, Scripted, ncu_csv
 
 from perfexp.main import main
-from perfexp.record import Record
+from perfexp.records.record import Record
 
 #: Two calls: the forward pass is launched by one thread, the backward pass by another.
 KERNELS = [(1, "fprop", 100), (1, "relu", 200), (2, "dgrad", 300), (2, "wgrad", 400), (2, "relu_back", 500)]

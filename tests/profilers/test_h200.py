@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from perfexp import gpus, roofline
-from perfexp.config import conf_dir
+from perfexp import roofline
+from perfexp.host import gpu_sheets
+from perfexp.host.installation import conf_dir
 from perfexp.profilers import projection, reports
 from perfexp.roofline import counters, listing
 from perfexp.roofline.peaks import given, of_sheet
@@ -153,7 +154,7 @@ def test_ncu_catches_a_training_step_whole(step):
 
 def test_double_precision_of_the_cuda_cores_has_a_roof_of_its_own(step):
     """A transform of Winograd computes in FP64, without matrix units: half of what they do is its roof, as ncu says."""
-    sheet = of_sheet(gpus.read([conf_dir()])["h200"].facts)
+    sheet = of_sheet(gpu_sheets.read([conf_dir()])["h200"].facts)
     rows = {part.name: part for part in roofline.of_csv(step, sheet).parts}
     [transform] = [row for name, row in rows.items() if "winogradWgradOutput" in name]
     assert transform.load.flops["fp64"] > 0

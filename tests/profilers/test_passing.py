@@ -9,18 +9,27 @@ from torch import nn
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported
+from perfexp.measure.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.profilers import About, NoProfiler, Place, Settings, is_profile, place_of, profile_key, profiled_key
+from perfexp.profilers import (
+    About,
+    NoProfiler,
+    Place,
+    Settings,
+    is_profile,
+    place_of,
+    profile_key,
+    profiled_key,
+)
 from perfexp.profilers.marks import captured
 from perfexp.profilers.ncu import Ncu
 from perfexp.profilers.nsys import Nsys
 from perfexp.profilers.nvtx import Nvtx, command_lines
 from perfexp.profilers.passing import look
-from perfexp.record import Key
-from perfexp.run import Procedure
+from perfexp.records.record import Key
 from perfexp.stopping import Fixed
 
 KEY = Key(phase="train", input_size=(8, 8), batch_size=2, precision="fp32")

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from scripted import NO_COPIES, NO_KERNELS, REPORTS, VERSION, ncu_csv
 
-from perfexp import config
+from perfexp.cli.composition import compose
 from perfexp.errors import Unsupported
-from perfexp.estimate import seconds_left
-from perfexp.main import compose
-from perfexp.paths import RunPaths
+from perfexp.plan import config
+from perfexp.plan.estimate import seconds_left
 from perfexp.profilers import refuse_other_devices
-from perfexp.profilers.earlier import Earlier
 from perfexp.profilers.nsys import Nsys
-from perfexp.record import Status
+from perfexp.profilers.previous_files import Earlier
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "mode=train", "output_dir=x")
 WHOLE_STEP = ncu_csv(["forward", "backward", "backward"], ["fprop", "dgrad", "wgrad"])
@@ -67,7 +67,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
         "--force-overwrite=true",
     ]
     assert command[9] == f"--output={Path('x/train').absolute()}"
-    assert command[11:14] == ["-P", "-m", "perfexp.worker"]
+    assert command[11:14] == ["-P", "-m", "perfexp.worker.entry"]
     assert "--profile=0" in command
     log = Path("x/run.log").read_text()
     assert log.index("--what=timed") < log.index("--profile=0")
@@ -138,7 +138,7 @@ def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(ru
 @pytest.mark.slow
 def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(run, nsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": (), "ncu": ()})
+    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"nsys": (), "ncu": ()})
     code, _, [record] = run(*FAKE, "profiler=nsys")
     assert code == 1
     assert "nsys is not installed" in profile_of(record).error
@@ -281,7 +281,7 @@ def test_half_a_step_is_a_doubt(run, ncu):
 @pytest.mark.parametrize("profiler", ["nsys", "ncu", "nvtx"])
 def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch, profiler):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("perfexp.machine._TOOLS", {"nsys": (), "ncu": ()})
+    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"nsys": (), "ncu": ()})
     run(*FAKE)
     environment = json.loads(Path("x/environment.json").read_text())
     environment["environment"]["device"] = {"kind": "cpu", "name": "AMD EPYC"}

@@ -7,13 +7,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from perfexp import config
+from perfexp.host import installation
+from perfexp.plan import config
 
 
 @pytest.mark.parametrize("option", ["nsys", "ncu", "torch", "nvtx"])
 def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(option):
     config.register()
-    with initialize_config_dir(config_dir=str(config.conf_dir()), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
         plain = config.plan_of(compose(config_name="config", overrides=[f"profiler={option}"]), {})["profiler"]
     node = ConfigStore.instance().load(f"schema/profiler/{option}.yaml").node
     module, _, name = plain["_target_"].rpartition(".")

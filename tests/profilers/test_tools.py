@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfexp import interrupts
+from perfexp.host import interrupts
 from perfexp.profilers import tools
 
 #: Starts another process, says who both are, and does not end; where it is stubborn, not even when it is asked to.

@@ -9,7 +9,7 @@ import pytest
 
 import perfexp
 from perfexp.profilers.kineto import is_own
-from perfexp.record import Status
+from perfexp.records.record import Status
 
 TORCH = (
     "model=torchvision",

@@ -6,9 +6,10 @@ import random
 import pytest
 
 from perfexp.errors import Unsupported
+from perfexp.models import Sharing
 from perfexp.modes import State, Step
-from perfexp.ranks import Sharing, Stretch, joint
-from perfexp.record import Key, Point, Series, Status
+from perfexp.ranks import Stretch, joint
+from perfexp.records.record import Key, Point, Series, Status
 
 MILLISECOND = 1_000_000
 

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from perfexp.models import Sharing
 from perfexp.modes import State, Step
-from perfexp.ranks import Alone, Place, Sharing
-from perfexp.ranks.orders import Follower, Leader, Worker, pipe
-from perfexp.record import Key
+from perfexp.ranks import Alone, Place
+from perfexp.ranks.control_messages import Follower, Leader, Worker, pipe
+from perfexp.records.record import Key
 
 KEY = Key(phase="train", input_size=(8, 6), batch_size=3, precision="fp32")
 ANOTHER = Key(phase="inference", input_size=(16, 6), batch_size=1, precision="fp32")
@@ -177,7 +178,7 @@ def test_ranks_leave_when_the_first_one_does_not_begin(ranks):
 
 
 def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfexp.ranks.orders._DYING_SECONDS", 0.0)
+    monkeypatch.setattr("perfexp.ranks.control_messages._DYING_SECONDS", 0.0)
     path = pipe(tmp_path, 1)
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -8,10 +8,11 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.errors import OutOfMemory, RankLost, Unsupported
 from perfexp.meters import Found
 from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
+from perfexp.models import Sharing
 from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import Sharing, Stretch
-from perfexp.record import Key, Status
+from perfexp.ranks import Stretch
+from perfexp.records.record import Key, Status
 from tests.test_run import procedure
 
 TRAIN = Key(phase="train", input_size=(100, 100), batch_size=4, precision="fp32")

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from perfexp import rank
-from perfexp.record import Record, Status
+from perfexp.records.record import Record, Status
+from perfexp.worker import rank_process
 
 QUICK = [
     *("gpu=cpu", "gpu.count=2", "input_size=32", "ttfp=false", "tracking=none", "quiet=true", "percentiles=[50]"),
@@ -170,16 +170,16 @@ def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(monkey
 def test_two_runs_take_the_locks_of_their_devices_in_one_order():
     """Whatever CUDA_VISIBLE_DEVICES calls the first: otherwise each could have the one that the other waits for."""
     first, second = SimpleNamespace(lock_name="GPU-1"), SimpleNamespace(lock_name="GPU-2")
-    assert rank._distinct([first, second]) == rank._distinct([second, first, second]) == [first, second]
+    assert rank_process._distinct([first, second]) == rank_process._distinct([second, first, second]) == [first, second]
 
 
 def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
     busy = {"code": "shared_device", "detail": "busy", "remedy": "wait"}
     names = [{"name": "A"}, {"name": "B"}]
-    found = rank._of_all([[busy], [busy]], names)
+    found = rank_process._of_all([[busy], [busy]], names)
     assert [doubt["code"] for doubt in found] == ["shared_device", "mixed_devices"]
     assert found[0]["detail"] == "rank 1: busy"
-    assert rank._of_all([[], []], [{"name": "A"}] * 2) == []
+    assert rank_process._of_all([[], []], [{"name": "A"}] * 2) == []
 
 
 def test_a_compiled_model_trains_by_two_ranks(tmp_path):

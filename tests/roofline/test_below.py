@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfexp.errors import UserError
-from perfexp.gpus import GpuFacts, GpuFile, read
+from perfexp.host.gpu_sheets import GpuFacts, GpuFile, read
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.record import Doubt, Metric, Point, Status, layers_key
+from perfexp.records.record import Doubt, Metric, Point, Status, layers_key
 from perfexp.roofline import Peaks, Roofline, of_csv, of_record
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.completeness import missing_backward
 from perfexp.roofline.counters import wanted
-from perfexp.roofline.labels import cut, marks, words_apart
 from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import given as by_hand
 from perfexp.roofline.peaks import matching, named, of_sheet
+from perfexp.roofline.placement import Basis, Row
 from perfexp.roofline.sentences import short
-from perfexp.roofline.standing import Basis, Row
+from perfexp.roofline.short_names import cut, marks, words_apart
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
 PEAKS = by_hand(10, 1000)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfexp.roofline.figures import decimal_mark, factor, number
+from perfexp.roofline.numbers import decimal_mark, factor, number
 
 UNITS = {
     "second": 1.0, "s": 1.0, "msecond": 1e-3, "ms": 1e-3, "usecond": 1e-6, "us": 1e-6, "µs": 1e-6, "nsecond": 1e-9,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from perfexp.plots import roofline_files as sink
+from perfexp.plots.roofline_labels import Box, Spot, place
+from perfexp.plots.roofline_plot import compose
 from perfexp.roofline import Peaks, Roofline
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.counters import wanted
 from perfexp.roofline.listing import parse
-from perfexp.sinks import roofline as sink
-from perfexp.sinks.roofline_labels import Box, Spot, place
-from perfexp.sinks.roofline_picture import compose
 from tests.roofline.listings import DRAM, SM, TIME, Kernel, counted, long_form, many
 
 H100 = Peaks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from perfexp.record import (
+from perfexp.records.record import (
     Doubt,
     Key,
     Metric,
@@ -17,7 +17,7 @@ from perfexp.record import (
     SweepMembership,
     overall_status,
 )
-from perfexp.sweep_record import Sweep, SweepChild
+from perfexp.records.sweep_record import Sweep, SweepChild
 
 PLAN: dict[str, Any] = {
     "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},

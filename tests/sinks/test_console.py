@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.record import Artifact, Doubt, Metric
-from perfexp.sinks.console import Console
-from perfexp.sinks.progress import Whole
-from perfexp.sinks.remarks import raised_doubts
-from perfexp.sinks.wording import metric_text
-from perfexp.summary import rows
+from perfexp.records.record import Artifact, Doubt, Metric
+from perfexp.records.summary import rows
+from perfexp.reports.console import Console
+from perfexp.reports.progress import Whole
+from perfexp.summaries.remarks import raised_doubts
+from perfexp.summaries.wording import metric_text
 
 
 class Terminal(io.StringIO):

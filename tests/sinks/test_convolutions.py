@@ -2,9 +2,10 @@
 
 import pytest
 
-from perfexp.paths import RunPaths
-from perfexp.sinks import convolutions, files, report
-from perfexp.sinks.tables import to_csv
+from perfexp.records.paths import RunPaths
+from perfexp.reports import markdown, run_files
+from perfexp.tables import convolutions
+from perfexp.tables.csv_tables import to_csv
 
 
 def layer(name, selected, status="ok", seconds=None, **more):
@@ -81,10 +82,10 @@ def test_a_sentence_says_what_the_choice_is_worth(record):
 
 def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):
     chosen = record((8, layer("conv1", "cudnn.gemm", seconds=TIMES)))
-    artifacts = {each.path for each in files.write(chosen, RunPaths(tmp_path))}
+    artifacts = {each.path for each in run_files.write(chosen, RunPaths(tmp_path))}
     [table] = [name for name in artifacts if name.endswith("_convolutions.csv")]
     assert "conv1" in (tmp_path / table).read_text()
-    assert "## Convolutions" in report.markdown(chosen)
+    assert "## Convolutions" in markdown.markdown(chosen)
 
 
 def test_times_of_an_earlier_process_are_told_with_their_date(record):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Convolution, Line, Spread
-from perfexp.record import Doubt, Key, Metric, Point, Record, Status, layers_key
-from perfexp.sinks import areas, layers, tables
-from perfexp.sinks.report import markdown
-from perfexp.sinks.treemap import Tile, squarify
+from perfexp.plots import layer_areas
+from perfexp.plots.treemap import Tile, squarify
+from perfexp.records.record import Doubt, Key, Metric, Point, Record, Status, layers_key
+from perfexp.reports.markdown import markdown
+from perfexp.tables import csv_tables, layer_tables
 
 
 def spread(seconds: float) -> Spread:
@@ -58,8 +59,8 @@ def record(build: Builder) -> Record:
 
 
 def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> None:
-    first, second, third, *_ = found = layers.lines(record)
-    header = tables.to_csv(found).decode().splitlines()[0].split(",")
+    first, second, third, *_ = found = layer_tables.lines(record)
+    header = csv_tables.to_csv(found).decode().splitlines()[0].split(",")
     assert header[:6] == ["layer", "in_channels", "out_channels", "kernel_size", "mean_ms", "percentage"]
     assert {"input_size", "kind", "pass", "gap_ms", "flops", "kernels", "computed_by"} <= set(header)
     told = {name: first[name] for name in header[:6]}
@@ -77,7 +78,7 @@ def test_the_columns_of_old_come_first_and_ours_behind_them(record: Record) -> N
 
 
 def test_the_rows_that_take_most_are_told(record: Record, build: Builder) -> None:
-    told = layers.table(record)
+    told = layer_tables.table(record)
     assert told is not None
     title, grid = told
     assert title == "the top 3 of 3 rows, gaps before them included"
@@ -100,7 +101,7 @@ def test_the_largest_point_whose_layers_agree_is_told(
         doubts = [Doubt(code="layers_disagree", detail="far")] if size in disagreeing else []
         found.append(Point(key=layers_key(key), status=Status.OK, facts=facts, doubts=doubts))
     several = build.record(*found)
-    point, table = layers.told(several), layers.table(several)
+    point, table = layer_tables.told(several), layer_tables.table(several)
     assert point is not None
     assert point.key.pixels == chosen**2
     assert table is not None
@@ -109,16 +110,16 @@ def test_the_largest_point_whose_layers_agree_is_told(
 
 def test_without_layers_there_is_no_table_and_no_picture(build: Builder) -> None:
     record = build.record(build.point())
-    assert layers.lines(record) == []
-    assert layers.table(record) is None
-    assert areas.draw(record) is None
+    assert layer_tables.lines(record) == []
+    assert layer_tables.table(record) is None
+    assert layer_areas.draw(record) is None
 
 
 def test_the_layers_of_a_call_are_drawn(record: Record) -> None:
-    png = areas.draw(record)
+    png = layer_areas.draw(record)
     assert png is not None
     assert struct.unpack(">II", png[16:24]) == (1200, 900)
-    assert png == areas.draw(record)
+    assert png == layer_areas.draw(record)
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.record import Artifact, Metric, Status, SweepMembership
-from perfexp.sinks import replay, sending
-from perfexp.sinks.mlflow import MlflowSink, TrackingFailed
-from perfexp.sweep_record import Sweep, SweepChild
+from perfexp.records.record import Artifact, Metric, Status, SweepMembership
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.tracking import replay, sending
+from perfexp.tracking.mlflow_sink import MlflowSink, TrackingFailed
 from tests.conftest import PHASES, TTFP
 
 

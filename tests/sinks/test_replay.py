@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from perfexp.record import Metric, Status
-from perfexp.sinks import labels, notes, replay
-from perfexp.sinks.grid import WIDTH
-from perfexp.sinks.quantities import CHART_POINTS, decimate
-from perfexp.sweep_record import Sweep, SweepChild
+from perfexp.records.record import Metric, Status
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.grid import WIDTH
+from perfexp.tables.quantities import CHART_POINTS, decimate
+from perfexp.tracking import descriptions, replay, run_tags
 from tests.conftest import timed_point
 
 
@@ -25,7 +25,7 @@ from tests.conftest import timed_point
     ],
 )
 def test_a_run_is_finished_when_measuring_it_again_would_tell_nothing_new(statuses, expected):
-    assert labels.run_status([Status(status) for status in statuses]) == expected
+    assert run_tags.run_status([Status(status) for status in statuses]) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_run_is_finished_when_measuring_it_again_would_tell_nothing_new(status
 def test_a_sweep_without_all_its_runs_is_not_finished(children, ended, expected):
     known = [SweepChild(job=job, name="", directory=str(job), status=Status.OK) for job in range(children)]
     sweep = Sweep(uid="s", name="s", started="2026-03-01T10:00:00+00:00", ended=ended, jobs=2, children=known)
-    assert labels.sweep_status(sweep) == expected
+    assert run_tags.sweep_status(sweep) == expected
 
 
 def test_decimation_keeps_the_extremes_and_the_order():
@@ -61,10 +61,10 @@ def test_the_times_of_figures_come_from_the_record_alone(make_record, tmp_path):
 
 def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
     note = replay.of_run(make_record(), tmp_path).note
-    assert notes.is_unedited(note)
-    assert not notes.is_unedited(note.replace("224", "225"))
-    assert not notes.is_unedited("mine")
-    assert not notes.is_unedited("")
+    assert descriptions.is_unedited(note)
+    assert not descriptions.is_unedited(note.replace("224", "225"))
+    assert not descriptions.is_unedited("mine")
+    assert not descriptions.is_unedited("")
 
 
 def test_a_description_starts_with_the_figures(make_record, tmp_path):
@@ -86,13 +86,13 @@ def test_nothing_in_a_description_is_wider_than_a_page(make_record, tmp_path):
 
 def test_a_long_word_breaks_beside_its_escapes():
     word = "\\_" * 30 + "&lt;" * 90
-    broken = notes.breakable(word).split("&#8203;")
+    broken = descriptions.breakable(word).split("&#8203;")
     assert broken == ["\\_" * 30 + "&lt;" * 30, "&lt;" * 60]
 
 
 def test_all_tables_of_a_long_description_are_shortened():
     table = "\n".join(["| a |", "|---:|", *(f"| {number:05} |" for number in range(500))])
-    text = notes.fitted(f"head\n\n{table}\n\n{table}\n\ntail", 3_000)
+    text = descriptions.fitted(f"head\n\n{table}\n\n{table}\n\ntail", 3_000)
     assert len(text) <= 3_000
     assert text.count("more: see report.md") == 2
     assert text.endswith("tail")

@@ -6,24 +6,24 @@ import subprocess
 import pytest
 from builders import Builder
 
-from perfexp.record import Doubt, Metric
-from perfexp.sinks import report
-from perfexp.sinks.grid import WIDTH, Column, Grid
+from perfexp.records.record import Doubt, Metric
+from perfexp.reports import markdown
+from perfexp.summaries.grid import WIDTH, Column, Grid
 
 
 def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
-    text = report.markdown(build.record(build.point()))
+    text = markdown.markdown(build.record(build.point()))
     for part in ("resnet50", "Example CPU", "torch 2.11.0", "0123abc with uncommitted changes", "ms ± "):
         assert part in text
 
 
 def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Builder) -> None:
     point = build.independent(n=80)
-    assert "n too small (80 of 368)" in report.markdown(build.record(point))
+    assert "n too small (80 of 368)" in markdown.markdown(build.record(point))
 
 
 def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None:
-    text = report.markdown(build.record(build.training()))
+    text = markdown.markdown(build.record(build.training()))
     assert "| size | batch | data | forward | loss | backward |" in text
     assert "| size | batch | optimizer | data share |" in text
     assert "| 10 % |" in text
@@ -33,7 +33,7 @@ def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None
 def test_first_predictions_doubts_and_failures_are_told(build: Builder) -> None:
     doubt = Doubt(code="busy_host", detail="load average 3.1", remedy="end other work")
     record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt])
-    text = report.markdown(record)
+    text = markdown.markdown(record)
     assert "3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
     assert "busy\\_host: load average 3.1. Remedy: end other work." in text
     assert "inference · 512 · batch 1 · fp32: oom: no memory left" in text
@@ -43,7 +43,7 @@ def test_a_doubt_has_a_line_for_each_remedy_that_it_needs(build: Builder) -> Non
     points = [build.point(size=size) for size in (224, 256, 288)]
     for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
         point.doubts.append(Doubt(code="layers_disagree", detail=detail, remedy=remedy))
-    text = report.markdown(build.record(*points))
+    text = markdown.markdown(build.record(*points))
     assert "layers\\_disagree (256, the worst of 2 points): +9 % (-8 % to +9 % over the points). Remedy: a." in text
     assert "layers\\_disagree (288): +43 %. Remedy: b." in text
 
@@ -54,12 +54,12 @@ def test_a_doubt_has_a_line_for_each_remedy_that_it_needs(build: Builder) -> Non
 def test_devices_are_counted_and_so_are_processes_that_divide_one(build: Builder, backend: str, told: str) -> None:
     record = build.record(build.point())
     record.environment = {**record.environment, "ranks": {"backend": backend, "devices": ["a", "b"]}}
-    assert told in report.markdown(record)
+    assert told in markdown.markdown(record)
 
 
 def test_the_command_can_be_pasted(build: Builder) -> None:
     record = build.record(build.point())
-    assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in report.markdown(record)
+    assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in markdown.markdown(record)
 
 
 def test_a_long_command_is_narrow_and_still_the_same_to_a_shell() -> None:
@@ -71,7 +71,7 @@ def test_a_long_command_is_narrow_and_still_the_same_to_a_shell() -> None:
         "a'b",
         "x" * 68,
     ]
-    block = report.code(shlex.join(words * 3)).splitlines()
+    block = markdown.code(shlex.join(words * 3)).splitlines()
     assert max(map(len, block)) <= WIDTH
     assert all(line.startswith("    ") for line in block)
     script = "\n".join(line[4:] for line in block)
@@ -80,16 +80,16 @@ def test_a_long_command_is_narrow_and_still_the_same_to_a_shell() -> None:
 
 
 def test_a_command_of_somebody_else_that_no_shell_takes_is_shown_all_the_same() -> None:
-    assert report.code("nsys 'profile") == "    'nsys '\"'\"'profile'\n"
+    assert markdown.code("nsys 'profile") == "    'nsys '\"'\"'profile'\n"
 
 
 def test_tables_are_narrow_and_other_figures_have_a_line_each(build: Builder) -> None:
     metrics = [Metric(name=f"group{number}/some_long_name", value=number + 0.5, unit="1") for number in range(28)]
-    text = report.markdown(build.record(build.point(metrics=metrics)))
+    text = markdown.markdown(build.record(build.point(metrics=metrics)))
     assert "- group3/some\\_long\\_name: 3.50\n" in text
     sizes = [build.point(size=size, batch=batch, metrics=metrics) for size in (224, 256) for batch in (1, 8)]
     sizes[0].metrics = [Metric(name="group0/some_long_name", value=7, unit="1")]
-    text = report.markdown(build.record(*sizes, *(build.training(size=size) for size in (224, 256))))
+    text = markdown.markdown(build.record(*sizes, *(build.training(size=size) for size in (224, 256))))
     figure = next(line for line in text.splitlines() if line.startswith("- group0"))
     assert "7.00 (phase inference · size 224 · batch 1), 0.500 (phase inference · size 224 · batch 8)" in figure
     for line in text.splitlines():
@@ -103,7 +103,7 @@ def test_a_figure_of_many_points_is_told_of_the_first_and_the_last(build: Builde
         build.point(size=size, metrics=[Metric(name="group/share", value=size, unit="1")])
         for size in range(100, 900, 100)
     ]
-    assert "- group/share: 100 (size 100) … 800 (size 800)\n" in report.markdown(build.record(*points))
+    assert "- group/share: 100 (size 100) … 800 (size 800)\n" in markdown.markdown(build.record(*points))
 
 
 def test_a_long_name_of_a_layer_loses_its_middle() -> None:
@@ -120,7 +120,7 @@ def test_a_long_name_of_a_layer_loses_its_middle() -> None:
 def test_text_from_outside_can_not_become_markup(build: Builder) -> None:
     error = "<img src=x> | [a](http://b) `c`\n# title \x1b[31m"
     line = next(
-        line for line in report.markdown(build.record(build.failed(error=error))).splitlines() if "oom:" in line
+        line for line in markdown.markdown(build.record(build.failed(error=error))).splitlines() if "oom:" in line
     )
     assert "<img" not in line
     assert "\\[a\\](http://b) \\`c\\` \\# title" in line
@@ -128,7 +128,7 @@ def test_text_from_outside_can_not_become_markup(build: Builder) -> None:
 
 
 def test_a_record_without_points_says_so(build: Builder) -> None:
-    assert "Nothing was measured." in report.markdown(build.record())
+    assert "Nothing was measured." in markdown.markdown(build.record())
 
 
 def test_growth_and_processes_have_their_sections_where_there_is_something_to_say(build: Builder) -> None:
@@ -137,11 +137,11 @@ def test_growth_and_processes_have_their_sections_where_there_is_something_to_sa
         for size in range(224, 513, 32)
         for replicate in (0, 1, 2)
     ]
-    text = report.markdown(build.record(*points))
+    text = markdown.markdown(build.record(*points))
     assert "## Growth with the size\n\n- replicate 0: latency ≈ " in text
     assert "· megapixels^" in text
     assert "## Across processes\n\n| size | latency p50 | CI95 across | spread | processes |" in text
-    alone = report.markdown(build.record(build.point()))
+    alone = markdown.markdown(build.record(build.point()))
     assert "Growth" not in alone
     assert "Across" not in alone
 
@@ -150,5 +150,5 @@ def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
     points = [
         build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
     ]
-    text = report.markdown(build.record(*points))
+    text = markdown.markdown(build.record(*points))
     assert "scaling\\_unexpected (352): the time is 1.50 of what the fit over 10 sizes expects" in text

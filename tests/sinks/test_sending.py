@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfexp import locks
 from perfexp.errors import UserError
-from perfexp.kept import Kept
-from perfexp.sinks import claims, mlflow, sender_process, store
-from perfexp.sinks.delivery import Delivery
-from perfexp.sinks.mlflow import MlflowSink, TrackingFailed
-from perfexp.sinks.store import lock_name, store_uri
+from perfexp.host import locks
+from perfexp.host.cache import Kept
+from perfexp.tracking import claims, mlflow_sink, sender_process, store
+from perfexp.tracking.delivery import Delivery
+from perfexp.tracking.mlflow_sink import MlflowSink, TrackingFailed
+from perfexp.tracking.store import lock_name, store_uri
 
 #: Far above what any of these sends takes, far below what the servers ask for.
 BOUND_SECONDS = 30
@@ -30,7 +30,7 @@ BOUND_SECONDS = 30
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Stores that missed a deadline in another test had other servers behind the same ports."""
-    monkeypatch.setattr(mlflow, "_late", set())
+    monkeypatch.setattr(mlflow_sink, "_late", set())
 
 
 def answers_429(request, over):
@@ -232,7 +232,7 @@ def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run,
 def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_record, leave_run, tmp_path):
     """Databases over a network are sent by the process that is killed: it holds their lock, and nobody else does."""
     uri, record = store_uri(store), make_record()
-    content = mlflow.replay.of_run(record, leave_run(record, tmp_path / "run"))
+    content = mlflow_sink.replay.of_run(record, leave_run(record, tmp_path / "run"))
 
     def delivery(seconds):
         return Delivery(
@@ -262,7 +262,7 @@ def test_of_two_runs_that_were_made_at_once_all_take_the_earlier(seconds, store,
     from mlflow import MlflowClient
 
     record = make_record(uid=f"at once {seconds}")
-    content = mlflow.replay.of_run(record, leave_run(record, tmp_path))
+    content = mlflow_sink.replay.of_run(record, leave_run(record, tmp_path))
     client = MlflowClient(tracking_uri=store)
     experiment = client.create_experiment(f"at once {seconds}")
     claim = claims.Claim(client, experiment, content)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from builders import Builder
 
-from perfexp.paths import RunPaths
-from perfexp.record import Point, Record, Status, SweepMembership
-from perfexp.sinks import files, speed_files
-from perfexp.sweep_record import Sweep
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Point, Record, Status, SweepMembership
+from perfexp.records.sweep_record import Sweep
+from perfexp.reports import run_files
+from perfexp.tables import speed_files
 
 NAME = "resnet50_sp_bs1_fp32_1_speed"
 
@@ -25,7 +26,7 @@ class Place:
     speeds: Path
 
     def write(self, record: Record) -> dict[str, str]:
-        return {artifact.path: artifact.kind for artifact in files.write(record, self.paths)}
+        return {artifact.path: artifact.kind for artifact in run_files.write(record, self.paths)}
 
     def logged(self, name: str = NAME) -> str:
         return str(json.loads((self.speeds / name).read_bytes())["log_file"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from builders import Builder
 
-from perfexp.record import Point, Status
-from perfexp.sinks import speed_table
-from perfexp.sinks.grid import Grid
-from perfexp.sinks.wording import rate_text
-from perfexp.summary import row
+from perfexp.records.record import Point, Status
+from perfexp.records.summary import row
+from perfexp.reports import speed_table
+from perfexp.summaries.grid import Grid
+from perfexp.summaries.wording import rate_text
 
 
 def made(build: Builder, folder: Path, points: list[list[Point] | None]) -> Grid | None:
@@ -44,10 +45,10 @@ def test_the_file_is_named_where_it_is_there(build: Builder, tmp_path: Path) -> 
     sweep, records = build.sweep([{}], [[build.training()]])
     (tmp_path / "0").mkdir()
     assert "speed file" not in cells(speed_table.table(sweep, tmp_path, records))
-    from perfexp.paths import RunPaths
-    from perfexp.sinks import speed_files
+    from perfexp.records.paths import RunPaths
+    from perfexp.tables import speed_files
 
-    speed_files.write(records[0], RunPaths(tmp_path / "0"))
+    speed_files.write(records[0], RunPaths(tmp_path / "0"), on_error=pytest.fail)
     found = cells(speed_table.table(sweep, tmp_path, records))
     assert found["speed file"] == (str(tmp_path / "0" / "resnet50_sp_bs1_fp32_1_speed"),)
 

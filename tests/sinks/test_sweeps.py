@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from builders import Builder
 
-from perfexp.record import Metric, Point, Status
-from perfexp.sinks import sweeps
-from perfexp.sinks.console import Console
+from perfexp.records.record import Metric, Point, Status
+from perfexp.reports.console import Console
+from perfexp.summaries import sweep_summary
 
 
 def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None:
@@ -16,10 +16,10 @@ def test_an_interrupted_run_has_neither_ended_nor_failed(build: Builder) -> None
     points = [build.point()], [build.failed()], [build.failed(Status.INTERRUPTED)]
     sweep, _ = build.sweep(axes, list(points))
     sweep.jobs = 4
-    assert sweeps.headline(sweep) == "sweep over resnet50 sweep: 2 of 4 runs ended, 1 oom, 1 interrupted"
+    assert sweep_summary.headline(sweep) == "sweep over resnet50 sweep: 2 of 4 runs ended, 1 oom, 1 interrupted"
     sweep.children.pop()
     sweep.jobs = None
-    assert sweeps.headline(sweep) == "sweep over resnet50 sweep: 2 runs ended, 1 oom"
+    assert sweep_summary.headline(sweep) == "sweep over resnet50 sweep: 2 runs ended, 1 oom"
 
 
 def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> None:
@@ -33,13 +33,13 @@ def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> 
     axes = [{"algorithm": name} for name in ("default", "gemm", "fft")]
     shares = (None, None), (1.0, 1.0), (0.19, 0.106)
     runs = [[point("train", one), point("inference", other)] for one, other in shares]
-    grid = sweeps.runs(*build.sweep(axes, runs))
+    grid = sweep_summary.runs(*build.sweep(axes, runs))
     cells = {column.title: column.cells for column in grid.columns}
     assert cells["ran as asked"] == ("", "", "100 %", "100 %", "19 %", "11 %")
     assert cells["phase"] == ("train", "inference") * 3
     assert cells["algorithm"] == ("default", "default", "gemm", "gemm", "fft", "fft")
     assert all(cells["samples/s"]), "of one point each"
-    nothing_asked = sweeps.runs(*build.sweep(axes[:1], runs[:1]))
+    nothing_asked = sweep_summary.runs(*build.sweep(axes[:1], runs[:1]))
     assert "ran as asked" not in [column.title for column in nothing_asked.columns]
 
 
@@ -47,7 +47,7 @@ def test_processes_that_measured_one_point_say_its_time_together(build: Builder)
     axes = [{"model": "alexnet"}, {"model": "resnet18"}]
     processes = [build.point(seconds, replicate=index, noise=0) for index, seconds in enumerate((0.01, 0.0101, 0.0102))]
     sizes = [build.point(0.02, noise=0), build.point(0.021, size=96, noise=0)]
-    grid = sweeps.runs(*build.sweep(axes, [processes, sizes]))
+    grid = sweep_summary.runs(*build.sweep(axes, [processes, sizes]))
     cells = {column.title: column.cells for column in grid.columns}
     assert cells["latency p50 ± CI95"] == ("10.1 ms (9.854 … 10.35 ms, 3 processes)", "20.00 ms … 21.00 ms")
 
@@ -56,19 +56,19 @@ def test_runs_are_counted_by_the_status_that_they_have(build: Builder) -> None:
     axes = [{"algorithm": name} for name in ("gemm", "fft", "winograd")]
     points = [[build.point()], [build.failed(Status.UNSUPPORTED)], [build.failed(Status.UNSUPPORTED)]]
     sweep, _ = build.sweep(axes, [*points])
-    assert sweeps.headline(sweep) == "sweep over resnet50 sweep: 3 of 3 runs ended, 2 unsupported"
+    assert sweep_summary.headline(sweep) == "sweep over resnet50 sweep: 3 of 3 runs ended, 2 unsupported"
 
 
 def test_what_all_runs_share_is_said_once(build: Builder) -> None:
     axes = [{"batch_size": "1"}, {"batch_size": "8"}]
     sweep, records = build.sweep(axes, [[build.point(batch=1)], [build.point(batch=8)]])
-    assert sweeps.setting(records) == "inference · 224 · fp32 on Example CPU @ 2.00GHz"
+    assert sweep_summary.setting(records) == "inference · 224 · fp32 on Example CPU @ 2.00GHz"
     out = io.StringIO()
     Console(out=out, width=100).show_sweep(sweep, Path("somewhere"), records)
     assert "  inference · 224 · fp32 on Example CPU @ 2.00GHz" in out.getvalue().splitlines()
     records[1].environment = {"device": {"name": "NVIDIA X"}}
-    assert sweeps.setting(records) == "inference · 224 · fp32"
-    assert sweeps.setting([]) == ""
+    assert sweep_summary.setting(records) == "inference · 224 · fp32"
+    assert sweep_summary.setting([]) == ""
 
 
 @pytest.mark.parametrize(("slow_seconds", "raised"), [(0.15, True), (0.0601, False), (0.03, False)])
@@ -76,12 +76,12 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
     axes = [{"gpu.count": count, "model": model} for model in ("a", "b") for count in ("1", "2")]
     seconds = (0.06, slow_seconds, 0.06, 0.06)
     sweep, records = build.sweep(axes, [[build.point(each, facts={})] for each in seconds])
-    found = sweeps.doubts(sweep, records)
+    found = sweep_summary.doubts(sweep, records)
     assert list(found) == ([1] if raised else [])
     if raised:
         assert found[1].detail == "2 devices together reach 0.40 of the samples/s of 1"
-        assert sweeps.doubt_lines(sweep, records)[0].startswith("multi_gpu_slower (run 1 resnet50-1): 2 devices")
-        cells = {column.title: column.cells for column in sweeps.runs(sweep, records).columns}
+        assert sweep_summary.doubt_lines(sweep, records)[0].startswith("multi_gpu_slower (run 1 resnet50-1): 2 devices")
+        cells = {column.title: column.cells for column in sweep_summary.runs(sweep, records).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
 
 
@@ -91,7 +91,7 @@ def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is
         [build.point(seconds, size=size) for size, seconds in zip((224, 256), times, strict=True)]
         for times in ((0.06, 0.06), (0.03, 0.03), (0.05, 0.1))
     ]
-    found = sweeps.doubts(*build.sweep(axes, points))
+    found = sweep_summary.doubts(*build.sweep(axes, points))
     assert {job: doubt.detail for job, doubt in found.items()} == {
         2: "4 devices together reach 0.30 of the samples/s of 2"
     }

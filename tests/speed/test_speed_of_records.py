@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from perfexp.record import Key, Point, Series, Status
+from perfexp.records.record import Key, Point, Series, Status
 from perfexp.speed import Mode, Speed, of_record
-from perfexp.stats import mean_interval
+from perfexp.statistics.estimators import mean_interval
 from tests.conftest import timed_point
 
 KEYS = ["log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num", "FINAL_RESULT"]

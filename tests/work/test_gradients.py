@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.torchvision_work import build
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.work.count import count
-from perfexp.work.stand_ins import with_stand_ins
+from perfexp.work.meta_tensors import with_stand_ins
 from perfexp.work.tensors import tensors_in
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from perfexp.algorithms.convolution import Convolution
-from perfexp.models.trial import Inconclusive
+from perfexp.convolutions.convolution import Convolution
 from perfexp.work import Geometry
 from perfexp.work.count import count
+from perfexp.work.trial import Inconclusive
 
 FLOAT = 4
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.models.trial import Inconclusive
 from perfexp.work.count import count
+from perfexp.work.trial import Inconclusive
 
 
 class Busy(nn.Module):

@@ -1,0 +1,241 @@
+"""Survey: by what each convolution of a model can be computed; the model itself is not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from perfexp.algorithms import Backend
+from perfexp.algorithms.backends import (
+    GUESS,
+    Choice,
+    Cudnn,
+    Kernels,
+    PassChoice,
+    Support,
+    supports_of,
+)
+from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.layer import Layer
+from perfexp.algorithms.operators import DEFAULT
+from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.problem import Problem
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS, canonical
+from perfexp.errors import UserError
+from perfexp.models import Batch
+from perfexp.records.record import Key
+from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs, why_refused
+
+#: What is switched for the whole model.
+_BENCHMARK, _ONEDNN, _NATIVE = "benchmark", "onednn", "native"
+_NOBODY: Mapping[str, str] = {}
+
+
+def survey(
+    session: Any,
+    key: Key,
+    *,
+    backend: str | None = None,
+    workspace_bytes: int | None = None,
+    backward: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Ask all algorithms that there are on a device for each different convolution of a model.
+
+    Args:
+        session: a loaded model.
+        key: the point whose inputs the model has: phase, input size, batch size.
+        backend: only this one, or None for any.
+        workspace_bytes: limit of cuDNN's workspace, or None.
+        backward: algorithms of cuDNN's for the backward passes, by the passes' names, in place of what a name means.
+        progress: told which layer comes next.
+
+    Returns:
+        `algorithms`, the names; `unused`, layers that compute nothing; and `layers`, an entry for all that compute the
+        same: `names`, `convolution`, `input_shape`, `dtype`, `channels_last`, and, by algorithm and pass, `algorithms`
+        with `backend` and `engine` or the `reason` why there is none, `workspace_bytes` where that is known, and
+        `passed_over`, the reasons of backends that were asked before. JSON values.
+
+    Raises:
+        UserError: it is no torch model, computes no 2-D convolution, or can't take such inputs.
+    """
+    module = getattr(session, "module", None)
+    if not isinstance(module, torch.nn.Module):
+        raise UserError("This is no torch model: its layers are not known. Choose another model.")
+    problems = _problems_of(session, module, key)
+    layers: dict[Problem, list[str]] = {}
+    for name, found in problems.items():
+        for problem in found:
+            layers.setdefault(problem, []).append(name)
+    if not layers:
+        raise UserError("The model computes no 2-D convolution, so no algorithm can be chosen for it.")
+    device = next(iter(layers)).device
+    chosen = Backend(backend or Backend.auto)
+    named = {Pass(which): canonical(name, list(CODES[Pass(which)])) for which, name in (backward or {}).items()}
+    names = _names(device)
+    supports = {name: _supports(name, chosen, device, workspace_bytes, named) for name in names}
+    entries = []
+    for problem, sharing in layers.items():
+        progress(sharing[0])
+        answers = {name: _answer(name, supports[name], problem) for name in names}
+        entries.append(_entry(problem, sharing, answers))
+    return {
+        "algorithms": names,
+        "layers": entries,
+        "unused": [name for name, found in problems.items() if not found],
+    }
+
+
+class _Recorder:
+    """In place of a backend: leaves everything to torch and keeps what it was asked for; see `Support`."""
+
+    def __init__(self) -> None:
+        self.problems: dict[Problem, None] = {}
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """See `Support`."""
+        return None
+
+    def choose(self, problem: Problem) -> Choice:
+        """See `Support`."""
+        self.problems[problem] = None
+        return {which: PassChoice(engine=DEFAULT) for which in problem.passes}
+
+
+class _Placed(torch.nn.Module):
+    """A session's model, with its inputs where and as a run has them, and its autocast."""
+
+    def __init__(self, session: Any, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module, self._session = module, session
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        """See `torch.nn.Module`."""
+        return self._session.eager(self._session.place(Batch(inputs=inputs, targets=None)).inputs)
+
+
+def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
+    """What each 2-D convolution of a model is asked for in a forward pass, by its name."""
+    training = key.phase == "train"
+    module.train(training)
+    inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
+    with _recording(module) as recorders:
+        try:
+            _pass_forward(session, module, inputs, training=training)
+        except MODULE_ERRORS as error:
+            reason = why_refused(module, inputs) or (str(error).strip() or type(error).__name__).splitlines()[0]
+            shape = " × ".join(map(str, inputs.shape))
+            raise UserError(f"The model can't take {shape}: {reason.rstrip('.')}.") from error
+    return {name: list(recorder.problems) for name, recorder in recorders.items()}
+
+
+def _pass_forward(session: Any, module: torch.nn.Module, inputs: torch.Tensor, *, training: bool) -> None:
+    """On fake tensors if they can tell, which takes neither time nor memory."""
+    try:
+        placed = _Placed(session, module).train(training)
+        trial_outputs(placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training)
+    except Inconclusive:
+        with torch.set_grad_enabled(training):
+            session.eager(inputs)
+
+
+@contextmanager
+def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
+    """While entered, a recorder for each 2-D convolution is asked for all that it computes."""
+    recorders: dict[str, _Recorder] = {}
+    layers = []
+    for name, child in module.named_modules():
+        if isinstance(child, torch.nn.Conv2d):
+            recorders[name] = recorder = _Recorder()
+            layers.append(Layer(name, child, DEFAULT, [recorder], lambda *_: None))
+    for layer in layers:
+        layer.install()
+    try:
+        yield recorders
+    finally:
+        for layer in reversed(layers):
+            layer.remove()
+
+
+def _names(device: torch.device) -> list[str]:
+    """The algorithms that there are on a device, whatever they can compute."""
+    names = list(ALGORITHMS)
+    if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
+        names += [GUESS, _BENCHMARK]
+    if device.type == "cpu":
+        names += [_ONEDNN] if torch.backends.mkldnn.is_available() else []  # type: ignore[no-untyped-call]
+        names.append(_NATIVE)
+    return names
+
+
+def _supports(
+    name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
+) -> list[Support] | str:
+    """Who is asked for an algorithm, or why there is nobody."""
+    try:
+        return supports_of(name, backend, device, workspace_bytes, backward)
+    except UserError as error:
+        return str(error).partition(": ")[2].rstrip(".")
+
+
+def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
+    """What would compute each pass by an algorithm: the first backend that can compute the outputs."""
+    if isinstance(supports, str):
+        return {which.value: _pass_entry(None, PassChoice(engine=DEFAULT, reason=supports)) for which in problem.passes}
+    passed_over: dict[str, str] = {}
+    choice: Choice = {}
+    for support in supports:
+        with _told(name):
+            choice = support.choose(problem)
+        backend = _backend_of(name, support)
+        reason = choice[Pass.forward].reason
+        if reason is None:
+            return {which.value: _pass_entry(backend, each, passed_over) for which, each in choice.items()}
+        passed_over[backend] = reason
+    refused = PassChoice(engine=DEFAULT, reason="; ".join(dict.fromkeys(passed_over.values())))
+    return {which.value: _pass_entry(None, refused) for which in problem.passes}
+
+
+def _backend_of(name: str, support: Support) -> str:
+    if isinstance(support, Cudnn) or name == _BENCHMARK:
+        return Backend.cudnn.value
+    return (Backend.triton if isinstance(support, Kernels) else Backend.torch).value
+
+
+def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str] = _NOBODY) -> dict[str, Any]:
+    able = choice.reason is None
+    return {
+        "backend": backend if able else None,
+        "engine": choice.engine if able else None,
+        "workspace_bytes": choice.workspace_bytes,
+        "reason": choice.reason,
+        "passed_over": dict(passed_over),
+    }
+
+
+def _entry(problem: Problem, names: Sequence[str], answers: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "names": list(names),
+        "convolution": asdict(problem.convolution),
+        "input_shape": problem.shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "channels_last": problem.channels_last,
+        "algorithms": dict(answers),
+    }
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """While entered, torch may use oneDNN or not, as an algorithm of its own has it."""
+    before = torch._C._get_mkldnn_enabled()
+    if name in (_ONEDNN, _NATIVE):
+        torch._C._set_mkldnn_enabled(name == _ONEDNN)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

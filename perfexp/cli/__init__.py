@@ -1,0 +1,1 @@
+"""The command line: overrides, help, and commands that are stored in a run's folder."""

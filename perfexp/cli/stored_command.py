@@ -1,0 +1,186 @@
+"""Stored commands: a command that a folder holds is data, and chooses among what conf/ and the command line offer.
+
+Repeated without being typed are names of options, plain values of known keys, and the places of data and weights.
+Everything else (paths of code, tools and caches, nested settings, keys that no file names) must be typed again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from perfexp.cli.overrides import alternatives, parsed, refuse_length
+from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.models import mmseg_names
+from perfexp.plan import config
+from perfexp.plan.hydra_errors import FOREIGN_ERRORS
+from perfexp.plan.schema import PATH, SETTINGS, TYPED
+
+#: A value that names nothing outside of what takes it: a number, a size, an option of a library.
+_WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
+#: A configuration of mmsegmentation is code: one of its own may be repeated, a path must be typed.
+_CONFIG, _WEIGHTS = "model.config", "model.weights"
+#: Mappings of plain names to plain values: layers to algorithms, and what a scripted device does.
+_MAPPINGS = ("algorithm.layers.", "gpu.script.")
+_PLAIN = (bool, int, float, str, NoneType)
+_GLOBAL = re.compile(rb"^#\s*@package\s+_global_\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What conf/ and the folders that were typed on the command line offer.
+
+    Attributes:
+        folders: conf/ and those of `--config-dir`.
+    """
+
+    folders: tuple[Path, ...]
+
+    @cached_property
+    def options(self) -> dict[str, set[str]]:
+        """The names of the options of each group."""
+        found: dict[str, set[str]] = {}
+        for group, file, _, _ in self._files:
+            found.setdefault(group, set()).add(file.stem)
+        return found
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """Keys of the schema and of the options' files whose values are plain."""
+        schema = {key for prefix, node in _schema() for key in _plain_fields(node, prefix)}
+        return schema | {key for _, _, prefix, node in self._files for key in _plain_keys(node, prefix)}
+
+    @cached_property
+    def targets(self) -> set[str]:
+        """Every `_target_` that a file writes out."""
+        return {target for _, _, _, node in self._files for _, target in config.targets(node)}
+
+    @cached_property
+    def _files(self) -> list[tuple[str, Path, str, Any]]:
+        """Group, file, prefix of the keys, and content of each option."""
+        found = []
+        for folder in self.folders:
+            for file in sorted([*folder.glob("*/*.yaml"), *folder.glob("*/*/*.yaml")]):
+                try:
+                    text = untrusted.read_bytes(file)
+                    node = untrusted.yaml_data(text)
+                except (OSError, ValueError):  # Hydra reports it where it is chosen
+                    continue
+                group = file.parent.relative_to(folder).as_posix()
+                found.append((group, file, "" if _GLOBAL.search(text) else f"{group.replace('/', '.')}.", node))
+        return found
+
+
+def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
+    """Refuse what a stored command may not choose.
+
+    Args:
+        command: its overrides.
+        offer: what it may choose from.
+        folder: the folder that holds it.
+
+    Raises:
+        UserError: it chooses something else.
+    """
+    refuse_length(command)
+    for text in command:
+        try:
+            found = parsed([text])
+        except (*FOREIGN_ERRORS, ValueError):
+            found = []
+        if len(found) != 1 or not _is_offered(found[0], text, offer):
+            raise UserError(
+                f"resume={folder}: its command sets {text!r}, which a file may not choose. If you trust it, type it "
+                f"again: perfexp {shlex.quote(text)} {shlex.quote(f'resume={folder}')}"
+            )
+
+
+def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:
+    """Refuse a plan with code that no file of conf/ or of a typed folder names.
+
+    Args:
+        plain: composed from a stored command.
+        offer: what it may choose from.
+
+    Raises:
+        UserError: there is such code.
+    """
+    if unknown := {target for _, target in config.targets(plain)} - offer.targets:
+        raise UserError(f"The stored command chooses code that no configuration file offers: {sorted(unknown)}.")
+
+
+def _is_offered(override: Any, text: str, offer: Offer) -> bool:
+    key = override.key_or_group
+    if override.package is not None or "_target_" in text or (text.startswith("~") and key not in offer.options):
+        return False
+    values = alternatives(override)
+    if any("${" in str(value) or "_target_" in str(value) for value in values):
+        return False
+    if key in offer.options:
+        return all(value is None or str(value) in offer.options[key] for value in values)
+    if key == _WEIGHTS:  # any other text names a download
+        return all(value is None or str(value).endswith((".pth", ".pt")) for value in values)
+    if key in _marked(PATH):
+        return all(isinstance(value, str | NoneType) for value in values)
+    if key == _CONFIG:
+        return all(mmseg_names.is_own(str(value)) for value in values)
+    if key in offer.keys - _marked(TYPED) or f"{key}.".startswith(_MAPPINGS):
+        return all(map(_is_plain, values))
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None and ".." not in value
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _schema() -> Iterator[tuple[str, type]]:
+    """Each settings class with the prefix of its keys."""
+    yield "", config.Plan
+    for group, name, node in SETTINGS:
+        yield f"{group.partition('/')[2] or name}.", node
+
+
+def _plain_fields(node: type, prefix: str) -> Iterator[str]:
+    hints = get_type_hints(node)
+    for field in fields(node):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _plain_fields(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        elif _is_plain_type(hint) or f"{prefix}{field.name}" in ("input_size", "batch_size"):
+            yield f"{prefix}{field.name}"
+
+
+def _is_plain_type(hint: Any) -> bool:
+    if get_origin(hint) is not None and get_origin(hint) is not dict:
+        return all(map(_is_plain_type, get_args(hint)))
+    return isinstance(hint, type) and issubclass(hint, (*_PLAIN, Enum))
+
+
+def _marked(mark: Mapping[str, bool]) -> set[str]:
+    """Keys of the schema with a mark."""
+    return {f"{prefix}{field.name}" for prefix, node in _schema() for field in fields(node) if field.metadata == mark}
+
+
+def _plain_keys(node: Any, prefix: str) -> Iterator[str]:
+    """Keys of a file whose values are plain, with their prefix."""
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        if key in ("defaults", "hydra", "_target_"):
+            continue
+        if isinstance(value, Mapping):
+            yield from _plain_keys(value, f"{prefix}{key}.")
+        elif all(isinstance(each, _PLAIN) for each in (value if isinstance(value, list) else [value])):
+            yield f"{prefix}{key}"

@@ -1,0 +1,76 @@
+"""list: what can be chosen in each group of the configuration, and which algorithms a model's layers support."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from perfexp.commands import model_support
+from perfexp.commands.app import app
+from perfexp.commands.output import echo
+from perfexp.errors import UserError, did_you_mean
+from perfexp.host import installation
+
+
+@app.command("list")
+def list_options(
+    group: Annotated[
+        str | None, typer.Argument(help="models, algorithms, gpus, modes, experiments, …; all if none.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="With algorithms, as of a run (model=vgg16 gpu=h200 mode=train): what can compute the model's layers.",
+        ),
+    ] = None,
+    config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
+    reasons: Annotated[
+        bool, typer.Option("--reasons", help="With a model: why each layer is not supported, by all backends.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With a model: the same as JSON, with everything.")] = False,
+) -> None:
+    """List the options of a group, or which convolution algorithms the layers of a model support on this device."""
+    if overrides:
+        if group not in ("algorithms", "algorithm"):
+            raise UserError(f"'{overrides[0]}': only algorithms are listed for a model: perfexp list algorithms …")
+        model_support.show(overrides, config_dir=config_dir, reasons=reasons, as_json=as_json)
+        return
+    if reasons or as_json:
+        flag = "--reasons" if reasons else "--json"
+        raise UserError(f"{flag} is for the layers of a model: perfexp list algorithms model=resnet18 {flag}")
+    if group and "=" in group:
+        raise UserError(f"There is no group '{group}'. For a model's layers: perfexp list algorithms {group}")
+    folders = [installation.conf_dir(), *([config_dir] if config_dir else [])]
+    groups = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
+    if group is None:
+        for name in groups:
+            echo(f"{name:<12} {', '.join(file.stem for file in _files(folders, name))}")
+        return
+    chosen = next((name for name in groups if group in (name, f"{name}s", f"{name}es")), None)
+    if chosen is None:
+        raise UserError(f"There is no group '{group}'. {did_you_mean(group, groups)}")
+    files = _files(folders, chosen)
+    width = max(len(file.stem) for file in files) + 2
+    for file in files:
+        echo(f"{file.stem:<{width}}{_about(file)}".rstrip())
+
+
+def _files(folders: list[Path], group: str) -> list[Path]:
+    return sorted({file.stem: file for folder in folders for file in folder.glob(f"{group}/*.yaml")}.values())
+
+
+def _about(file: Path) -> str:
+    """The first comment of a file; of a device its memory and power as well."""
+    text = file.read_text(encoding="utf-8")
+    comments = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    about = next((comment for comment in comments if not comment.startswith("@package")), "")
+    facts = (yaml.safe_load(text) or {}).get("facts")
+    if not facts:
+        return about
+    bandwidth = f"{facts['memory_bytes_per_second'] / 1e12:.2f} TB/s"
+    power = f"{facts['power_watts']:.0f} W" if facts["power_watts"] else "power not given"
+    return f"{about}; {bandwidth}, {power}"

@@ -1,0 +1,252 @@
+"""Portable: the convolution algorithms in torch's operations, differentiable, for any device that torch knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import conv2d as conv2d_of_torch
+
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.direct import direct
+from perfexp.convolutions.fourier import TILE, fft, fft_tiling
+from perfexp.convolutions.gemm import gemm, implicit_gemm, implicit_precomp_gemm
+from perfexp.convolutions.winograd import winograd, winograd_nonfused
+from perfexp.errors import UserError, did_you_mean
+
+#: From inputs (N, C, H, W), weights and what to compute to (N, O, height, width), without bias.
+Compute = Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
+
+_HALF = (torch.float16, torch.bfloat16)
+_FLOATING = (torch.float32, torch.float64, *_HALF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portable:
+    """An algorithm.
+
+    Attributes:
+        name: as in `algorithm=NAME`.
+        compute: how.
+        why_not: why it can't compute a convolution of any data type, or None if it can.
+        half: whether it computes in half precisions.
+    """
+
+    name: str
+    compute: Compute
+    why_not: Callable[[Convolution], str | None]
+    half: bool = True
+
+    def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """Why it can't compute a convolution, in a few words; None if it can.
+
+        Args:
+            convolution: what to compute.
+            dtype: of the inputs, as autocast leaves them.
+        """
+        if dtype not in _FLOATING:
+            return f"the data type is {_bare(dtype)}"
+        if dtype in _HALF and not self.half:
+            return f"torch's FFT does not take {_bare(dtype)}"
+        return self.why_not(convolution)
+
+    def run(
+        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute as `torch.nn.functional.conv2d` would: the memory format of its result, its casts under autocast.
+
+        Args:
+            convolution: one that is supported.
+            inputs: (N, C, H, W) or (C, H, W).
+            weight: (O, C / G, kernel height, kernel width).
+            bias: (O,), or None.
+        """
+        return as_torch_does(self.compute, convolution, inputs, weight, bias)
+
+
+def as_torch_does(
+    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """What `compute` returns, with all else that `torch.nn.functional.conv2d` does.
+
+    That is its casts under autocast, inputs without a batch, empty batches, the bias, and the data type and memory
+    format of its result.
+
+    Args:
+        compute: from inputs (N, C, H, W), weights and what to compute to (N, O, height, width).
+        convolution: what to compute.
+        inputs: (N, C, H, W) or (C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+        bias: (O,), or None.
+    """
+    kind = inputs.device.type
+    if not torch.is_autocast_enabled(kind):
+        return _as_torch_does(compute, convolution, inputs, weight, bias)
+    dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        cast = None if bias is None else _cast(bias, dtype)
+        return _as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
+
+
+def _as_torch_does(
+    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
+    if batched.shape[0] == 0:  # nothing to compute, and not all operations take it
+        settings = (convolution.stride, 0, convolution.dilation, convolution.groups)
+        return conv2d_of_torch(convolution.padded(batched), weight, bias, *settings)
+    outputs = compute(batched, weight, convolution)
+    if bias is not None:
+        outputs = outputs + bias[:, None, None]
+    last = any(is_channels_last(each.shape, each.stride()) for each in (batched, weight))
+    layout = torch.channels_last if last else torch.contiguous_format
+    outputs = outputs.to(inputs.dtype).contiguous(memory_format=layout)
+    return outputs if inputs.ndim == 4 else outputs.squeeze(0)
+
+
+def _any(convolution: Convolution) -> str | None:
+    return None
+
+
+def _unstrided(convolution: Convolution) -> str | None:
+    if convolution.stride != (1, 1):
+        return f"the stride is {_times(convolution.stride)}, not 1"
+    if convolution.dilation != (1, 1):
+        return f"the dilation is {_times(convolution.dilation)}, not 1"
+    return None
+
+
+def _unstrided_tiles(convolution: Convolution) -> str | None:
+    if max(convolution.kernel) > TILE:
+        return f"the kernel is {_times(convolution.kernel)}, larger than a tile of {TILE}×{TILE}"
+    return _unstrided(convolution)
+
+
+def _three_by_three(convolution: Convolution) -> str | None:
+    if convolution.kernel != (3, 3):
+        return f"the kernel is {_times(convolution.kernel)}, not 3×3"
+    return _unstrided(convolution)
+
+
+#: All of them by name.
+ALGORITHMS = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Portable(name="direct", compute=direct, why_not=_any),
+        Portable(name="gemm", compute=gemm, why_not=_any),
+        Portable(name="implicit_gemm", compute=implicit_gemm, why_not=_any),
+        Portable(name="implicit_precomp_gemm", compute=implicit_precomp_gemm, why_not=_any),
+        Portable(name="fft", compute=fft, why_not=_unstrided, half=False),
+        Portable(name="fft_tiling", compute=fft_tiling, why_not=_unstrided_tiles, half=False),
+        Portable(name="winograd", compute=winograd, why_not=_three_by_three),
+        Portable(name="winograd_nonfused", compute=winograd_nonfused, why_not=_three_by_three),
+    )
+}
+
+
+def conv2d(
+    name: str,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """`torch.nn.functional.conv2d` by an algorithm.
+
+    Args:
+        name: of the algorithm.
+        inputs: (N, C, H, W) or (C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+        bias: (O,), or None.
+        stride: for both directions, or down and across.
+        padding: zeros on each side, or down and across, or `same` or `valid`.
+        dilation: for both directions, or down and across.
+        groups: G.
+
+    Raises:
+        UserError: there is no such algorithm.
+        ValueError: it can't compute this, or nothing can.
+    """
+    algorithm = ALGORITHMS[canonical(name, ALGORITHMS)]
+    convolution = Convolution.of(weight.shape, stride, padding, dilation, groups)
+    reason = misfit(convolution, inputs.shape) or algorithm.supports(convolution, effective_dtype(inputs))
+    if reason is not None:
+        raise ValueError(f"{algorithm.name} can't compute this convolution: {reason}.")
+    return algorithm.run(convolution, inputs, weight, bias)
+
+
+def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
+    """An algorithm's name as it is written here; `implicit gemm` and `Implicit-GEMM` are understood.
+
+    Args:
+        name: as it was given.
+        valid: those that there are.
+        kind: what they are, for the error.
+
+    Raises:
+        UserError: it is none of them.
+    """
+    found = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+    if found not in valid:
+        raise UserError(f"There is no {kind} {name!r}. {did_you_mean(found, valid)}")
+    return found
+
+
+def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
+    """Why no algorithm can take inputs of a shape, or None if they fit.
+
+    Args:
+        convolution: what to compute.
+        shape: of the inputs.
+    """
+    if len(shape) not in (3, 4):
+        return f"the inputs have {len(shape)} dimensions"
+    if shape[-3] != convolution.in_channels:
+        return f"the inputs have {shape[-3]} channels, not {convolution.in_channels}"
+    if min(convolution.output_size(*shape[-2:])) < 1:
+        return f"a kernel of {_times(convolution.kernel)} does not fit into {_times(shape[-2:])}"
+    return None
+
+
+def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
+    """The data type in which `torch.nn.functional.conv2d` would compute, autocast considered."""
+    kind = inputs.device.type
+    if torch.is_autocast_enabled(kind):
+        return _cast_type(inputs.dtype, torch.get_autocast_dtype(kind))
+    return inputs.dtype
+
+
+def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch takes strides for those of NHWC; the rule is c10's `is_channels_last_strides_2d`.
+
+    Args:
+        shape: (N, C, H, W).
+        strides: of its tensor.
+    """
+    least = 0
+    for axis in (1, 3, 2, 0):
+        if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
+            return False
+        least = strides[axis] * max(1, shape[axis])
+    return True
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(_cast_type(tensor.dtype, dtype))
+
+
+def _cast_type(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+    """What autocast makes of a data type: float64 and what is no floating-point number stays."""
+    return wanted if dtype in (torch.float32, *_HALF) else dtype
+
+
+def _bare(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _times(numbers: Sequence[int]) -> str:
+    return "×".join(map(str, numbers))

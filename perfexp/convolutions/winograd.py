@@ -1,0 +1,135 @@
+"""Winograd: minimal filtering of 3 × 3 kernels (Lavin and Gray, "Fast Algorithms for …", CVPR 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from perfexp.convolutions.constants import constant
+from perfexp.convolutions.convolution import Convolution, wide
+
+#: Bᵀ, G and Aᵀ of F(2 × 2, 3 × 3); Lavin and Gray, section 4.1.
+_F2 = (
+    ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+    ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
+    ((1, 1, 1, 0), (0, 1, -1, -1)),
+)
+#: Bᵀ, G and Aᵀ of F(4 × 4, 3 × 3); Lavin and Gray, section 4.3.
+_F4 = (
+    (
+        (4, 0, -5, 0, 1, 0),
+        (0, -4, -4, 1, 1, 0),
+        (0, 4, -4, -1, 1, 0),
+        (0, -2, -1, 2, 1, 0),
+        (0, 2, -1, -2, 1, 0),
+        (0, 4, 0, -5, 0, 1),
+    ),
+    (
+        (1 / 4, 0, 0),
+        (-1 / 6, -1 / 6, -1 / 6),
+        (-1 / 6, 1 / 6, -1 / 6),
+        (1 / 24, 1 / 12, 1 / 6),
+        (1 / 24, -1 / 12, 1 / 6),
+        (0, 0, 1),
+    ),
+    ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
+)
+
+#: One of the transforms: from (rows, columns, …) to (rows, columns, …) of other lengths.
+_Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """F(2 × 2, 3 × 3): 16 multiplications instead of 36 for four outputs; each transform in one pass.
+
+    Both directions of a transform are one product with the Kronecker product of its matrix with itself.
+
+    Args:
+        inputs: (N, C, H, W).
+        weight: (O, C / G, 3, 3).
+        convolution: of stride and dilation 1.
+
+    Returns:
+        (N, O, height, width), in the data type of the sums.
+    """
+
+    def transform(number: int) -> _Transform:
+        matrix = _matrix("F2", _F2[number], inputs, kronecker=True)
+        length = len(_F2[number])
+        return lambda tiles: (matrix @ tiles.flatten(0, 1).flatten(1)).reshape(length, length, *tiles.shape[2:])
+
+    return _filtered(inputs, weight, convolution, 2, (transform(0), transform(1), transform(2)))
+
+
+def winograd_nonfused(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """F(4 × 4, 3 × 3): 36 multiplications instead of 144 for 16 outputs; each transform in two stages.
+
+    The transforms' constants make it less exact than F(2 × 2, 3 × 3).
+
+    Args:
+        inputs: (N, C, H, W).
+        weight: (O, C / G, 3, 3).
+        convolution: of stride and dilation 1.
+
+    Returns:
+        (N, O, height, width), in the data type of the sums.
+    """
+
+    def transform(number: int) -> _Transform:
+        matrix = _matrix("F4", _F4[number], inputs, kronecker=False)
+
+        def stages(tiles: torch.Tensor) -> torch.Tensor:
+            for _ in ("down", "across"):
+                tiles = (matrix @ tiles.flatten(1)).reshape(len(matrix), *tiles.shape[1:]).transpose(0, 1)
+            return tiles
+
+        return stages
+
+    return _filtered(inputs, weight, convolution, 4, (transform(0), transform(1), transform(2)))
+
+
+def _matrix(name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor, *, kronecker: bool) -> torch.Tensor:
+    """A transform's matrix, in the data type of the sums, on the inputs' device."""
+    dtype, device = wide(inputs.dtype), inputs.device
+
+    def make() -> torch.Tensor:
+        matrix = torch.tensor(rows, dtype=torch.float64, device="cpu")
+        if kronecker:
+            matrix = torch.kron(matrix, matrix)
+        return matrix.to(dtype).to(device)
+
+    return constant((name, rows, kronecker, dtype, device), make)
+
+
+def _filtered(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    convolution: Convolution,
+    step: int,
+    transforms: tuple[_Transform, _Transform, _Transform],
+) -> torch.Tensor:
+    """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: a product of matrices for each of a tile's elements.
+
+    Half precisions are transformed in float32 and multiplied as they are.
+
+    Args:
+        inputs: (N, C, H, W).
+        weight: (O, C / G, 3, 3).
+        convolution: what to compute.
+        step: outputs a side of a tile.
+        transforms: of data, kernels and outputs.
+    """
+    of_data, of_kernels, of_outputs = transforms
+    rows, columns = convolution.output_size(*inputs.shape[2:])
+    down, across = -(-rows // step), -(-columns // step)
+    batch, groups, dtype = inputs.shape[0], convolution.groups, wide(inputs.dtype)
+    padded = convolution.padded(inputs, down * step + 2, across * step + 2).to(dtype)
+    tiles = padded.unfold(2, step + 2, step).unfold(3, step + 2, step)[:, :, :down, :across]
+    data = torch.unflatten(of_data(tiles.permute(4, 5, 1, 0, 2, 3)), 2, (groups, convolution.in_group)).flatten(4)
+    kernels = of_kernels(weight.to(dtype).permute(2, 3, 0, 1))
+    kernels = torch.unflatten(kernels, 2, (groups, convolution.out_group))
+    products = kernels.to(inputs.dtype) @ data.to(inputs.dtype)  # (tile, tile, G, O / G, N · tiles)
+    outputs = torch.unflatten(of_outputs(products.to(dtype).flatten(2, 3)), 3, (batch, down, across))
+    whole = outputs.permute(3, 2, 4, 0, 5, 1).reshape(batch, convolution.out_channels, down * step, across * step)
+    return whole[:, :, :rows, :columns]

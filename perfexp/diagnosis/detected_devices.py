@@ -1,0 +1,86 @@
+"""Found: what torch is built for, and which devices of this machine it can use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from perfexp.devices import cuda, lock
+from perfexp.devices.cpu import CpuDevice
+from perfexp.devices.nvml import find_board
+from perfexp.diagnosis.meter_selftest import try_meters
+from perfexp.errors import UserError
+
+#: So long the device is kept busy while the driver is asked for its clock.
+_BUSY_SECONDS = 0.2
+
+
+def torch_build() -> dict[str, Any]:
+    """Version of torch and what it was built for; None for what it was not."""
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+
+
+def cuda_devices() -> dict[str, Any]:
+    """Every device that torch calls `cuda:N` (NVIDIA's, or AMD's with a ROCm build); why there is none, if it says."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return {"devices": []}
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return {"devices": [], "reason": str(error)}
+    return {"devices": [_cuda_device(index) for index in range(torch.cuda.device_count())]}
+
+
+def apple_gpu() -> dict[str, Any]:
+    """Whether torch can use Apple's GPU."""
+    return {"available": torch.backends.mps.is_available()}
+
+
+def try_clocks(index: int) -> dict[str, Any]:
+    """Tick and cost of events, and the clock that a spin of known cycles shows; `not_tried` where others measure.
+
+    Args:
+        index: number of the CUDA device.
+    """
+    if not cuda.is_available(index):
+        return {"not_tried": f"torch has no cuda:{index}"}
+    device = cuda.CudaDevice(index=index)
+    board, _ = find_board(str(device.lock_name))
+    try:
+        with lock.held(device.lock_name, wait=False, purpose="for perfexp doctor", waiting=lambda _: None):
+            device.start()
+            facts = {name: getattr(device, name) for name in ("event_tick_seconds", "record_seconds")}
+            device.hold(_BUSY_SECONDS)
+            busy = board.state() if board else {}
+            device.synchronize()
+            return {**facts, "canary_hertz": device.state()["canary_hertz"], "busy": busy}
+    except UserError as error:  # of the lock
+        return {"not_tried": str(error)}
+
+
+def try_energy(index: int | None) -> dict[str, Any]:
+    """What the energy meters of a device do while it rests; see `perfexp.diagnosis.meter_selftest.try_meters`.
+
+    Args:
+        index: number of the CUDA device; None for the CPU, which is also taken where torch has no such device.
+    """
+    here = index is not None and cuda.is_available(index)
+    device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
+    return try_meters(device.meters())
+
+
+def _cuda_device(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "index": index,
+        "name": properties.name,
+        "uuid": str(properties.uuid),
+        "memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+    }

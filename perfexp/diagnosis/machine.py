@@ -1,0 +1,152 @@
+"""Machine: what it offers for measuring besides its devices: packages, tools, meters, folders, clocks, processors.
+
+Nothing is made or changed by asking, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from perfexp.diagnosis import environment
+
+#: Profilers, and where their installers put them.
+_TOOLS = {
+    "nsys": (
+        "/opt/nvidia/nsight-systems/*/bin/nsys",
+        "/usr/local/cuda*/bin/nsys",
+        "/opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+    ),
+    "ncu": ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu"),
+    "rocprofv3": ("/opt/rocm*/bin/rocprofv3",),
+}
+_SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+def facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
+    """All of it, as JSON values.
+
+    Args:
+        folders: that will be written to, by what they are for.
+        store: file of the tracking database; None where that is no file.
+    """
+    return {
+        **environment.collect(),
+        "system": platform.system(),
+        "requirements": requirements(),
+        "cpu_quota_cores": cpu_quota_cores(),
+        "clock": {
+            "resolution_seconds": time.get_clock_info("perf_counter").resolution,
+            "source": _first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
+        },
+        "amd": {"driver": Path("/dev/kfd").exists(), "amdsmi": importlib.util.find_spec("amdsmi") is not None},
+        "tools": {name: tool(name) for name in _TOOLS},
+        "folders": {name: folder(path) for name, path in folders.items()},
+        "store": None if store is None else {"path": str(store), "problem": _database_problem(store)},
+    }
+
+
+def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | None:
+    """Packages that a distribution needs: what range, which version is here, whether it fits; None if it is unknown.
+
+    Args:
+        distribution: its name.
+    """
+    try:
+        wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return {one.name: _requirement(one) for one in needed}
+
+
+def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores' worth of time that control groups leave this process; None where they set no limit.
+
+    Args:
+        root: where control groups are mounted.
+        membership: file that names the process's own.
+    """
+    own = next((line[3:] for line in _lines(membership) if line.startswith("0::")), "/")
+    place = root / own.lstrip("/")
+    limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")) -> dict[str, Any] | None:
+    """Where a program is, on the PATH or, the newest first, where its installer puts it; None if it is in neither.
+
+    Args:
+        name: of the program.
+        places: patterns of absolute paths; by default those of a profiler of that name.
+        root: below which they are looked for.
+    """
+    if on_path := shutil.which(name):
+        return {"path": on_path, "on_path": True}
+    for place in _TOOLS[name] if places is None else places:
+        found = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
+        if found:
+            return {"path": str(max(found)), "on_path": False}
+    return None
+
+
+def folder(path: Path) -> dict[str, Any]:
+    """Whether files can be written in a folder, which may have to be made first, and the space that is left there.
+
+    Args:
+        path: the folder.
+    """
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
+
+
+def _requirement(wanted: Requirement) -> dict[str, Any]:
+    try:
+        version = importlib.metadata.version(wanted.name)
+    except importlib.metadata.PackageNotFoundError:
+        return {"wanted": str(wanted.specifier), "version": None, "fits": False}
+    fits = wanted.specifier.contains(version, prereleases=True)
+    return {"wanted": str(wanted.specifier), "version": version, "fits": fits}
+
+
+def _quota(file: Path) -> float | None:
+    for line in _lines(file):
+        quota, _, period = line.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            return int(quota) / int(period)
+    return None
+
+
+def _database_problem(file: Path) -> str | None:
+    """What is wrong with a file of SQLite; None if nothing is, or it is not there yet."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(len(_SQLITE_MAGIC))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    if head and head != _SQLITE_MAGIC:
+        return "it is no SQLite database"
+    return None if os.access(file, os.W_OK) else "it can't be written"
+
+
+def _first_line(file: Path) -> str | None:
+    return next(_lines(file), None)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        yield from file.read_text().splitlines()
+    except OSError:
+        return

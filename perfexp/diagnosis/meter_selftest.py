@@ -1,0 +1,101 @@
+"""Self-test of meters, for `doctor`: whether the counter moves and ticks, what a query costs, and the power at rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from perfexp.diagnosis import Finding, missing, ok, untested, warn
+from perfexp.meters import Found, PowerKind
+from perfexp.meters.energy_metrics import Power
+from perfexp.meters.track import Track
+from perfexp.meters.watch import Rules, Watch
+from perfexp.records import units
+from perfexp.records.record import Doubt
+
+#: A self-test is short: what it finds is not a measurement.
+_RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, longest_windows=2.0, uncertainty=0.01)
+#: A query that takes longer is told.
+_SLOW_SECONDS = 0.01
+_NULL = "energy will be null, and says why"
+
+
+def try_meters(
+    found: Found, *, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """Watch the meters for a good second while perfexp does nothing.
+
+    Args:
+        found: the meters, or why there is none.
+        now: the host's clock, seconds.
+        sleep: lets it go on.
+
+    Returns:
+        JSON: `reason`, `doubts`, and `meters` with what was seen of each.
+    """
+    if not found.meters:
+        return {"reason": found.reason, "doubts": [_plain(doubt) for doubt in found.doubts], "meters": []}
+    tracks = [Track(meter, now) for meter in found.meters]
+    power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
+    meters = [_seen(track, facts) for track, facts in zip(tracks, power.facts(), strict=True)]
+    return {"reason": "", "doubts": [_plain(doubt) for doubt in (*found.doubts, *power.doubts)], "meters": meters}
+
+
+def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the self-test means, a few lines for each meter.
+
+    Args:
+        tried: as `try_meters` gives it.
+    """
+    if not tried["meters"]:
+        yield missing("energy", str(tried["reason"]), _NULL)
+    for meter in tried["meters"]:
+        yield _counter(meter)
+        yield _power(meter)
+        yield _query(meter)
+    for doubt in tried["doubts"]:
+        if doubt["code"] not in ("meter_stuck", "meter_average"):  # are told above
+            tell = untested if doubt["code"] == "meter_untested" else warn
+            yield tell("energy", doubt["detail"], doubt["remedy"])
+
+
+def _counter(meter: Mapping[str, Any]) -> Finding:
+    check = f"energy counter {meter['name']}"
+    watts = meter["counter_watts"]
+    if watts is None:
+        return missing(check, meter["no_energy"] or "no window came about", _NULL)
+    tick = meter["tick_seconds"]
+    ticks = f"ticks every {units.format_seconds(tick, 2)}" if tick else "moves"
+    return ok(check, f"{ticks}, {units.digits(watts)} W at rest; counts {meter['covers']}")
+
+
+def _power(meter: Mapping[str, Any]) -> Finding:
+    check = f"power {meter['name']}"
+    if meter["integral_watts"] is None:
+        remedy = "the energy counter is enough; there is nothing to compare it with"
+        return missing(check, meter["no_power"] or "too few readings", remedy)
+    found = f"{units.digits(meter['integral_watts'])} W at rest"
+    if meter["power_kind"] == PowerKind.average:
+        return warn(
+            check, f"{found}, an average over about a second", "a driver of 530 or later tells that of the moment"
+        )
+    return ok(check, f"{found}, of the moment")
+
+
+def _query(meter: Mapping[str, Any]) -> Finding:
+    check, seconds = f"query {meter['name']}", meter["query_seconds"]
+    found = f"took at most {units.format_seconds(seconds, 2)}"
+    if seconds > _SLOW_SECONDS:
+        return warn(check, found, "windows get coarse: close other programs that ask the driver (nvidia-smi, dcgm)")
+    return ok(check, found)
+
+
+def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What was seen of a meter, without its raw answers."""
+    short = {name: value for name, value in facts.items() if name not in ("counter", "power")}
+    return {**short, "no_energy": track.no_energy, "no_power": track.no_power}
+
+
+def _plain(doubt: Doubt) -> dict[str, str]:
+    return {"code": doubt.code, "detail": doubt.detail, "remedy": doubt.remedy}

@@ -1,0 +1,70 @@
+"""Atomic writes, safe file names, and readable errors of the file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from perfexp.errors import PerfexpError, UserError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new one and nothing between.
+
+    Args:
+        path: the file; its folder exists.
+        content: all of it.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def refuse_deleted_cwd() -> None:
+    """Refuse to work in a current folder that has been deleted.
+
+    Raises:
+        UserError: it has.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise UserError("The current folder has been deleted: change to one that exists (cd DIR).") from error
+
+
+def disk_error(error: OSError) -> PerfexpError:
+    """What the system refused to write, and how to go on.
+
+    Args:
+        error: of writing a result.
+    """
+    where = f": {error.filename}" if error.filename else ""
+    if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).is_dir():
+        return PerfexpError(
+            f"The output folder {folder} is gone: it was removed while perfexp measured into it. "
+            "Repeat the command to measure everything again."
+        )
+    return PerfexpError(
+        f"{error.strerror or error}{where}. Every finished point is on disk; "
+        "mend the cause and repeat the command with output_dir=DIR of this run to measure the rest."
+    )
+
+
+def safe_name(text: str) -> str:
+    """A text as a file name: letters, digits and `._-`, everything else a hyphen.
+
+    Args:
+        text: any text.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"

@@ -1,0 +1,196 @@
+"""Process: a worker that is started, listened to, and ended together with everything that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts, untrusted
+from perfexp.host.files import disk_error
+
+#: So long a process may take to end after it was asked to, before it is killed, and to vanish after that.
+_GRACE_SECONDS = 5.0
+#: So long a worker may take to end after it has told its last event.
+_EXIT_SECONDS = 60.0
+#: Where the system can't tell that a process has ended, it is asked this often.
+_LOOK_SECONDS = 1.0
+
+Event = dict[str, Any]
+
+
+def worker_command(*arguments: str) -> list[str]:
+    """The command that starts a worker.
+
+    Args:
+        arguments: the worker's arguments.
+    """
+    return python_command("perfexp.worker.entry", *arguments)
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module in a process of its own.
+
+    The folder where the user stands is on its path only if it is on this process's (`python -m perfexp`): a foreign
+    folder may hold a torch.py.
+
+    Args:
+        module: dotted name.
+        arguments: the module's arguments.
+    """
+    is_here_on_path = "" in sys.path or str(Path.cwd()) in sys.path
+    return [sys.executable, *([] if is_here_on_path else ["-P"]), "-m", module, *arguments]
+
+
+class SilenceError(Exception):
+    """A worker told nothing for too long.
+
+    Args:
+        seconds: for how long.
+        finished: whether it had told its last event.
+    """
+
+    def __init__(self, seconds: float, *, finished: bool) -> None:
+        super().__init__(f"nothing was told for {seconds:g} s")
+        self.seconds, self.finished = seconds, finished
+
+
+class WorkerProcess:
+    """A worker in a session of its own, whose events arrive as lines of JSON through a pipe.
+
+    Args:
+        command: its arguments; those for the pipe and the time of its start are added.
+        log: where its output goes.
+
+    Raises:
+        UserError: it can't be started.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._events, send = os.pipe()
+        command = [*command, f"--events-fd={send}", f"--parent={os.getpid()}"]
+        try:
+            with untrusted.open_append(log) as file:
+                file.write(f"$ {shlex.join(command)}\n".encode())
+                file.flush()
+                self._process = subprocess.Popen(
+                    [*command, f"--spawned-ns={time.perf_counter_ns()}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    pass_fds=[send],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            os.close(self._events)
+            if not log.parent.is_dir():
+                raise disk_error(error) from error
+            raise UserError(f"The worker can't be started ({command[0]}): {error.strerror}.") from error
+        finally:
+            os.close(send)
+
+    def events(self, silence_seconds: float | None) -> Iterator[Event]:
+        """What it tells, until it has ended; nothing is polled in the meantime.
+
+        An event with `patient` set may be followed by any silence, and `finished` by a short one only.
+
+        Args:
+            silence_seconds: longest time without an event, or None for any.
+
+        Raises:
+            SilenceError: it told nothing for longer than that.
+            KeyboardInterrupt: an interrupt that is held came.
+        """
+        limit, finished, rest = silence_seconds, False, b""
+        while (data := self._read(limit, finished=finished)) is not None:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                event = json.loads(line)
+                limit = None if event.get("patient") else silence_seconds
+                if finished := event["event"] == "finished":
+                    limit = _EXIT_SECONDS
+                yield event
+
+    def end(self) -> int:
+        """See that it and everything that it started has ended.
+
+        Returns:
+            Its exit code; minus the number of the signal that ended it.
+
+        Raises:
+            PerfexpError: it can't be ended.
+        """
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            others = self._others()
+            targets: list[subprocess.Popen[bytes] | psutil.Process] = [self._process, *others]
+            for target in targets:
+                with suppress(psutil.Error, ProcessLookupError):
+                    target.send_signal(number)
+                    target.send_signal(signal.SIGCONT)  # what is stopped can't end
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_SECONDS)
+            alive = psutil.wait_procs(others, timeout=_GRACE_SECONDS)[1]
+            if self._process.poll() is not None and not alive:
+                break
+        os.close(self._events)
+        if self._process.poll() is None:
+            raise PerfexpError(
+                f"The worker (process {self._process.pid}) can't be ended: it hangs in the kernel, perhaps in the "
+                "device's driver. Nothing more can be measured there until that is mended."
+            )
+        return self._process.returncode
+
+    def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
+        """What has arrived; None once the process has ended and everything was read."""
+        deadline = None if limit is None else time.monotonic() + limit
+        while True:
+            ended = self._wait(None if deadline is None else deadline - time.monotonic())
+            interrupts.check()
+            if select.select([self._events], [], [], 0)[0]:
+                data = os.read(self._events, 65536)
+                if data or ended:
+                    return data or None
+            elif ended:
+                return None
+            if deadline is not None and time.monotonic() >= deadline:
+                raise SilenceError(limit or 0.0, finished=finished)
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Wait until something arrives, the process ends, or the time is over; returns whether it has ended."""
+        if not hasattr(os, "pidfd_open"):
+            slice_seconds = _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
+            select.select([self._events, *interrupts.descriptors()], [], [], slice_seconds)
+            return self._process.poll() is not None
+        try:
+            process = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:  # it has been waited for
+            return True
+        try:
+            waited_for = [self._events, process, *interrupts.descriptors()]
+            ready = select.select(waited_for, [], [], None if seconds is None else max(seconds, 0.0))[0]
+        finally:
+            os.close(process)
+        return process in ready
+
+    def _others(self) -> list[psutil.Process]:
+        """What it started and what is left of its session, which outlives it; not the process itself."""
+        found: set[psutil.Process] = set()
+        with suppress(psutil.Error):
+            found.update(psutil.Process(self._process.pid).children(recursive=True))
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) == self._process.pid:
+                    found.add(process)
+        return [process for process in found if process.pid != self._process.pid]

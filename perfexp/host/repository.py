@@ -1,0 +1,113 @@
+"""Repository: commit of a git checkout and whether it was changed; no code of the repository's own is run for that."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfexp.host import untrusted
+
+#: What the user's own configuration could still have git start: a monitor of the files, and hooks.
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+#: Nothing is locked, fetched or asked for.
+_QUIET = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+#: Settings of a repository that say how its files compare with its objects; each is one of these words.
+_COMPARING = ("core.autocrlf", "core.eol", "core.filemode", "core.symlinks", "core.ignorecase", "core.trustctime")
+_WORDS = ("true", "false", "input", "lf", "crlf", "native")
+_LIMIT_SECONDS = 10.0
+#: A larger index is not copied: it could fill the temporary folder.
+_LARGEST_INDEX = 1 << 30
+
+
+def facts() -> dict[str, Any] | None:
+    """Commit of the working folder's repository and whether tracked files were changed; None outside of git.
+
+    Filters, hooks, monitors and remotes that `.git/config` names would be run by a plain `git status`. It is therefore
+    run with a configuration of perfexp's own, on a copy of the index.
+    """
+    commit = _run("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": _is_changed(commit)}
+
+
+def _is_changed(commit: str) -> bool | None:
+    """Whether tracked files differ from a commit; None where that is not known."""
+    asked = _run("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
+    places = [Path(line).absolute() for line in (asked or "").splitlines()]
+    if len(places) != 4:  # a bare repository, or a line break in a name
+        return None
+    top, folder, index, objects = places
+    try:
+        with tempfile.TemporaryDirectory(prefix="perfexp-git-") as name:
+            own = Path(name)
+            _imitate(own, commit, folder, index)
+            status = _run(
+                *("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"),
+                folder=top,
+                GIT_DIR=name,
+                GIT_WORK_TREE=str(top),
+                GIT_INDEX_FILE=str(own / "index"),
+                GIT_OBJECT_DIRECTORY=str(objects),
+            )
+    except OSError:
+        return None
+    return None if status is None else bool(status)
+
+
+def _imitate(own: Path, commit: str, folder: Path, index: Path) -> None:
+    """Make a repository of the same commit and index in an empty folder.
+
+    Args:
+        own: the empty folder.
+        commit: object name of the commit.
+        folder: the repository's .git, where a split index has its other part.
+        index: the repository's index.
+    """
+    (own / "refs").mkdir()
+    (own / "HEAD").write_text(f"{commit}\n")
+    lines = ["[core]", "repositoryformatversion = 1", "bare = false"]
+    for key in _COMPARING:
+        value = _run("config", "--get", key)
+        if value in _WORDS:
+            lines.append(f"{key.partition('.')[2]} = {value}")
+    if len(commit) == 64:
+        lines += ["[extensions]", "objectFormat = sha256"]
+    (own / "config").write_text("\n".join(lines) + "\n")
+    for file in (index, *folder.glob("sharedindex.*")):
+        if untrusted.is_regular(file):
+            if file.stat().st_size > _LARGEST_INDEX:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
+            shutil.copyfile(file, own / ("index" if file == index else file.name))
+
+
+def _run(*arguments: str, folder: Path | None = None, **variables: str) -> str | None:
+    """What git prints; None where it fails."""
+    inherited: Mapping[str, str] = os.environ
+    if variables:  # another repository than that of the environment
+        inherited = {key: value for key, value in os.environ.items() if key not in ("GIT_COMMON_DIR", "GIT_NAMESPACE")}
+    try:
+        done = subprocess.run(
+            [*_GIT, *arguments],
+            cwd=folder,
+            env={**inherited, **_QUIET, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

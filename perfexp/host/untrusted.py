@@ -1,0 +1,183 @@
+"""Foreign files: read and append to files that somebody else may have made. They are data, and never run code.
+
+Only regular files are opened: a link, a FIFO, a device or a folder in their place is an `OSError` that names it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import yaml
+
+from perfexp.host.files import write_atomically
+
+#: Limit on a record, its points and its log: what is larger would fill the memory.
+MAX_BYTES = 1 << 28
+#: Far above every plan: a resolved configuration has about 300 nodes, six levels deep.
+_MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
+#: In C where it is there: a hundred plans take 40 ms instead of 300.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a regular file and return its descriptor; anything else is refused before it is opened.
+
+    Args:
+        path: the file; its folder may be reached through links, the file itself may not be one.
+        flags: flags as for `os.open`.
+
+    Raises:
+        OSError: the path is not a regular file, or cannot be opened.
+    """
+    try:
+        _refuse_irregular(path, path.lstat().st_mode)  # opening a device or a FIFO can already do something
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        _refuse_irregular(path, os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a path is a regular file, and not a link to one.
+
+    Args:
+        path: any path.
+    """
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        path: the file.
+        limit: largest size in bytes that is read.
+
+    Raises:
+        OSError: the path is not a regular file, is too large, or cannot be read.
+    """
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB", str(path))
+        return file.read(limit)
+
+
+def open_append(path: Path) -> BinaryIO:
+    """Open a regular file for reading and appending; create it if it is missing.
+
+    A file that has another name elsewhere (a hard link) becomes a copy first: the other name keeps its content.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the path is not a regular file, or cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    descriptor = open_regular(path, flags)
+    if os.fstat(descriptor).st_nlink > 1:
+        with os.fdopen(descriptor, "rb") as shared:
+            write_atomically(path, shared.read(MAX_BYTES))
+        descriptor = open_regular(path, flags)
+    return os.fdopen(descriptor, "ab+")
+
+
+def json_data(content: bytes) -> Any:
+    """JSON as plain data.
+
+    Args:
+        content: the text.
+
+    Raises:
+        ValueError: it is not JSON (half a surrogate pair, which no file can take, is not), or nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def yaml_data(content: bytes) -> Any:
+    """YAML as plain data. Aliases, which can stand for billions of nodes, are refused.
+
+    Args:
+        content: the text.
+
+    Raises:
+        ValueError: it is not YAML, holds an alias, or is larger or nested more deeply than any plan.
+    """
+    if len(content) > _MAX_YAML_BYTES:
+        raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
+    try:
+        _check_events(content)  # the loader itself overruns the stack where nodes are nested too deeply
+        return yaml.load(content, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def spreadsheet_text(text: str) -> str:
+    """A text for a cell of a CSV: with an apostrophe before it where a spreadsheet would run it as a formula.
+
+    Args:
+        text: one line.
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def printable(line: str) -> str:
+    """A line in which control characters, and those that turn text around, are question marks.
+
+    Args:
+        line: any text; tabs and line breaks are control characters too, a no-break space is none.
+    """
+    return "".join(letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line)
+
+
+def _check_events(content: bytes) -> None:
+    depth = 0
+    for number, event in enumerate(yaml.parse(content, Loader=_LOADER)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"the alias *{event.anchor} is not allowed")
+        if isinstance(event, yaml.ScalarEvent):
+            event.value.encode()  # half a surrogate pair, which no file can take, is a ValueError
+        if depth > _MAX_DEPTH or number > _MAX_YAML_EVENTS:
+            raise ValueError("nested too deeply, or too many entries")
+
+
+def _refuse_irregular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))

@@ -1,0 +1,147 @@
+"""Choice: a convolution by a kernel, whose tiling is chosen in the first call of a shape. Imports Triton then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module, metadata, util
+from typing import Any
+
+import torch
+
+from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.portable import ALGORITHMS, is_channels_last, misfit
+from perfexp.kernels.launch import Layout, Plan, Problem, fastest
+
+#: Whose kernels are launched as they are here.
+_OLDEST = (3, 3)
+#: Those with asynchronous copies and TF32.
+_CAPABILITY = (8, 0)
+#: What the interpreter's host counts as.
+_PROCESSORS = 4
+
+_plans: dict[Any, Plan] = {}
+
+
+def available(device: torch.device | None = None) -> str | None:
+    """Why Triton's kernels can't run, in a few words; None if they can. Imports nothing.
+
+    Args:
+        device: where; None for the current CUDA device.
+    """
+    if util.find_spec("triton") is None:
+        return "triton is not installed"
+    version = _version()
+    if version and version < _OLDEST:
+        return f"Triton is {'.'.join(map(str, version))}, older than {'.'.join(map(str, _OLDEST))}"
+    if interpreted() and (device is None or device.type == "cpu"):
+        return None
+    if device is not None and device.type != "cuda":
+        return f"the device is {device.type}, not cuda"
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if torch.version.hip is not None:
+        return "the device is AMD's, which nobody has tried"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _CAPABILITY:
+        return f"the device has compute capability {capability[0]}.{capability[1]}, not 8.0 or higher"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, which is to be set before it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """Compute by the plan for a shape, which its first call makes; autograd does not see it.
+
+    Args:
+        name: `direct` or `winograd`.
+        inputs: (N, C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+        convolution: one that the kernels can compute.
+
+    Returns:
+        (N, O, height, width), in the inputs' data type and memory format.
+    """
+    device = inputs.device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return compute(name, inputs, weight, convolution)
+    of_inputs = (inputs.shape, inputs.stride(), inputs.dtype, device, _tf32(name, inputs))
+    key = (name, *of_inputs, weight.shape, weight.stride(), weight.dtype, weight.device, convolution)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _chosen(key, inputs, weight, plans(name, inputs, weight, convolution))
+    return plan(inputs, weight)
+
+
+def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> list[Plan]:
+    """Every way that may be chosen for a shape, the likeliest to be fast first.
+
+    Args:
+        name: `direct` or `winograd`.
+        inputs: (N, C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+        convolution: what to compute.
+
+    Raises:
+        ValueError: it can't be computed.
+    """
+    reason = misfit(convolution, inputs.shape) or ALGORITHMS[name].supports(convolution, inputs.dtype)
+    if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
+        reason = f"inputs are {inputs.dtype} on {inputs.device}, weights {weight.dtype} on {weight.device}"
+    reason = reason or available(inputs.device)
+    if reason is not None:
+        raise ValueError(f"The kernel of {name} can't compute this convolution: {reason}.")
+    outputs = _outputs(inputs, weight, convolution, torch.device("meta"))
+    if outputs.numel() == 0:
+        return [Plan(None, outputs)]
+    processors = _PROCESSORS
+    if inputs.device.type == "cuda":
+        processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count
+    problem = Problem(
+        convolution=convolution,
+        dtype=inputs.dtype,
+        inputs=Layout.of(inputs),
+        weight=Layout.of(weight),
+        outputs=Layout.of(outputs),
+        last=is_channels_last(inputs.shape, inputs.stride()),
+        processors=processors,
+        tf32=_tf32(name, inputs),
+        interpreted=interpreted(),
+    )
+    kernels = import_module(f"perfexp.kernels.{name}_kernels")
+    return [Plan(recipe, outputs) for recipe in kernels.recipes(problem)]
+
+
+def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, found: Sequence[Plan]) -> Plan:
+    """Of several plans the fastest, unless results are to be the same in every process; then, the first."""
+    plan = found[0]
+    if inputs.device.type == "cuda" and len(found) > 1 and not torch.are_deterministic_algorithms_enabled():
+        if torch.cuda.is_current_stream_capturing():
+            return plan  # nothing can be timed now
+        plan = fastest(found, inputs, weight)
+    _plans[key] = plan
+    return plan
+
+
+def _tf32(name: str, inputs: torch.Tensor) -> bool:
+    return name == "winograd" and inputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+
+
+def _outputs(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution, device: torch.device
+) -> torch.Tensor:
+    """Uninitialised outputs, in the memory format of the inputs."""
+    shape = (inputs.shape[0], weight.shape[0], *convolution.output_size(*inputs.shape[2:]))
+    layout = torch.channels_last if is_channels_last(inputs.shape, inputs.stride()) else torch.contiguous_format
+    return torch.empty(shape, dtype=inputs.dtype, device=device, memory_format=layout)
+
+
+def _version() -> tuple[int, ...]:
+    try:
+        return tuple(map(int, metadata.version("triton").split(".")[:2]))
+    except (metadata.PackageNotFoundError, ValueError):
+        return ()

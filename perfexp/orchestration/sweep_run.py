@@ -1,0 +1,260 @@
+"""Campaign: the bookkeeping of a sweep over several runs (`-m`), from its first job to its table and picture."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts
+from perfexp.host.files import write_atomically
+from perfexp.orchestration.stored_sweep import measures_the_same, remember_store
+from perfexp.plan import config, naming
+from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.record import Record, Status, SweepMembership
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.reports import run_files
+from perfexp.reports.progress import Whole
+
+if TYPE_CHECKING:
+    from perfexp.orchestration.job import Assignment
+    from perfexp.reports.console import Console
+    from perfexp.tracking import Tracker
+
+
+#: Characters that are shown of a store's address that a file holds.
+_LONGEST = 200
+
+
+class Campaign:
+    """A sweep, which is under way once it has begun.
+
+    Attributes:
+        folder: folder of the last sweep that this process began; Hydra's callbacks ask for it.
+
+    Args:
+        folder: of the sweep's own files.
+        command: the overrides as the user typed them.
+        axes: names of the overrides that vary.
+        jobs: how many runs there are to be, or None where it is not known.
+        multirun: Hydra's configuration of the sweep, as YAML.
+        console: where it is reported.
+
+    Raises:
+        UserError: the folder holds another sweep.
+    """
+
+    folder: ClassVar[Path | None] = None
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        command: Sequence[str],
+        axes: Sequence[str],
+        jobs: int | None,
+        console: Console,
+        multirun: bytes = b"",
+    ) -> None:
+        self.paths = SweepPaths(folder)
+        self.axes = tuple(axes)
+        self._console = console
+        self._command = tuple(command)
+        self._tracker: Tracker | None = None
+        self._header: Callable[[], None] | None = None
+        self._is_refused = True
+        self._has_begun = False
+        self._multirun = multirun
+        self._stack = ExitStack()
+        self.sweep = self._before(command) or Sweep(
+            uid=self.paths.uid or uuid.uuid4().hex,
+            name=" × ".join(self.axes) or "one run",
+            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            command=list(command),
+            jobs=jobs,
+        )
+        self.whole = Whole(self.sweep.jobs)
+
+    def begin(self) -> None:
+        """Make the folder, and keep others off the sweep.
+
+        Raises:
+            UserError: the folder can't be written, or another perfexp is measuring the sweep.
+        """
+        self.paths.create(uid=self.sweep.uid)
+        with ExitStack() as stack:
+            stack.enter_context(self.paths.locked())
+            self.sweep = self._before(self.sweep.command) or self.sweep
+            self.sweep.ended = None
+            self._write()
+            write_atomically(self.paths.multirun, self._multirun)
+            self._stack = stack.pop_all()
+        self._has_begun = True
+        Campaign.folder = self.paths.root
+
+    def _before(self, command: Sequence[str]) -> Sweep | None:
+        """The sweep that was begun in this folder and is now gone on with.
+
+        Raises:
+            UserError: it is another one.
+        """
+        if not self.paths.summary.exists():
+            return None
+        sweep = Sweep.load(self.paths.root)
+        if not measures_the_same(sweep.command, command):
+            raise UserError(
+                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. "
+                "Choose another output_dir, or repeat that command to go on with it."
+            )
+        sweep.refresh(self.paths.root)
+        return sweep
+
+    def refuse_other_runs(self, folder: Path) -> None:
+        """See that a resumed sweep goes on with its own runs only, also in the folder of a stage.
+
+        Args:
+            folder: the folder of a run.
+
+        Raises:
+            UserError: the folder holds a run that this sweep did not begin.
+        """
+        if folder.parent.absolute() != self.paths.root and folder.exists() and RunPaths(folder).sweep != self.sweep.uid:
+            raise UserError(f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's.")
+
+    def accept(self, assignment: Assignment) -> None:
+        """Take the first run that has a plan for what all runs are like.
+
+        Args:
+            assignment: a run.
+
+        Raises:
+            UserError: its settings contradict one another.
+        """
+        if self._tracker is not None:
+            return
+        plan = assignment.plan
+        points, seconds = len(plan.timed_keys()), assignment.seconds(plan.keys())
+        self.whole.estimated_seconds = seconds
+        self._tracker = config.build(plan.tracking)
+        if self._has_begun:
+            self._settle_store(self._tracker)
+        self._header = partial(
+            self._console.sweep_header,
+            self.sweep,
+            points=points,
+            seconds=seconds and seconds * (self.sweep.jobs or 1),
+        )
+
+    def announce(self) -> None:
+        """Say how much there is to do, once, when the first measurement begins."""
+        if self._header is not None:
+            self._header()
+            self._header = None
+
+    def _settle_store(self, tracker: Tracker) -> None:
+        """Remember the store where it was chosen just now; elsewhere say so if it is not the sweep's."""
+        uri = tracker.settings.get("uri")
+        if uri is None or any(axis.partition(".")[0] == "tracking" for axis in self.axes):
+            return
+        if self.sweep.store is None or any(text.startswith("tracking.uri=") for text in self._command):
+            self.sweep.store = uri
+            self._write()
+            remember_store(self.sweep.uid, self.paths.root, tracker.settings)
+        elif uri != self.sweep.store:
+            self._console.warning(
+                f"the sweep's earlier runs are in {self.sweep.store[:_LONGEST]}; the others are sent to {uri}. "
+                f"To choose: perfexp tracking.uri=URI {shlex.quote(f'resume={self.paths.root}')}"
+            )
+
+    def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
+        """What a run's record says of the sweep.
+
+        Args:
+            job: number of the run.
+            axes: the overrides that vary, with the run's values.
+            folder: of the run.
+        """
+        return SweepMembership(
+            uid=self.sweep.uid,
+            job=job,
+            jobs=self.sweep.jobs,
+            axes=axes,
+            directory=_relative(self.paths.root, folder),
+        )
+
+    def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
+        """Enter a run that has ended.
+
+        Args:
+            membership: of the run.
+            name: of the run.
+            folder: of the run.
+            outcome: its record, or why there is none.
+        """
+        failed = isinstance(outcome, PerfexpError)
+        self._is_refused &= isinstance(outcome, PerfexpError) and outcome.exit_code == UserError.exit_code
+        self.sweep.children = [child for child in self.sweep.children if child.job != membership.job]
+        self.sweep.children.append(
+            SweepChild(
+                job=membership.job,
+                name=name,
+                directory=_relative(folder, self.paths.root),
+                status=Status.FAILED if isinstance(outcome, PerfexpError) else outcome.status,
+                axes=membership.axes,
+                error=str(outcome) if failed else None,
+            )
+        )
+        self._write()
+
+    def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
+        """Enter a run that its configuration refuses.
+
+        Args:
+            job: number of the run.
+            axes: the overrides that vary, with the run's values.
+            error: why.
+        """
+        folder = naming.child_folder(None, self.paths.root, job, axes)
+        self.ended(self.membership(job, axes, folder), naming.run_name((), axes), folder, error)
+
+    def close(self) -> bool:
+        """Sum up: table, plot, tracker, console. What fails here loses nothing; returns whether all succeeded.
+
+        A sweep whose runs were all refused leaves nothing.
+        """
+        is_whole = 0 < len(self.sweep.children) == self.sweep.jobs
+        if self._is_refused and is_whole and self.paths.withdraw():
+            self._console.show_sweep(self.sweep, None, [])
+            self._stack.close()
+            return True
+        self.sweep.ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.sweep.refresh(self.paths.root)
+        records = self.sweep.records(self.paths.root)
+        link, is_complete = None, True
+        try:
+            with interrupts.held():  # a library that is interrupted while it is imported stays broken
+                self._write()
+                run_files.write_sweep(self.sweep, self.paths.root, records)
+            if self._tracker is not None:
+                link = self._tracker.publish_sweep(self.sweep, self.paths.root)
+        except (PerfexpError, OSError) as error:
+            is_complete = False
+            self._console.error(f"The sweep's sum is not complete: {error}")
+        self._console.show_sweep(self.sweep, self.paths.root, records, tracking=link)
+        self._stack.close()
+        return is_complete
+
+    def _write(self) -> None:
+        write_atomically(self.paths.summary, self.sweep.to_json())
+
+
+def _relative(target: Path, start: Path) -> str:
+    """A path from one folder to another, with forward slashes."""
+    return Path(os.path.relpath(target, start)).as_posix()

@@ -1,0 +1,1 @@
+"""The plan of a run: configuration, schema, validation, names, and time estimates."""

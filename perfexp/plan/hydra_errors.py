@@ -1,0 +1,115 @@
+"""Explain: Hydra's and OmegaConf's errors as one clear message with the nearest valid name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import Container
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.host import crash_report
+from perfexp.host.files import disk_error
+
+#: What Hydra says of a value with commas.
+_SEVERAL = "Ambiguous value"
+#: … and OmegaConf of one value where several may be.
+_NO_LIST = "is not a ListConfig"
+#: Errors that come from what the user typed or wrote in a configuration file.
+FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+
+def user_error(error: BaseException) -> UserError:
+    """A foreign error as perfexp's own.
+
+    Args:
+        error: raised by Hydra or OmegaConf while composing.
+    """
+    chain = list(_chain(error))
+    for link in chain:
+        if isinstance(link, yaml.YAMLError):
+            return UserError(f"This is no YAML: {_place_in_file(link)}.")
+        if isinstance(link, MissingConfigException):
+            return _missing_option(link)
+        if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
+            return _unknown_key(link)
+        if isinstance(link, OverrideParseException):
+            key = str(link.override).partition("=")[0]
+            shown = "tracking.uri=…" if key.endswith("tracking.uri") else link.override  # it may hold a password
+            return UserError(f"'{shown}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b].")
+        if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
+            return UserError(f"{link.full_key} is a list: {link.full_key}=[…], of one value too.")
+        if isinstance(link, OmegaConfBaseException) and link.full_key:
+            return UserError(f"{link.full_key}: {_first_line(link)}.")
+    text = _first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error)
+    if text.startswith(_SEVERAL):
+        text += ". Several values are a sweep: add -m; or one list: KEY=[A,B]"
+    return UserError(text)
+
+
+def explained(error: Exception, folder: Path | None = None) -> PerfexpError:
+    """Any exception as perfexp's own.
+
+    Args:
+        error: raised while composing, measuring or summing up.
+        folder: folder of the run that the error ended, if any.
+    """
+    if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
+        raise KeyboardInterrupt from error  # Python 3.11 wraps one that comes while a class is made
+    if isinstance(error, PerfexpError):
+        return error
+    if isinstance(error, FOREIGN_ERRORS):
+        return user_error(error)
+    if isinstance(error, OSError):
+        return disk_error(error)
+    if isinstance(error, MemoryError):
+        return PerfexpError(f"The memory is not enough. {error}".rstrip())
+    return crash_report.failure(error, folder)
+
+
+def _place_in_file(error: yaml.YAMLError) -> str:
+    """File, line and what is wrong there, as far as the parser says."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+    return f"{where}{problem or _first_line(error)}"
+
+
+def _missing_option(error: MissingConfigException) -> UserError:
+    missing = error.missing_cfg_file or ""
+    group, _, option = missing.rpartition("/")
+    options = [name for name in (error.options or []) if isinstance(name, str)]
+    if not options:
+        return UserError(f"There is no configuration '{missing}': {_first_line(error)}.")
+    hint = did_you_mean(option, options)
+    if group == "model":
+        hint += " Any other of torchvision's: model=torchvision model.name=NAME."
+    return UserError(f"{group}={option}: there is no such option. {hint}")
+
+
+def _unknown_key(error: OmegaConfBaseException) -> UserError:
+    full_key = str(error.full_key)
+    parent, _, key = full_key.rpartition(".")
+    node = error.parent_node
+    keys = [str(name) for name in node] if isinstance(node, Container) and hasattr(node, "keys") else []
+    valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
+    hint = did_you_mean(key, valid)
+    where = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
+    return UserError(f"{full_key}: {where}. {hint}".rstrip())
+
+
+def _first_line(error: BaseException) -> str:
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return re.sub(r"\s*full_key:.*", "", text).strip().rstrip(".")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it, each once: one that is raised again from its wrapper is behind itself."""
+    seen: list[BaseException] = []
+    while error is not None and all(error is not other for other in seen):
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,111 @@
+"""Validation: what can be seen to be impossible before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfexp.devices import Cache
+from perfexp.errors import UserError, did_you_mean
+from perfexp.models import mmseg_names
+from perfexp.plan import config
+from perfexp.speed import placing
+
+#: What torch.compile calls its modes.
+_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+#: Limits of what is measured in earnest; the seed's is that of torch's generators, which batches add to.
+_MOST_SECONDS, _MOST_EPOCHS, _MOST_THREADS, _MOST_DEVICES, _MOST_SEED = 1_000_000_000, 1_000_000, 4096, 1024, 2**63 - 1
+#: A percentile nearer to 0 or 100 takes more samples than a point can have.
+_LEAST_PERCENTILE = 0.001
+
+
+def check(plan: config.Plan) -> None:
+    """Combinations that can be seen to be impossible before anything starts.
+
+    Args:
+        plan: to be measured.
+
+    Raises:
+        UserError: it can't be.
+    """
+    if not plan.phases:
+        raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
+    _check_numbers(plan)
+    if plan.epochs is not None and "train" not in plan.phases:
+        raise UserError("epochs=N is for training: add mode=train.")
+    if plan.execution.cuda_graph and plan.cache is not Cache.warm:
+        raise UserError(f"cache={plan.cache} needs calls of their own, which execution.cuda_graph=true fuses.")
+    if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
+        raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
+    if plan.execution.compile not in (None, *_COMPILE_MODES):
+        hint = did_you_mean(plan.execution.compile, _COMPILE_MODES)
+        raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
+    if plan.speed_dir:
+        placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
+    mmseg_names.check(plan.model)
+    _check_ranks(plan)
+    plan.profile_keys()
+    config.build(plan.stopping)
+    config.build(plan.tracking)
+
+
+def _check_numbers(plan: config.Plan) -> None:
+    """Numbers outside of what can be measured, computed with or written down; nan is outside of everything.
+
+    Raises:
+        UserError: one is.
+    """
+    if plan.replicate < 1:
+        raise UserError(f"replicate={plan.replicate}: at least one process has to measure.")
+    for percentile in plan.percentiles:
+        if not _LEAST_PERCENTILE <= percentile <= 100 - _LEAST_PERCENTILE:
+            raise UserError(
+                f"percentiles={plan.percentiles}: each lies between 0 and 100, both excluded, "
+                f"and at least {_LEAST_PERCENTILE:g} from either."
+            )
+    timeout = plan.tracking.get("request_timeout_seconds")
+    for key, value, least, most, otherwise in (
+        ("timeout_seconds", plan.timeout_seconds, 0, _MOST_SECONDS, "or null for none"),
+        ("probes.energy_seconds", plan.probes.energy_seconds, 0, _MOST_SECONDS, "or null"),
+        ("tracking.request_timeout_seconds", timeout, 0, _MOST_SECONDS, "or leave it out"),
+    ):
+        if value is not None and not (isinstance(value, int | float) and least < value <= most):
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise UserError(f"{key}={shown}: a positive time of at most {most:,} s, {otherwise}.")
+    for key, value, least, most in (
+        ("seed", plan.seed, 0, _MOST_SEED),
+        ("epochs", plan.epochs, 1, _MOST_EPOCHS),
+        ("execution.threads", plan.execution.threads, 1, _MOST_THREADS),
+        ("execution.interop_threads", plan.execution.interop_threads, 1, _MOST_THREADS),
+        ("gpu.index", plan.gpu.get("index"), 0, _MOST_DEVICES),
+    ):
+        if value is not None and not (isinstance(value, int) and least <= value <= most):
+            raise UserError(f"{key}={value}: a whole number from {least} to {most:,}.")
+
+
+def _check_ranks(plan: config.Plan) -> None:
+    """What can't be done with several ranks, or with one.
+
+    Raises:
+        UserError: the plan asks for it.
+    """
+    count = plan.ranks
+    if not 1 <= count <= _MOST_DEVICES:
+        raise UserError(f"gpu.count={count}: at least one device has to work, and at most {_MOST_DEVICES:,}.")
+    if count == 1:
+        if plan.gpu.get("port") is not None:
+            raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: say gpu.count=N, or leave it out.")
+        if plan.probes.scaling:
+            raise UserError("probes.scaling=true compares several devices with one: say gpu.count=N.")
+        return
+    port = plan.gpu.get("port")
+    if port is not None and not 0 < port < 65536:
+        raise UserError(f"gpu.port={port}: a port is a number from 1 to 65535. Leave it out for one that is free.")
+    for asked, setting, remedy in (
+        (plan.execution.cuda_graph, "execution.cuda_graph=true", "leave it out"),
+        (plan.epochs is not None, f"epochs={plan.epochs}", "leave it out: an epoch is extrapolated from the step"),
+        (plan.probes.layers, "probes.layers=true", "say probes.layers=false"),
+        (bool(plan.probe), "a probe of your own", "leave it out"),
+        (plan.profile_keys(), f"profiler={plan.profiler_name}", "say profiler=none"),
+    ):
+        if asked:
+            raise UserError(f"{setting} is for one device, and gpu.count={count}: {remedy}.")

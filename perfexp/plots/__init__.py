@@ -1,0 +1,1 @@
+"""Plots of records, layers, sweeps, and rooflines."""

@@ -1,0 +1,296 @@
+"""Canvas: pictures as PNG of 1200 × 800 pixels by matplotlib's objects; the same picture gives the same bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from perfexp.plots.chart import Bars, Caption, Chart, Panel, Strips
+from perfexp.plots.drawing import (
+    ConstrainedLayoutEngine,
+    Figure,
+    FigureCanvasAgg,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+)
+from perfexp.records.summary import Row
+from perfexp.statistics import estimators
+
+#: Okabe and Ito's colours without yellow, which is too light on white: told apart with any kind of colour vision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_BLUE, _ORANGE, _GREEN = _COLOURS[:3]
+_GREY = "#5f5f5f"
+_MARKERS = ("o", "s", "^", "D", "v")
+#: Characters of a bar's name.
+_LONGEST_LABEL = 55
+#: Values further apart than this factor get a logarithmic axis.
+_LOG_FROM = 10.0
+#: So many measured positions are ticks of their own; more are left to matplotlib.
+_MOST_TICKS = 12
+#: An axis from zero reaches so far beyond the largest value that its marker is whole.
+_HEADROOM = 1.05
+#: Units in which values are told, the largest first.
+_SCALES = {
+    "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
+    "joules": ((1e-3, "kJ"), (1.0, "J"), (1e3, "mJ"), (1e6, "µJ")),
+}
+#: Height of a picture, and of each panel beyond the second, inches.
+_HEIGHT, _PANEL_HEIGHT = 8, 3
+#: So many lines have their legend inside the axes.
+_MOST_INSIDE = 3
+#: So many points have error bars; more have a band.
+_MOST_ERROR_BARS = 25
+
+
+def draw(picture: Chart | Bars | Strips) -> bytes:
+    """A picture as PNG.
+
+    Args:
+        picture: as `pictures` gives it.
+    """
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    panels = len(picture.panels) if isinstance(picture, Chart) else 1
+    height = _HEIGHT + _PANEL_HEIGHT * max(panels - 2, 0)
+    figure = Figure(figsize=(12, height), dpi=100, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    if isinstance(picture, Chart):
+        _chart(figure, picture)
+    elif isinstance(picture, Bars):
+        _bars(figure, picture)
+    else:
+        _strips(figure, picture)
+    caption_of(figure, picture.caption)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def caption_of(figure: Any, caption: Caption) -> None:
+    """Title and subtitle above, doubts below.
+
+    Args:
+        figure: of matplotlib, with axes.
+        caption: the words.
+    """
+    figure.suptitle(_wrapped(caption.title, 90), x=0.01, ha="left", fontsize=16, fontweight="bold")
+    figure.axes[0].set_title(_wrapped(caption.subtitle, 130), loc="left", fontsize=12, color=_GREY)
+    if caption.footer:
+        figure.supxlabel(_wrapped(caption.footer, 150), x=0.01, ha="left", fontsize=11, color="#a33c00")
+
+
+def _chart(figure: Any, chart: Chart) -> None:
+    column = figure.subplots(len(chart.panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(column, chart.panels, strict=True):
+        _panel(axes, panel)
+        _gaps(axes, chart.gaps)
+    if len(chart.panels[0].lines) > 1 or chart.panels[0].curves or chart.gaps:
+        _legend(column[0], outside=len(chart.panels[0].lines) > _MOST_INSIDE)
+    _horizontal_scale(column[-1], chart)
+
+
+def _panel(axes: Any, panel: Panel) -> None:
+    factor, unit = _unit(panel.unit, [y for line in panel.lines for y in line.y])
+    for number, line in enumerate(panel.lines):
+        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        values = [y.value * factor for y in line.y]
+        low = [math.nan if y.low is None else y.low * factor for y in line.y]
+        high = [math.nan if y.high is None else y.high * factor for y in line.y]
+        curves = [curve for curve in panel.curves if curve.line == line.label]
+        for curve in curves:
+            y = [value * factor for value in curve.y]
+            axes.plot(curve.x, y, color=colour, linewidth=1, zorder=1.5, label=plain(curve.label) or None)
+        text, width = plain(line.label) or None, 0.0 if curves else 1.5
+        axes.plot(line.x, values, color=colour, marker=marker, markersize=6, linewidth=width, label=text)
+        if len(line.x) > _MOST_ERROR_BARS:
+            axes.fill_between(line.x, low, high, color=colour, alpha=0.25, linewidth=0)
+        else:
+            error = _distances(values, low, high)
+            axes.errorbar(line.x, values, yerr=error, fmt="none", ecolor=colour, elinewidth=1.5, capsize=5)
+    axes.set_ylabel(f"{panel.title} ({unit})", fontsize=13)
+    _vertical_scale(axes, [y.value * factor for line in panel.lines for y in line.y])
+    _style(axes)
+
+
+def _gaps(axes: Any, gaps: dict[float, str]) -> None:
+    """A cross at the foot of the axes where something failed, and how."""
+    foot = axes.get_xaxis_transform()
+    cross = {"marker": "x", "color": _GREY, "markersize": 9, "markeredgewidth": 2, "linestyle": "none"}
+    if gaps:
+        axes.plot(list(gaps), [0.04] * len(gaps), transform=foot, label="not measured", **cross)
+    for position, status in gaps.items():
+        words = {"ha": "center", "fontsize": 10, "color": _GREY, "rotation": 90 if len(gaps) > 3 else 0}
+        axes.annotate(plain(status), (position, 0.04), (0, 9), xycoords=foot, textcoords="offset points", **words)
+
+
+def _bars(figure: Any, bars: Bars) -> None:
+    axes = figure.subplots()
+    known = [value for value in bars.values if value is not None]
+    factor, unit = _time_unit(known)
+    for position, (value, remark) in enumerate(zip(bars.values, bars.remarks, strict=True)):
+        if value is None:
+            axes.text(
+                0.01, position, remark, transform=axes.get_yaxis_transform(), va="center", color=_GREY, fontsize=11
+            )
+            continue
+        axes.barh(position, value.value * factor, height=0.6, color=_BLUE, alpha=0.75)
+        if value.low is not None and value.high is not None:
+            error = _distances([value.value * factor], [value.low * factor], [value.high * factor])
+            axes.errorbar(value.value * factor, position, xerr=error, ecolor="black", elinewidth=1.5, capsize=5)
+    axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in known))
+    axes.set_yticks(range(len(bars.labels)), [plain(_cut(text)) for text in bars.labels], fontsize=11)
+    axes.set_ylim(len(bars.labels) - 0.4, -0.6)
+    axes.set_xlabel(f"time per call ({unit})", fontsize=13)
+    _style(axes)
+
+
+def _cut(text: str) -> str:
+    """A label that leaves room for its bar: both ends of it, since those tell it apart."""
+    half = (_LONGEST_LABEL - 1) // 2
+    return text if len(text) <= _LONGEST_LABEL else f"{text[:half]}…{text[-half:]}"
+
+
+def _strips(figure: Any, strips: Strips) -> None:
+    """Samples over their number, and how they lie, side by side; one row of axes for each point."""
+    grid = figure.subplots(len(strips.rows), 2, sharey="row", squeeze=False, width_ratios=(5, 1))
+    for (samples, distribution), (name, row) in zip(grid, strips.rows, strict=True):
+        _samples(samples, distribution, row)
+        _median(samples, distribution, row)
+        samples.set_ylabel("\n".join(filter(None, (plain(name), samples.get_ylabel()))), fontsize=13)
+        samples.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        distribution.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    grid[-1][0].set_xlabel("sample, in the order of time", fontsize=13)
+    grid[-1][1].set_xlabel("samples", fontsize=13)
+    _legend(grid[0][0])
+
+
+def _samples(axes: Any, distribution: Any, row: Row) -> None:
+    """Every sample, the warm-up shaded, outliers ringed; beside it the distribution of the measured ones."""
+    assert row.series is not None
+    assert row.time is not None
+    warmup = row.series.warmup
+    factor, unit = _time_unit([row.time.median])
+    y = [sample * factor for sample in row.series.samples]
+    axes.plot(range(warmup, len(y)), y[warmup:], ".", color=_BLUE, markersize=5, label="sample")
+    if warmup:
+        axes.plot(range(warmup), y[:warmup], ".", color=_GREY, markersize=5)
+        axes.axvspan(-0.5, warmup - 0.5, color="#d9d9d9", alpha=0.6, linewidth=0, label="warm-up, not counted")
+    if row.time.outliers:
+        at = [warmup + index for index in row.time.outliers]
+        ring = {"color": _ORANGE, "fillstyle": "none", "markersize": 9, "label": "outlier, counted"}
+        axes.plot(at, [y[index] for index in at], "o", **ring)
+    bins = _bins(y[warmup:])
+    distribution.hist(y[warmup:], bins=bins, orientation="horizontal", color=_BLUE, alpha=0.75)
+    _vertical_scale(axes, y, from_zero=False)
+    axes.set_xlim(-0.5, len(y) - 0.5)
+    axes.set_ylabel(f"{row.time_kind} per call ({unit})")
+    _style(axes)
+    _style(distribution)
+
+
+def _bins(y: Sequence[float]) -> list[float] | int:
+    """Edges that are evenly spaced on the axis, which is logarithmic where the samples span more than a decade."""
+    count = min(40, max(5, len(y) // 5))
+    low, high = min(y), max(y)
+    if high <= 10 * low:
+        return count
+    return [low * (high / low) ** (number / count) for number in range(count + 1)]
+
+
+def _median(axes: Any, distribution: Any, row: Row) -> None:
+    """The median and its interval, across both."""
+    assert row.time is not None
+    median, factor = row.time.median, _time_unit([row.time.median])[0]
+    for each in (axes, distribution):
+        each.axhline(median.value * factor, color=_GREEN, linewidth=1.5, label="median")
+        if median.low is not None and median.high is not None:
+            band = {"color": _GREEN, "alpha": 0.35, "linewidth": 0, "label": "95 % interval of the median"}
+            each.axhspan(median.low * factor, median.high * factor, **band)
+
+
+def _horizontal_scale(axes: Any, chart: Chart) -> None:
+    positions = sorted(chart.ticks)
+    if _far_apart(positions):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_plain_numbers())
+    if len(positions) <= _MOST_TICKS:
+        axes.minorticks_off()
+        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
+    axes.set_xlabel(chart.axis, fontsize=13)
+
+
+def _vertical_scale(axes: Any, values: Sequence[float], *, from_zero: bool = True) -> None:
+    """Logarithmic where the values are far apart, otherwise from zero where lengths are to be compared."""
+    if _far_apart(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(_plain_numbers())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif from_zero:
+        axes.set_ylim(0, max(axes.get_ylim()[1], _HEADROOM * max(values, default=0.0)) or None)
+
+
+def _far_apart(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) > _LOG_FROM
+
+
+def _plain_numbers() -> Any:
+    return FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def _distances(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
+    """Lengths of error bars below and above."""
+    below = [value - end for value, end in zip(values, low, strict=True)]
+    return [below, [end - value for value, end in zip(values, high, strict=True)]]
+
+
+def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]:
+    """The factor to the unit in which some values are told, and that unit."""
+    if unit == "seconds":
+        return _time_unit(values)
+    most = max((y.value for y in values), default=0.0)
+    for factor, name in _SCALES.get(unit, ()):
+        if most * factor >= 1:
+            return factor, name
+    return 1.0, unit
+
+
+def _time_unit(seconds: Sequence[estimators.Interval]) -> tuple[float, str]:
+    """The factor from seconds to the unit that fits the largest of some times, and that unit."""
+    largest = max(each.value for each in seconds)
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if largest * factor >= 1:
+            return factor, unit
+    return 1e9, "ns"
+
+
+def _legend(axes: Any, *, outside: bool = False) -> None:
+    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
+    axes.legend(fontsize=11, framealpha=0.9, **place)
+
+
+def _style(axes: Any) -> None:
+    axes.grid(True, color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _wrapped(text: str, width: int) -> str:
+    return plain("\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …")))
+
+
+def plain(text: str) -> str:
+    """A text that matplotlib takes for no formula.
+
+    Args:
+        text: any.
+    """
+    return text.replace("$", r"\$")

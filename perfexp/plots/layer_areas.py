@@ -1,0 +1,158 @@
+"""Areas: where the time of one call goes, as a bar for each pass and a treemap of its layers."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from perfexp.plots.canvas import caption_of, plain
+from perfexp.plots.chart import Caption
+from perfexp.plots.drawing import Figure, FigureCanvasAgg, Rectangle
+from perfexp.plots.treemap import Tile, squarify
+from perfexp.records.record import Point, Record, is_layers, timed_key
+from perfexp.records.units import format_seconds
+from perfexp.summaries.subject import subject
+from perfexp.tables.layer_tables import agrees, points, told
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
+_GAP_COLOUR, _GAPS, _REST = "#d9d9d9", "gaps", "other kinds"
+#: Kinds that have a colour of their own; the treemap's rows beyond so many are one.
+_KINDS, _ROWS = 7, 60
+#: Areas from this share of the whole on are labelled.
+_LABELLED = 0.012
+
+
+def draw(record: Record) -> bytes | None:
+    """The layers of a point as PNG, as `told` chooses it; None where no layers were looked into.
+
+    Args:
+        record: of any run.
+    """
+    chosen = told(record)
+    if chosen is None or not _taken(chosen):
+        return None
+    taken, about = _taken(chosen), subject(record.plan, record.environment)
+    colours = _colours(taken)
+    figure = Figure(figsize=(12, 9), dpi=100, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    bars, map_ = figure.subplots(2, 1, height_ratios=(1, 4))
+    _bars(bars, taken, colours)
+    _map(map_, taken, colours)
+    whole = median(chosen.facts["layers"]["call_seconds"])
+    where = about.device or "a device that is not known"
+    codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts))
+    caption_of(
+        figure,
+        Caption(
+            title=str(about),
+            subtitle=f"{_which(record, chosen)}{format_seconds(whole)} a call on {where}{_closure(chosen)}",
+            footer=f"doubts: {codes}" if codes else "",
+        ),
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _taken(point: Point) -> list[Mapping[str, Any]]:
+    """The lines that took time."""
+    return [line for line in point.facts["layers"]["lines"] if _seconds(line) + _gap(line) > 0]
+
+
+def _seconds(line: Mapping[str, Any]) -> float:
+    return float(line["seconds"]["median"])
+
+
+def _gap(line: Mapping[str, Any]) -> float:
+    return float(line["gap_seconds"]["median"])
+
+
+def _pass(line: Mapping[str, Any]) -> str:
+    return str(line["key"]["which"]) if line["key"] else "unattributed"
+
+
+def _colours(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A colour for each kind that takes most."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for line in taken:
+        sums[line["kind"]] += _seconds(line)
+    kinds = sorted(sums, key=lambda kind: -sums[kind])[:_KINDS]
+    return dict(zip(kinds, _COLOURS, strict=False))
+
+
+def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
+    """One for each pass, of kinds and gaps."""
+    passes = list(dict.fromkeys(map(_pass, taken)))[::-1]
+    whole = sum(_seconds(line) + _gap(line) for line in taken)
+    names = [*colours, _REST, _GAPS]
+    parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for line in taken:
+        kind = line["kind"] if line["kind"] in colours else _REST
+        parts[_pass(line), kind] += _seconds(line)
+        parts[_pass(line), _GAPS] += _gap(line)
+    left = dict.fromkeys(passes, 0.0)
+    for name in names:
+        widths = [parts[each, name] / whole * 1e2 for each in passes]
+        if any(widths):
+            colour = {_GAPS: _GAP_COLOUR, _REST: _COLOURS[-1]}.get(name) or colours[name]
+            axes.barh(passes, widths, left=list(left.values()), color=colour, label=plain(name))
+            left = {each: left[each] + width for each, width in zip(passes, widths, strict=True)}
+    axes.set_xlabel("% of the call", fontsize=11)
+    axes.set_xlim(0, max(left.values()))
+    axes.legend(fontsize=10, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.02), labelspacing=0.15)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
+    """All rows, passes of one layer together, as areas."""
+    rows: defaultdict[tuple[str, str], float] = defaultdict(float)
+    gaps = sum(map(_gap, taken))
+    for line in taken:
+        path = line["key"]["path"] if line["key"] else None
+        rows[str(path or line["kind"]), line["kind"]] += _seconds(line)
+    largest = sorted(((seconds, *row) for row, seconds in rows.items()), reverse=True)
+    rest = sum(seconds for seconds, *_ in largest[_ROWS:])
+    shown = [*largest[:_ROWS], (rest, f"{len(largest) - _ROWS} more", _REST), (gaps, _GAPS, _GAPS)]
+    shown = sorted((each for each in shown if each[0] > 0), reverse=True)
+    whole = sum(seconds for seconds, *_ in shown)
+    tiles = squarify([seconds for seconds, *_ in shown], Tile(0.0, 0.0, 16.0, 9.0))
+    for (seconds, name, kind), tile in zip(shown, tiles, strict=True):
+        colour = _GAP_COLOUR if kind == _GAPS else colours.get(kind, _COLOURS[-1])
+        corner = (tile.x, tile.y)
+        axes.add_patch(Rectangle(corner, tile.width, tile.height, facecolor=colour, edgecolor="white", linewidth=1.5))
+        share = seconds / whole
+        if share >= _LABELLED:
+            middle = (tile.x + tile.width / 2, tile.y + tile.height / 2)
+            words = f"{_short(name, tile.width)}\n{share:.1%}"
+            dark = {"color": "black" if kind == _GAPS else "white", "fontsize": 9, "clip_on": True}
+            axes.text(*middle, plain(words), ha="center", va="center", **dark)
+    axes.set_xlim(0, 16)
+    axes.set_ylim(0, 9)
+    axes.axis("off")
+
+
+def _short(name: str, width: float) -> str:
+    """So much of the end of a path as fits."""
+    most = max(int(width * 7), 4)
+    return name if len(name) <= most else f"…{name[-most + 1 :]}"
+
+
+def _which(record: Record, chosen: Point) -> str:
+    """Which point of several it is."""
+    key, others = timed_key(chosen.key), [point.key for point in record.points if is_layers(point.key)]
+    if len(others) < 2:
+        return ""
+    phase = f"{key.phase} " if len({other.phase for other in others}) > 1 else ""
+    agreeing = sum(agrees(point) for point in points(record))
+    those = f"{agreeing} whose layers agree" if 0 < agreeing < len(others) else f"{len(others)} points"
+    return f"{phase}{key.size_label}, batch {key.batch_size}, the largest of {those}: "
+
+
+def _closure(chosen: Point) -> str:
+    """How the sum compares with the call that was only timed."""
+    closure = chosen.metric("layers/closure")
+    return "" if closure is None or closure.value is None else f"; profiled {closure.value:+.1%} against the clean call"

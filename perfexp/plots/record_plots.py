@@ -1,0 +1,222 @@
+"""Pictures: what there is to see of a record and of a sweep; `canvas` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from perfexp.plots.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips
+from perfexp.records import units
+from perfexp.records.record import Key, Record
+from perfexp.records.summary import MEGAPIXEL, TIME_KINDS, Row, rows, scalings
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.statistics import estimators
+from perfexp.summaries.subject import constant, label, one_line, shape, subject, varying
+from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, scaling_text
+
+#: More points of one size and one batch size than this are bars, not distributions side by side.
+_MOST_STRIPS = 3
+#: Where the only thing that varies is one of these, it makes an axis.
+_NUMERIC = ("input_size", "batch_size")
+#: What has a panel below the times, where it was measured: title, metric, unit.
+_BESIDE = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "bytes"))
+#: Stretches that a fitted curve is drawn in.
+_CURVE_STRETCHES = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """A row and what distinguishes its line from others."""
+
+    name: str
+    row: Row
+
+
+def picture(record: Record) -> Chart | Bars | Strips | None:
+    """What there is to see of a record.
+
+    Time against input size, or against batch size where only that varies, with the throughput where batch sizes
+    vary; where neither varies, the samples themselves. None where nothing was timed.
+
+    Args:
+        record: of any run.
+    """
+    known = rows(record)
+    timed = [row for row in known if row.time]
+    if not timed:
+        return None
+    about = subject(record.plan, record.environment)
+    title = " · ".join(filter(None, (str(about), shape(row.key for row in known))))
+    caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(known, [record]))
+    fields = varying(row.key for row in known)
+    axis = next((name for name in _NUMERIC if name in fields), None)
+    named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in known]
+    if axis:
+        return _chart(caption, named, axis, fitted=axis == "input_size")
+    if len(timed) <= _MOST_STRIPS:
+        return Strips(caption=caption, rows=tuple((each.name, each.row) for each in named if each.row.time))
+    return _bars(caption, named)
+
+
+def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
+    """What there is to see of a sweep: a line for each combination of the axes that are no numbers; None for nothing.
+
+    Args:
+        sweep: its summary.
+        records: those of its runs, as far as there are any.
+    """
+    found = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
+    known = [row for _, row in found]
+    if not any(row.time for row in known):
+        return None
+    subjects = [subject(record.plan, record.environment) for record in records]
+    devices = dict.fromkeys(about.device for about in subjects if about.device)
+    same = constant(row.key for row in known)
+    caption = Caption(
+        title=" · ".join(
+            filter(None, (one_line(sweep.name), label(known[0].key, same), units.counted(len(sweep.children), "run")))
+        ),
+        subtitle=_subtitle(known, ", ".join(devices) or None),
+        footer=_footer(known, records),
+    )
+    fields = varying(row.key for row in known)
+    axis = next((name for name in _NUMERIC if name in fields), None)
+    named = [_Named(name=_sweep_label(child.axes, row.key, fields, axis), row=row) for child, row in found]
+    return _chart(caption, named, axis) if axis else _bars(caption, named)
+
+
+def _by_one_time(found: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
+    """The rows of a sweep with one kind of time, the first that all have; as they are where there is none."""
+    timed = [row for _, row in found if row.time]
+    kind = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
+    return [
+        (child, replace(row, time_kind=kind, time=row.times[kind]) if kind and row.time else row)
+        for child, row in found
+    ]
+
+
+def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:
+    where, title, ticks = _positions([each.row.key for each in named], axis)
+    timed = [each for each in named if each.row.time]
+    kinds = {each.row.time_kind for each in timed}
+    times = _lines(timed, where, lambda row: row.time.median if row.time else None, with_kind=len(kinds) > 1)
+    curves = _curves(timed, where, with_kind=len(kinds) > 1) if fitted else ()
+    panels = [Panel(title="time per call", lines=times, unit="seconds", curves=curves)]
+    if len({each.row.key.batch_size for each in named}) > 1:
+        rates = _lines(timed, where, lambda row: row.samples_per_second)
+        panels.append(Panel(title="throughput", lines=rates))
+    beside = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _BESIDE)
+    panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in beside if lines]
+    return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
+
+
+def _metric(name: str, row: Row) -> estimators.Interval | None:
+    """A figure beside the times, which has no interval of its own."""
+    metric = find_metric(row, name)
+    if metric is None or metric.value is None:
+        return None
+    return estimators.Interval(value=metric.value, low=None, high=None)
+
+
+def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool) -> tuple[Curve, ...]:
+    """How the times grow with the size, from the smallest size to the largest; sizes are sides if all are squares."""
+    labels = {each.row.key: _line_label(each, with_kind=with_kind) for each in named}
+    known, curves = scalings([each.row for each in named]), list[Curve]()
+    for number, scaling in enumerate(known):
+        start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
+        power = 1 if end == scaling.key.pixels else 2
+        x = [start + (end - start) * step / _CURVE_STRETCHES for step in range(_CURVE_STRETCHES + 1)]
+        y = tuple(scaling.fit.at(position**power / MEGAPIXEL) for position in x)
+        text = scaling_text(scaling) if len(known) == 1 else "" if number else "fitted growth"
+        curves.append(Curve(label=text, line=labels[scaling.key], x=tuple(x), y=y))
+    return tuple(curves)
+
+
+def _line_label(each: _Named, *, with_kind: bool) -> str:
+    return " · ".join(filter(None, (each.name, each.row.time_kind if with_kind else "")))
+
+
+def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
+    """How points failed, by their position; and which line they are missing from, where there are several."""
+    several = len({each.name for each in named}) > 1
+    found: dict[float, list[str]] = {}
+    for each in named:
+        if not each.row.time:
+            text = f"{each.name}: {each.row.status.value}" if several else each.row.status.value
+            found.setdefault(where[each.row.key], []).append(text)
+    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in found.items()}
+
+
+def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:
+    kinds = {each.row.time_kind for each in named if each.row.time}
+    return Bars(
+        caption=caption,
+        labels=tuple(f"{each.name} · {each.row.time_kind}" if len(kinds) > 1 else each.name for each in named),
+        values=tuple(each.row.time.median if each.row.time else None for each in named),
+        remarks=tuple("" if each.row.time else each.row.status.value for each in named),
+    )
+
+
+def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, dict[float, str]]:
+    """Where each key lies on the horizontal axis, the title of that axis, and its ticks."""
+    if axis == "batch_size":
+        where = {key: float(key.batch_size) for key in keys}
+        return where, "batch size (samples per call)", {where[key]: str(key.batch_size) for key in keys}
+    if all(key.input_size[0] == key.input_size[1] for key in keys):
+        where, title = {key: float(key.input_size[0]) for key in keys}, "input size (pixels a side)"
+    else:
+        where, title = {key: float(key.pixels) for key in keys}, "input size (height × width, pixels)"
+    ticks: dict[float, list[str]] = {}
+    for key in keys:
+        if key.size_label not in ticks.setdefault(where[key], []):
+            ticks[where[key]].append(key.size_label)
+    return where, title, {position: "\n".join(labels) for position, labels in ticks.items()}
+
+
+def _lines(
+    named: Iterable[_Named],
+    where: dict[Key, float],
+    value: Callable[[Row], estimators.Interval | None],
+    *,
+    with_kind: bool = False,
+) -> tuple[Line, ...]:
+    """The points by their names, each line from left to right."""
+    found: dict[str, list[tuple[float, estimators.Interval]]] = {}
+    for each in named:
+        y = value(each.row)
+        if y is not None:
+            found.setdefault(_line_label(each, with_kind=with_kind), []).append((where[each.row.key], y))
+    lines = []
+    for name, points in found.items():
+        points.sort(key=lambda point: point[0])
+        lines.append(Line(label=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)))
+    return tuple(lines)
+
+
+def _sweep_label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str | None) -> str:
+    """The values of the axes that do not lie on the horizontal one, then what else distinguishes a point."""
+    told = {"phase" if name == "mode" else name for name in axes}
+    words = [
+        _axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or (name != axis and not axis)
+    ]
+    rest = [name for name in fields if name != axis and (name not in told or name in _NUMERIC)]
+    return " · ".join([*words, *filter(None, [label(key, rest)])])
+
+
+def _axis_text(name: str, value: str) -> str:
+    """An axis' value, with its name where the value is not a word."""
+    return one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
+
+
+def _subtitle(known: Sequence[Row], device: str | None) -> str:
+    kinds = ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
+    where = device or "a device that is not known"
+    return f"{kinds} per call, median with its 95 % interval where there is one, on {where}"
+
+
+def _footer(known: Sequence[Row], records: Sequence[Record]) -> str:
+    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in known for doubt in row.doubts]
+    codes = dict.fromkeys(doubt.code for doubt in doubts)
+    return f"doubts: {', '.join(codes)}" if codes else ""

@@ -1,0 +1,81 @@
+"""Work: a point's figures of what its call takes by definition, and of the rate at which that was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfexp.records import doubts
+from perfexp.records.record import Metric, Point
+from perfexp.records.summary import first_median, loop_interval
+from perfexp.work import Work
+
+#: Whose peak a precision is compared with.
+_PEAKS = {"amp_fp16": "fp16", "amp_bf16": "bf16"}
+
+
+def add(
+    point: Point, work: Work, peaks: Mapping[str, float | None] | None, ceilings: Mapping[str, float] | None = None
+) -> None:
+    """Add `work/…` and `mfu` to a point that has been timed.
+
+    The rate is that of the device's own time where there is one. MFU (model FLOPs utilisation; Chowdhery et al., PaLM,
+    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak, and of what the
+    device itself was seen to reach (`mfu_of_ceiling`).
+
+    Args:
+        point: with its times.
+        work: of one call, with its backward pass in training.
+        peaks: FLOP/s of the data sheet by data type; empty where the sheet is not known, None where such devices have
+            none: then there is no `mfu`.
+        ceilings: `flops_per_second` and `bytes_per_second` that the device reached; None where they were not asked for,
+            empty where they could not be measured.
+    """
+    point.metrics += [
+        Metric(name="work/forward_macs", value=work.macs, unit="1"),
+        Metric(name="work/flops", value=work.flops_model, unit="1"),
+        Metric(name="work/bytes_min", value=work.bytes_min, unit="bytes"),
+        Metric(name="work/activation_bytes", value=work.activation_bytes, unit="bytes"),
+        Metric(name="work/parameters", value=work.parameters, unit="1"),
+        _rate(point, work),
+        *([] if peaks is None else [_mfu(point, work, peaks)]),
+    ]
+    if ceilings:
+        point.metrics += [
+            Metric(name="ceiling/flops_per_second", value=ceilings["flops_per_second"], unit="1/s"),
+            Metric(name="ceiling/bytes_per_second", value=ceilings["bytes_per_second"], unit="bytes/s"),
+            _part(point, work, ceilings["flops_per_second"], "mfu_of_ceiling"),
+        ]
+    elif ceilings is not None:
+        reason = "the device's ceilings could not be measured; run.log says why"
+        point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
+    point.doubts += [
+        doubts.above_the_ceiling(metric.name, metric.value)
+        for metric in point.metrics
+        if metric.name in ("mfu", "mfu_of_ceiling") and metric.value is not None and metric.value > 1
+    ]
+    if work.uncounted:
+        point.doubts.append(doubts.work_uncounted(work.uncounted))
+
+
+def _rate(point: Point, work: Work) -> Metric:
+    seconds = first_median(point, "device", "latency", "throughput")
+    value, reason = (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
+    return Metric(name="work/flops_per_second", value=value, unit="1/s", reason=reason)
+
+
+def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
+    kind = _PEAKS.get(point.key.precision, point.key.precision)
+    if not (peak := peaks.get(kind)):
+        reason = (
+            f"no file of conf/gpu gives this device's peak in {kind}; probes.ceilings=true measures what it reaches"
+        )
+        return Metric(name="mfu", value=None, unit="1", reason=reason)
+    return _part(point, work, peak, "mfu")
+
+
+def _part(point: Point, work: Work, most: float, name: str) -> Metric:
+    """The rate of the undisturbed loop as a part of a rate."""
+    call = loop_interval(point)
+    if call is None:
+        return Metric(name=name, value=None, unit="1", reason="nothing was timed")
+    return Metric(name=name, value=work.flops_model / call.value / most, unit="1")

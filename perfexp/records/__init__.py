@@ -1,0 +1,1 @@
+"""Results of runs and sweeps: records, their files, units, and the diagnostics of points."""

@@ -1,0 +1,334 @@
+"""Paths: the one place that knows the file names of a run and of a sweep, and how they are written."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.host.files import safe_name, write_atomically
+
+#: Limit on a manifest.json: it holds names of files only.
+_MOST_MANIFEST_BYTES = 8 << 20
+#: Names that perfexp gives to the files that a record can do without.
+_ARTIFACT = re.compile(
+    r"[\w.+-]+_(overall|layers|convolutions)\.csv"
+    r"|[\w.+-]+_speed|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md"
+    r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
+    r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
+)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line and have it on disk before returning; a torn line left by a crash is cut off first.
+
+    A line that lacks nothing but its newline is whole: readers have taken it for one.
+
+    Args:
+        path: the file; created if missing.
+        line: JSON that ends in a newline.
+
+    Raises:
+        OSError: the path is not a regular file, or cannot be written.
+    """
+    with untrusted.open_append(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                content = file.read()
+                start = content.rfind(b"\n") + 1
+                if _is_json(content[start:]):
+                    line = b"\n" + line
+                else:
+                    file.truncate(start)
+        file.seek(0, os.SEEK_END)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        untrusted.json_data(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_artifact(name: str) -> bool:
+    """Whether perfexp gives this name to a table, plot, report, profile or checkpoint in the folder of a run.
+
+    Args:
+        name: a file's name without its folder.
+    """
+    return _ARTIFACT.fullmatch(name) is not None
+
+
+class _Folder:
+    """A folder and the manifest of all names that perfexp wrote there.
+
+    Args:
+        root: the folder; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.manifest = self.root / "manifest.json"
+        self._is_new = False
+        self._made: list[Path] = []
+
+    def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
+        """Make the folder and see that it can be written to.
+
+        Args:
+            paths: files that are going to be there.
+            uid: identity of the run or the sweep, which a manifest without one gets; None for a new one.
+            sweep: identity of the sweep that begins the run, if one does.
+
+        Raises:
+            UserError: it can't be written.
+        """
+        self._is_new = not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir()))
+        self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if self.uid is None and self.manifest.exists():
+                raise UserError(f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR.")
+            if self.uid is None:
+                owner = {"sweep": sweep} if sweep else {}
+                self._write({"perfexp": uid or uuid.uuid4().hex, **owner, "files": []})
+            self.claim(self.manifest, *paths)
+        except OSError as error:
+            raise UserError(
+                f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
+            ) from error
+
+    def withdraw(self) -> bool:
+        """Remove the files and folders that this process made here; returns whether it made all that is there.
+
+        Files of an earlier run, and anybody else's, stay.
+        """
+        if not self._is_new:
+            return False
+        for name in [*self.claimed(), self.manifest.name]:
+            if name == Path(name).name:
+                (self.root / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else has a file there
+            for folder in self._made:
+                folder.rmdir()
+        return True
+
+    @property
+    def uid(self) -> str | None:
+        """The identity in the manifest, which record.json, plan.yaml or sweep.json repeats; None where it has none."""
+        uid = self._manifest().get("perfexp")
+        return uid if isinstance(uid, str) else None
+
+    @property
+    def sweep(self) -> str | None:
+        """The identity of the sweep that began the run; None where none did."""
+        uid = self._manifest().get("sweep")
+        return uid if isinstance(uid, str) else None
+
+    def claim(self, *paths: Path) -> None:
+        """Enter files in the manifest before they are written: what is not in it, perfexp did not write.
+
+        Args:
+            paths: files in the run's folder.
+        """
+        known = self.claimed()
+        names = [path.relative_to(self.root).as_posix() for path in paths]
+        new = [name for name in names if name not in known]
+        if new:
+            self._write({**self._manifest(), "files": [*known, *new]})
+
+    def remove_leftovers(self) -> None:
+        """Remove what is left of files that a crash kept from being written; nobody else may be writing here."""
+        known = {self.manifest.name, *self.claimed()}
+        for path in list(self.root.iterdir()):
+            leftover = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)
+            if leftover and leftover[1] in known and (path.is_symlink() or not path.is_dir()):
+                path.unlink(missing_ok=True)
+
+    def claimed(self) -> list[str]:
+        """The names in the manifest, relative to the run's folder."""
+        names = self._manifest().get("files")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    def _manifest(self) -> dict[str, Any]:
+        try:
+            content = untrusted.json_data(untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _write(self, manifest: dict[str, Any]) -> None:
+        write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file; nothing is made or changed by asking."""
+    try:
+        with os.fdopen(untrusted.open_regular(path, os.O_RDONLY), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or one that is not ours to read
+        return False
+    return False
+
+
+class RunPaths(_Folder):
+    """The files of one run's folder.
+
+    Args:
+        root: the run's folder; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.plan = self.root / "plan.yaml"
+        self.points = self.root / "points.jsonl"
+        self.record = self.root / "record.json"
+        self.environment = self.root / "environment.json"
+        self.log = self.root / "run.log"
+        self.report = self.root / "report.md"
+        self.refusal = self.root / "refused.txt"
+        self._aside: Path | None = None
+
+    def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
+        """See `_Folder`; the files that every run has are claimed."""
+        super().create(self.plan, self.points, self.record, self.environment, self.log, *paths, uid=uid, sweep=sweep)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While entered, no other perfexp measures into this folder. The lock goes with the process.
+
+        Raises:
+            UserError: another one does.
+        """
+        with untrusted.open_append(self.log) as file:
+            for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if not patience_seconds:
+                        raise UserError(
+                            f"Another perfexp is measuring into {self.root}. Wait for it, or choose another output_dir."
+                        ) from error
+                    time.sleep(patience_seconds)
+            yield
+
+    def in_use(self) -> bool:
+        """Whether a process is measuring into this folder (see `locked`)."""
+        return _is_locked(self.log)
+
+    def set_aside(self, sweep: str | None) -> None:
+        """Move the results of the run in this folder into a folder of their own there; anybody else's files stay.
+
+        Args:
+            sweep: identity of the sweep that measures here now, if one does.
+        """
+        self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
+        write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
+        for path in self._results():
+            path.rename(self._aside / path.name)
+        owner = {"sweep": sweep} if sweep else {}
+        self._write({"perfexp": uuid.uuid4().hex, **owner, "files": []})
+        self.create()
+
+    def put_back(self) -> None:
+        """Undo `set_aside`, as nothing was measured in place of what it moved."""
+        if self._aside is None:
+            return
+        for path in self._results():
+            path.unlink()
+        for path in self._aside.iterdir():
+            path.rename(self.root / path.name)
+        self.drop_aside()
+
+    def drop_aside(self) -> None:
+        """Remove what `set_aside` moved, as something was measured in its place."""
+        if self._aside is None:
+            return
+        for path in self._aside.iterdir():
+            path.unlink()
+        self._aside.rmdir()
+        self._aside = None
+
+    def _results(self) -> list[Path]:
+        """The regular files here that the manifest names and a run leaves, without its log, which is its lock."""
+        own = {path.name for path in (self.plan, self.points, self.record, self.environment, self.refusal)}
+        names = [name for name in self.claimed() if Path(name).name == name and (name in own or is_artifact(name))]
+        return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
+
+    def table(self, model: str, algorithm: str, what: str) -> Path:
+        """`MODEL_ALGORITHM_overall.csv` and its like.
+
+        Args:
+            model: name of the model.
+            algorithm: name of the algorithm.
+            what: `overall`, `layers`, ….
+        """
+        return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
+
+    def picture(self, what: str) -> Path:
+        """A PNG in the run's folder.
+
+        Args:
+            what: what it shows (`time`, `memory`, …).
+        """
+        return self.root / f"{safe_name(what)}.png"
+
+
+class SweepPaths(_Folder):
+    """The files of a sweep's folder.
+
+    Args:
+        root: the sweep's folder; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.summary = self.root / "sweep.json"
+        self.table = self.root / "sweep.csv"
+        self.lock = self.root / "sweep.lock"
+        self.picture = self.root / "sweep.png"
+        self.multirun = self.root / "multirun.yaml"
+
+    def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
+        """See `_Folder`; the files that every sweep has are claimed, Hydra's own among them."""
+        super().create(self.summary, self.table, self.picture, self.lock, self.multirun, *paths, uid=uid, sweep=sweep)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While entered, no other perfexp measures this sweep. The lock goes with the process; its file stays.
+
+        Raises:
+            UserError: another one does.
+        """
+        with untrusted.open_append(self.lock) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"Another perfexp is measuring the sweep in {self.root}. Wait for it, or choose another output_dir."
+                ) from error
+            yield
+
+    def in_use(self) -> bool:
+        """Whether a process is measuring this sweep (see `locked`)."""
+        return _is_locked(self.lock)

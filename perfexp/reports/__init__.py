@@ -1,0 +1,1 @@
+"""Text reports: the console and report.md."""

@@ -1,0 +1,311 @@
+"""Console: what is about to be measured and what came out: tables and colours on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import rich.console
+from rich.box import SIMPLE_HEAD
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfexp.host.credentials import mask
+from perfexp.host.untrusted import printable
+from perfexp.records import units
+from perfexp.records.record import Record
+from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
+from perfexp.records.sweep_record import Sweep
+from perfexp.reports import multi_device, overview
+from perfexp.reports.progress import Progress, Whole
+from perfexp.summaries import profile_summary, sweep_summary
+from perfexp.summaries.grid import Grid
+from perfexp.summaries.remarks import failures, raised_doubts, scaling_lines
+from perfexp.summaries.subject import label, one_line, shape, subject, varying
+from perfexp.summaries.wording import first_prediction_text, median_text
+from perfexp.tables import convolutions, layer_tables
+
+#: A file or a pipe has no edge: its lines are not broken.
+_ENDLESS = 10_000
+#: Above lines that begin with a status: failed, unsupported, oom, ….
+_NOT_MEASURED = "not measured"
+
+
+class Console:
+    """Reports on stdout, errors on stderr.
+
+    Lines are plain (no colours, no bar, no lines drawn) where stdout is no terminal, with `NO_COLOR`, and with quiet.
+
+    Args:
+        quiet: only results, doubts, failures and where the files are.
+        out: instead of stdout.
+        err: instead of stderr.
+        width: instead of the terminal's.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, out: TextIO | None = None, err: TextIO | None = None, width: int | None = None
+    ) -> None:
+        out, err = out or sys.stdout, err or sys.stderr
+        self.quiet = quiet
+        self._headed: str | None = None
+        terminal = out.isatty() and os.environ.get("TERM") != "dumb"
+        self.plain = quiet or not terminal or bool(os.environ.get("NO_COLOR"))
+        self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
+        self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
+
+    def header(self, plan: Mapping[str, Any], *, points: int, device: str | None, seconds: float | None) -> None:
+        """What is about to be measured.
+
+        Args:
+            plan: the resolved configuration.
+            points: how many points it has.
+            device: the device's name, or None where it is not known.
+            seconds: about how long the measurement takes, or None where that is not known.
+        """
+        if self.quiet:
+            return
+        self._headed = str(subject(plan))
+        self._line(self._headed, style="bold")
+        if device:
+            self._line(f"on {one_line(device)}", indent=2)
+        self._line(f"{units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
+
+    def sweep_header(self, sweep: Sweep, *, points: int, seconds: float | None) -> None:
+        """How much a sweep is about to measure.
+
+        Args:
+            sweep: its summary, before the first run.
+            points: how many points a run has.
+            seconds: about how long all runs take, or None where that is not known.
+        """
+        if self.quiet:
+            return
+        self._line(f"sweep over {one_line(sweep.name)}", style="bold")
+        runs = units.counted(sweep.jobs, "run") if sweep.jobs else "runs"
+        self._line(f"{runs} of {units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
+
+    def note(self, message: str) -> None:
+        """Something worth knowing before the rest.
+
+        Args:
+            message: one line.
+        """
+        self._line(message)
+
+    def progress(self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None) -> Progress:
+        """A bar or lines for the events of one run; to be entered.
+
+        Args:
+            clock: seconds from any origin; for what is left.
+            whole: the sweep that the run belongs to, if it belongs to one.
+        """
+        return Progress(self._out, plain=self.plain, quiet=self.quiet, clock=clock, err=self._err, whole=whole)
+
+    def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
+        """What a run measured.
+
+        Args:
+            record: finished, whatever its status.
+            folder: where its files are.
+            tracking: how to look at it in the tracker, if it was sent to one.
+        """
+        known = rows(record)
+        if self.quiet:
+            self._result_lines(known)
+        else:
+            self._tables(record, known)
+        self._remarks(record, known)
+        if marked := profile_summary.commands(record):
+            self._to_copy("to look at the marked call", marked)
+        self._to_copy("files", [f"{folder}{os.sep}"])
+        names = ", ".join(artifact.path for artifact in record.artifacts)
+        if names and not self.quiet:
+            self._line(names, indent=2)
+        self._tracking(tracking)
+
+    def show_sweep(
+        self, sweep: Sweep, folder: Path | None, records: Sequence[Record], *, tracking: str | None = None
+    ) -> None:
+        """What the runs of a sweep measured, a line each.
+
+        Args:
+            sweep: its summary.
+            folder: where its files are; None where it left none.
+            records: those of its runs, as far as there are any.
+            tracking: how to look at it in the tracker, if it was sent to one.
+        """
+        self._line(sweep_summary.headline(sweep), style="bold")
+        if same := sweep_summary.setting(records):
+            self._line(same, indent=2)
+        if sweep.children:
+            self._grid(sweep_summary.runs(sweep, records))
+        self._section("doubts", sweep_summary.doubt_lines(sweep, records), style="yellow")
+        self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
+        if folder:
+            self._to_copy("files", [f"{folder}{os.sep}"])
+        self._tracking(tracking)
+
+    def has_room(self, grid: Grid) -> bool:
+        """Whether a table can be shown with each of its rows on one line.
+
+        Args:
+            grid: the table.
+        """
+        return grid.whole_width <= self._out.width - 2
+
+    def show_grid(self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = ()) -> None:
+        """A table of anything, what it is of above it and what was not measured below it.
+
+        Args:
+            title: one line.
+            grid: None where there is nothing to draw.
+            not_measured: a line each.
+        """
+        self._line(one_line(title), style="bold")
+        if grid:
+            self._grid(grid)
+        self._section(_NOT_MEASURED, not_measured, style="red")
+
+    def error(self, message: str) -> None:
+        """An error, on stderr.
+
+        Args:
+            message: what was given, what is possible, what to do.
+        """
+        self._alert("error: ", "bold red", message)
+
+    def warning(self, message: str) -> None:
+        """A warning, on stderr.
+
+        Args:
+            message: what is not as expected, and what to do.
+        """
+        self._alert("warning: ", "bold yellow", message)
+
+    def _alert(self, label: str, style: str, message: str) -> None:
+        text = Text(label, style=style)
+        text.append("\n".join(map(one_line, mask(message).splitlines())), style="not bold default")
+        self._err.print(text, soft_wrap=True)
+
+    def _tables(self, record: Record, known: Sequence[Row]) -> None:
+        about = subject(record.plan, record.environment)
+        if self._headed != str(about):
+            self._line(str(about), style="bold")
+        ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
+        same = shape(row.key for row in known)
+        where = f"on {about.device or 'a device that is not known'}{ranks}"
+        self._line(" ".join(filter(None, (same, where))), indent=2)
+        if known:
+            self._grid(overview.points(known, requested_percentiles(record)))
+        self._section("growth with the size", scaling_lines(known))
+        self._section("convolutions", convolutions.sentences(record))
+        self._section("ranks", multi_device.sentences(record))
+        tables = {
+            "across processes": overview.processes(known),
+            "phases": overview.phases(known),
+            "other figures": overview.metrics(known),
+        }
+        for title, grid in tables.items():
+            if grid:
+                self._line(title, style="bold")
+                self._grid(grid)
+        firsts = first_predictions(record)
+        fields = varying(first.key for first in firsts)
+        lines = []
+        for first in firsts:
+            lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
+        self._section("first prediction of a fresh process", lines)
+        if table := layer_tables.table(record):
+            self._line(f"layers: {table[0]}", style="bold")
+            self._grid(table[1])
+        self._section("profile", profile_summary.sentences(record))
+        for title, grid in profile_summary.tables(record):
+            self._line(title, style="bold")
+            self._grid(grid)
+
+    def _result_lines(self, known: Sequence[Row]) -> None:
+        fields = varying(row.key for row in known) or ("input_size", "batch_size")
+        for row in known:
+            if row.time:
+                self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
+
+    def _remarks(self, record: Record, known: Sequence[Row]) -> None:
+        lines = []
+        for raised in raised_doubts(record, known):
+            lines += [str(raised), *([f"  → {raised.doubt.remedy}"] if raised.doubt.remedy else [])]
+        self._section("doubts", lines, style="yellow")
+        self._section(_NOT_MEASURED, failures(record), style="red")
+
+    def _tracking(self, tracking: str | None) -> None:
+        if tracking:
+            self._to_copy("tracking", map(one_line, tracking.splitlines()))
+
+    def _section(self, title: str, lines: Sequence[str], style: str = "") -> None:
+        """A title and lines below it; nothing where there are no lines."""
+        if not lines:
+            return
+        self._line(title, style=f"bold {style}".strip())
+        for line in filter(None, lines):
+            stripped = line.lstrip()
+            self._line(one_line(stripped), indent=2 + len(line) - len(stripped))
+
+    def _grid(self, grid: Grid) -> None:
+        width = self._out.width - 2
+        grid = grid.fitted(width)
+        if self.plain:
+            for line in grid.text() if grid.columns else ():
+                self._line(line, indent=2)
+        elif grid.columns:
+            self._out.print(Padding(_table(grid, fits=grid.least_width <= width), (0, 0, 0, 2), expand=False))
+        for note in grid.notes:
+            self._line(note, indent=2)
+
+    def _line(self, text: str, *, style: str = "", indent: int = 0) -> None:
+        self._out.print(Padding(Text(printable(text), style=style, overflow="fold"), (0, 0, 0, indent), expand=False))
+
+    def _to_copy(self, title: str, lines: Iterable[str]) -> None:
+        """Paths and links: no line is broken, so that a terminal copies it whole."""
+        self._line(title, style="bold")
+        for line in lines:
+            self._out.print(Text(f"  {printable(line)}"), soft_wrap=True)
+
+
+def _how_long(seconds: float | None) -> str:
+    if seconds is None:
+        return "how long is not known beforehand"
+    return f"measuring takes about {units.format_seconds(seconds, 2)}, more if calls are slow"
+
+
+def _table(grid: Grid, *, fits: bool) -> Table:
+    """A grid as rich draws it, `GAP` cells between columns: figures flush right and whole, prose flush left."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+    for column in grid.columns:
+        justify: rich.console.JustifyMethod = "left" if column.prose else "right"
+        table.add_column(
+            Text(column.title, style="bold"), justify=justify, no_wrap=fits and not column.prose, overflow="fold"
+        )
+    for line in grid.lines:
+        table.add_row(*(Text(printable(cell)) for cell in line))
+    return table
+
+
+def _stream(stream: TextIO, *, plain: bool, width: int | None) -> rich.console.Console:
+    """A console that changes nothing in what it is given; what the stream can't encode becomes `?`."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    return rich.console.Console(
+        file=stream,
+        width=width,
+        color_system=None if plain else "auto",
+        force_terminal=False if plain else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )

@@ -1,0 +1,177 @@
+"""Report: a record as a page of Markdown, for people and for the tracker's description of a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfexp.records.record import Record
+from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
+from perfexp.reports import multi_device, overview
+from perfexp.summaries import profile_summary
+from perfexp.summaries.grid import escape_markdown
+from perfexp.summaries.remarks import failures, raised_doubts, scaling_lines
+from perfexp.summaries.subject import label, one_line, shape, subject, varying
+from perfexp.summaries.wording import first_prediction_text
+from perfexp.tables import convolutions, layer_tables
+
+#: Characters of a line of code, and of one word in it.
+_CODE_WIDTH, _LONGEST_WORD = 76, 68
+
+_TIMES = {
+    "device": "the time that the device works on one call",
+    "latency": "what one caller waits: call and synchronise",
+    "throughput": "wall time per call of the pipelined loop",
+}
+
+
+def markdown(record: Record) -> str:
+    """The report.
+
+    Args:
+        record: of any run.
+    """
+    about = subject(record.plan, record.environment)
+    known = rows(record)
+    sections = [
+        f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n",
+        _items(
+            {
+                "algorithm": about.algorithm,
+                "precision": about.precision,
+                "execution": about.execution,
+                "device": about.device or "not known",
+                **({"size": same} if (same := shape(row.key for row in known)) else {}),
+                "status": record.status.value,
+                "measured": f"{record.started} to {record.ended}",
+            }
+        ),
+        _times(record, known),
+        _first_predictions(record),
+        _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
+        _section("Ranks", _list(map(escape_markdown, multi_device.sentences(record)))),
+        _layers(record),
+        _profile(record),
+        _doubts(record, known),
+        _section("Not measured", _list(map(escape_markdown, failures(record)))),
+        _section("Environment", _items(_environment(record.environment))),
+        _section("To measure it again", _again(record)),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def code(command: str) -> str:
+    """A command line as a block of code that is no wider than a page and can be pasted into a shell.
+
+    Args:
+        command: as a shell takes it.
+    """
+    try:
+        words = shlex.split(one_line(command))
+    except ValueError:  # a record of somebody else may hold anything
+        words = [one_line(command)]
+    lines = [""]
+    for word in words:
+        # nothing is between the pieces of a word: a shell removes the backslash and the line break after it
+        for index, start in enumerate(range(0, max(len(word), 1), _LONGEST_WORD)):
+            piece = shlex.quote(word[start : start + _LONGEST_WORD])
+            if index:
+                lines[-1] += "\\"
+                lines.append(piece)
+            elif len(lines[-1]) + len(piece) + len("  \\") > _CODE_WIDTH:
+                lines[-1] += " \\"
+                lines.append(f"  {piece}")
+            else:
+                lines[-1] += f" {piece}" if lines[-1] else piece
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _times(record: Record, known: Sequence[Row]) -> str:
+    """The tables and what their times are."""
+    if not known:
+        return _section("Times", "Nothing was measured.\n")
+    kinds = dict.fromkeys(row.time_kind for row in known if row.time_kind)
+    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in kinds]
+    intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
+    text = _section("Times", f"{intro}\n\n{overview.points(known, requested_percentiles(record)).markdown()}")
+    growth = _section("Growth with the size", _list(map(escape_markdown, scaling_lines(known))))
+    tables = {
+        "Across processes": overview.processes(known),
+        "Phases of a call": overview.phases(known),
+    }
+    found = [_section(title, grid.markdown()) for title, grid in tables.items() if grid]
+    others = overview.metrics(known)
+    lines = _list(map(escape_markdown, [*others.listed(), *others.notes])) if others else ""
+    return "\n".join(filter(None, (text, growth, *found, _section("Other figures", lines))))
+
+
+def _first_predictions(record: Record) -> str:
+    firsts = first_predictions(record)
+    fields = varying(first.key for first in firsts) or ("input_size", "batch_size")
+    lines = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
+    return _section("First prediction of a fresh process", _list(map(escape_markdown, lines)))
+
+
+def _layers(record: Record) -> str:
+    """The rows that take most of a call; the picture and the table have all."""
+    table = layer_tables.table(record)
+    return _section("Layers", f"{escape_markdown(table[0])}\n\n{table[1].markdown()}") if table else ""
+
+
+def _profile(record: Record) -> str:
+    """What a profiler saw, which is no time of the run."""
+    sentences = _list(map(escape_markdown, profile_summary.sentences(record)))
+    grids = [f"{escape_markdown(title)}\n\n{grid.markdown()}" for title, grid in profile_summary.tables(record)]
+    commands = "".join(map(code, profile_summary.commands(record)))
+    return _section("Profile", "\n".join(filter(None, (sentences, *grids, commands))))
+
+
+def _doubts(record: Record, known: Sequence[Row]) -> str:
+    lines = []
+    for raised in raised_doubts(record, known):
+        remedy = f" Remedy: {one_line(raised.doubt.remedy)}." if raised.doubt.remedy else ""
+        lines.append(escape_markdown(f"{raised}.{remedy}"))
+    return _section("Doubts", _list(lines))
+
+
+def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The facts that a reader asks for first; record.json has the rest."""
+    device, git = environment.get("device"), environment.get("git")
+    facts: dict[str, Any] = {}
+    if isinstance(device, Mapping):
+        facts |= {f"device {name}": value for name, value in device.items() if isinstance(value, str | int | float)}
+    ranks = environment.get("ranks")
+    if isinstance(ranks, Mapping):
+        facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
+    for name in ("os", "kernel", "container", "host", "python"):
+        facts[name] = environment.get(name)
+    if isinstance(git, Mapping) and git.get("commit"):
+        facts["git"] = f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
+    packages = environment.get("packages")
+    if isinstance(packages, Mapping):
+        facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return {name: one_line(str(value)) for name, value in facts.items() if value is not None}
+
+
+def _again(record: Record) -> str:
+    """A command that measures the run alone into a new folder, and what identifies the run."""
+    kept = [text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"]
+    alone = ["hydra.mode=RUN"] if record.sweep else []  # a file of the experiment's may ask for a sweep
+    elsewhere = ["stage=null"] if record.plan.get("stage") else []
+    command = shlex.join(["python", "-m", "perfexp", *kept, *alone, *elsewhere])
+    same = {"perfexp": record.perfexp_version, "plan": record.plan_hash, "run": record.uid}
+    return f"{code(command)}\n{_items(same)}"
+
+
+def _items(facts: Mapping[str, str]) -> str:
+    return _list(f"{escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items())
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def _section(title: str, text: str) -> str:
+    """A section with its heading; nothing where there is no text."""
+    return f"## {title}\n\n{text}" if text else ""

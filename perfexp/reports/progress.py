@@ -1,0 +1,232 @@
+"""Progress: how far a run is, told only when the worker tells something; nothing runs while something is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import rich.console
+import rich.progress
+from rich.table import Column
+from rich.text import Text
+
+from perfexp.records import units
+from perfexp.records.record import Status
+from perfexp.summaries.subject import one_line
+
+
+class Whole:
+    """How far a sweep is, and about how long the rest of it takes: as long as those that have been measured, each.
+
+    Args:
+        total: how many runs there are, or None where that is not known.
+        noun: what one of them is.
+        clock: seconds from any origin.
+    """
+
+    def __init__(self, total: int | None, *, noun: str = "run", clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.number = total, 0
+        self._noun, self._clock = noun, clock
+        self._name = ""
+        self._start = clock()
+        self._is_measured = False
+        self._seconds: list[float] = []
+        #: How long one takes, as far as that is known before any has been measured.
+        self.estimated_seconds: float | None = None
+
+    def begin(self, number: int, name: str) -> None:
+        """A run begins, and with it the one before has ended.
+
+        Args:
+            number: position of the run, from 1.
+            name: name of the run.
+        """
+        now = self._clock()
+        if self._is_measured:  # a run that was complete, or is refused, does not count
+            self._seconds.append(now - self._start)
+        self.number, self._name, self._start, self._is_measured = number, name, now, False
+
+    def measure(self) -> None:
+        """The run that is under way has something to measure."""
+        self._is_measured = True
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether it tells how long a run takes by those that have been measured."""
+        return bool(self._seconds)
+
+    @property
+    def text(self) -> str:
+        """`run 3 of 110: NAME`."""
+        return f"{self._noun} {self.number}{f' of {self.total}' if self.total else ''}: {self._name}"
+
+    @property
+    def left_text(self) -> str:
+        """About how long everything takes from here; empty where it is unknown."""
+        each = sum(self._seconds) / len(self._seconds) if self._seconds else self.estimated_seconds
+        if self.total is None or each is None:
+            return ""
+        under_way = max(each - (self._clock() - self._start), 0.0)
+        return _left(under_way + each * (self.total - self.number))
+
+
+class Progress:
+    """Follows a worker's events, which arrive between timed blocks.
+
+    On a terminal a bar is drawn when an event arrives, and only then: there is no thread that refreshes it. Elsewhere
+    each point that is done is a line.
+
+    Args:
+        console: where to draw.
+        plain: whether it is no place for a bar.
+        quiet: whether to print nothing but, on `err`, what is waited for.
+        err: console for what is waited for.
+        whole: the sweep that the run belongs to, if it belongs to one.
+        clock: seconds from any origin; for what is left.
+    """
+
+    def __init__(
+        self,
+        console: rich.console.Console,
+        *,
+        plain: bool,
+        quiet: bool,
+        clock: Callable[[], float],
+        err: rich.console.Console | None = None,
+        whole: Whole | None = None,
+    ) -> None:
+        self._console, self._plain, self._quiet, self._clock = console, plain, quiet, clock
+        self._err = err or console
+        self._whole = whole
+        self._total = self._finished = self._index = 0
+        self._key = ""
+        self._left_seconds: float | None = None
+        self._told = clock()
+        self._bar = None if plain or quiet else _bar(console, clock)
+        self._of_whole = self._bar.add_task("", total=None, what="", left="") if self._bar and whole else None
+        self._task = self._bar.add_task("", total=None, what="starting", left="") if self._bar else None
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def started(self, total: int) -> None:
+        """A worker is up.
+
+        Args:
+            total: how many points the run has.
+        """
+        self._total = total
+        self._draw("loading")
+
+    def begun(self) -> None:
+        """The first measurement of the run begins: where there is no bar, a line says which run of a sweep this is."""
+        if self._whole:
+            self._whole.measure()
+        if self._whole and self._plain and not self._quiet:
+            line = ", ".join(filter(None, (self._whole.text, self._whole.left_text)))
+            self._console.print(Text(one_line(line)), soft_wrap=True)
+
+    def remaining(self, seconds: float | None) -> None:
+        """About how long the run takes from now on.
+
+        Args:
+            seconds: about how long; None where it is unknown.
+        """
+        self._left_seconds, self._told = seconds, self._clock()
+
+    def point(self, index: int, key_text: str) -> None:
+        """A point begins.
+
+        Args:
+            index: its number, from 0.
+            key_text: which one.
+        """
+        self._index, self._key = index, key_text
+        self._draw(key_text)
+
+    def block(self, text: str) -> None:
+        """A block of a point begins.
+
+        Args:
+            text: what it times.
+        """
+        self._draw(": ".join(filter(None, (self._key, text))))
+
+    def waiting(self, text: str) -> None:
+        """The worker waits for something outside of it, for who knows how long.
+
+        Args:
+            text: for what.
+        """
+        self._draw(text)
+        if self._plain:
+            (self._err if self._quiet else self._console).print(Text(one_line(text)), soft_wrap=True)
+
+    def done(self, status: str, result: str) -> None:
+        """The point under way is done.
+
+        Args:
+            status: how it ended.
+            result: in short: its time, or why there is none.
+        """
+        self._finished += 1
+        self._draw(self._key)
+        if self._quiet or not (self._plain or status != Status.OK):
+            return
+        ending = ": ".join(filter(None, ("" if status == Status.OK and result else status, result)))
+        line = f"[{self._index + 1}/{self._total}] {self._key}: {ending}"
+        self._console.print(Text(one_line(line)), soft_wrap=True)
+
+    @property
+    def left_text(self) -> str:
+        """About how long the run takes from here; empty where it is unknown, or where it takes longer than that."""
+        return "" if self._left_seconds is None else _left(self._left_seconds - (self._clock() - self._told))
+
+    def _draw(self, what: str) -> None:
+        if self._bar is None or self._task is None:
+            return
+        if self._whole and self._of_whole is not None:
+            whole = self._whole
+            self._bar.update(
+                self._of_whole,
+                total=whole.total,
+                completed=whole.number - 1,
+                what=one_line(whole.text),
+                left=whole.left_text,
+            )
+        self._bar.update(
+            self._task, total=self._total, completed=self._finished, what=one_line(what), left=self.left_text
+        )
+        self._bar.refresh()
+
+
+def _left(seconds: float) -> str:
+    return f"about {units.format_seconds(seconds, 2)} left" if seconds > 0 else ""
+
+
+def _bar(console: rich.console.Console, clock: Callable[[], float]) -> rich.progress.Progress:
+    """A bar that is gone when it ends and that draws itself only when it is told to."""
+    what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return rich.progress.Progress(
+        rich.progress.BarColumn(bar_width=20),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[what]}", markup=False, table_column=what),
+        rich.progress.TextColumn("{task.fields[left]}", markup=False, justify="right"),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        get_time=clock,
+        expand=True,
+    )

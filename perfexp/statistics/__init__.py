@@ -1,0 +1,1 @@
+"""Statistics of raw samples and scaling models: pure functions without a clock or a device."""

@@ -1,0 +1,381 @@
+"""Statistics of raw samples: pure functions, no clock, no plan, no device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfexp.statistics.distributions import ALPHA, Z95, binomial_pmf, student95
+
+Samples = NDArray[np.float64]
+
+#: How correlated samples are can't be told well of fewer effective ones, and the median's interval may then be so many
+#: times too narrow (`benchmarks/intervals.py`).
+FEW, FEW_TOO_NARROW = 30.0, 3.0
+#: Half of the normal distribution's two-sided 95 % point, as in the rank interval's formula.
+_HALF_Z95 = Z95 / 2
+#: A normal distribution's standard deviation in units of its median absolute deviation.
+MAD_TO_SIGMA = 1.4826
+#: A sample further from the median than this many robust standard deviations is tagged as an outlier.
+_OUTLIER_SIGMAS = 6.0
+#: … but never one that is closer to the median than this fraction of it (a clock with a coarse tick has a MAD of 0).
+_OUTLIER_FLOOR = 0.005
+#: Effective samples below which a mean has no interval.
+_LEAST_FOR_MEAN = 10
+#: More calls than the clock needs go into a sample of `device` only while it stays shorter than this.
+_LONG_SAMPLE_SECONDS = 10e-3
+#: Autocorrelation below which the sum of τ ends.
+_RHO_FLOOR = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A statistic with its two-sided 95 % confidence interval.
+
+    Attributes:
+        value: the statistic.
+        low: lower end, or None where n is too small for an interval.
+        high: upper end, likewise.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def relative_half_width(self) -> float | None:
+        """Half the interval's width over the value, or None."""
+        if self.low is None or self.high is None or self.value == 0:
+            return None
+        return (self.high - self.low) / 2 / abs(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """The last third of the samples against the first.
+
+    Attributes:
+        relative: change of the median from the first to the last third, as a fraction of the first.
+        standard_errors: the same change in units of its standard error.
+    """
+
+    relative: float
+    standard_errors: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What the samples after the warm-up say. All times in the unit of the samples.
+
+    Attributes:
+        n: number of samples.
+        tau: integrated autocorrelation time in samples, ≥ 1; n / tau samples are worth as much as independent ones.
+        median: with its interval.
+        mean: with its interval (normal approximation, widened by √τ).
+        std: standard deviation (n - 1), or None for n = 1.
+        minimum: smallest sample.
+        maximum: largest sample.
+        percentiles: by number (50, 95, 99), each with its interval; `low` and `high` are None where n is too small.
+        outliers: indices of tagged samples; they stay in every statistic.
+        drift: set where the samples moved.
+    """
+
+    n: int
+    tau: float
+    median: Interval
+    mean: Interval
+    std: float | None
+    minimum: float
+    maximum: float
+    percentiles: dict[float, Interval]
+    outliers: tuple[int, ...]
+    drift: Drift | None
+
+
+def autocorrelation_time(samples: ArrayLike) -> float:
+    """Integrated autocorrelation time τ = 1 + 2 Σ ρ_k of the samples' ranks, in samples.
+
+    Ranks instead of values, so that a few outliers do not hide a correlation; the sum ends at the first ρ_k < 0.05.
+    Subtracting the samples' own mean makes each ρ_k too small by about τ / n; what that takes from the sum is given
+    back. Formulas: Sokal, "Monte Carlo Methods in Statistical Mechanics" (1996), section 3; Kendall, "Note on bias in
+    the estimation of autocorrelation" (1954); the cut-off is ours.
+
+    Args:
+        samples: shape (n,), any unit.
+
+    Returns:
+        τ ≥ 1; 1 for fewer than 4 samples or for constant ones.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    n = x.size
+    if n < 4:
+        return 1.0
+    ranks = _ranks(x)
+    ranks -= ranks.mean()
+    variance = float(ranks @ ranks)
+    if variance == 0.0:
+        return 1.0
+    spectrum = np.fft.rfft(ranks, 2 * n)  # padded: the sums must not wrap around
+    rho = np.fft.irfft(spectrum * spectrum.conj())[1 : n // 2] / variance
+    below = np.flatnonzero(rho < _RHO_FLOOR)
+    lags = int(below[0]) if below.size else rho.size
+    tau = 1.0 + 2.0 * float(rho[:lags].sum())
+    return tau * (1.0 + 2.0 * lags / n)
+
+
+def median_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
+    """The median with its 95 % confidence interval by order statistics.
+
+    The half-width in ranks is 0.98 · √(τ n) · (1 + 2.5 / n_eff), n_eff = n / τ: the usual distribution-free interval
+    (David and Nagaraja, "Order Statistics", 2003, section 7.1), widened for autocorrelation and for few samples.
+
+    Args:
+        samples: shape (n,), n ≥ 1.
+        tau: autocorrelation time; computed if not given.
+
+    Returns:
+        `low` and `high` are None where n is too small for such an interval to exist.
+    """
+    x = np.sort(np.asarray(samples, dtype=np.float64))
+    n = x.size
+    value = float(np.median(x))
+    if tau is None:
+        tau = autocorrelation_time(samples)
+    half = _HALF_Z95 * math.sqrt(tau * n) * (1.0 + 2.5 * tau / n)
+    low, high = math.floor((n - 1) / 2 - half), math.ceil((n - 1) / 2 + half)
+    if low < 0 or high > n - 1:
+        return Interval(value=value, low=None, high=None)
+    return Interval(value=value, low=float(x[low]), high=float(x[high]))
+
+
+def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
+    """The mean with its 95 % interval, mean ± t · s · √(τ / n), t of Student's distribution with n/τ - 1 degrees.
+
+    Args:
+        samples: shape (n,), n ≥ 1.
+        tau: autocorrelation time; computed if not given.
+
+    Returns:
+        `low` and `high` are None where n/τ < 10: so few samples tell too little of their own spread.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    value = float(x.mean())
+    if tau is None:
+        tau = autocorrelation_time(x)
+    if x.size / tau < _LEAST_FOR_MEAN:
+        return Interval(value=value, low=None, high=None)
+    half = student95(x.size / tau - 1) * float(x.std(ddof=1)) * math.sqrt(tau / x.size)
+    return Interval(value=value, low=value - half, high=value + half)
+
+
+def differ(one: Interval, other: Interval, tolerance: float) -> bool:
+    """Whether two statistics differ by more than is tolerated and what both are uncertain by.
+
+    Args:
+        one: of them; without an interval it counts as exact: better a doubt too many.
+        other: likewise; not 0.
+        tolerance: as a fraction.
+    """
+    uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
+    return abs(one.value / other.value - 1) > tolerance + uncertain
+
+
+def across_interval(medians: ArrayLike) -> tuple[Interval, float]:
+    """The geometric mean of several processes' medians with its 95 % interval, and how much processes differ.
+
+    exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees: the process
+    is the replicate, because processes differ by more than their calls do (Kalibera and Jones, "Rigorous benchmarking
+    in reasonable time", 2013).
+
+    Args:
+        medians: shape (P,), P ≥ 2, all > 0.
+
+    Returns:
+        The interval, and exp(s) - 1: the standard deviation between processes as a fraction.
+    """
+    logs = np.log(np.asarray(medians, dtype=np.float64))
+    centre, spread = float(logs.mean()), float(logs.std(ddof=1))
+    half = student95(logs.size - 1) * spread / math.sqrt(logs.size)
+    interval = Interval(value=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
+    return interval, math.expm1(spread)
+
+
+def samples_needed(percentile: float) -> int:
+    """How many independent samples a two-sided 95 % interval of a percentile takes to exist.
+
+    The smallest n with qⁿ ≤ 0.025 (or (1-q)ⁿ below the median): 6 for p50, 36 for p90, 72 for p95, 368 for p99.
+
+    Args:
+        percentile: between 0 and 100, both excluded.
+    """
+    q = max(percentile, 100 - percentile) / 100
+    return math.ceil(math.log(ALPHA / 2) / math.log(q) - 1e-9)
+
+
+def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None = None) -> Interval:
+    """A percentile (nearest order statistic with linear interpolation) and its 95 % interval by order statistics.
+
+    The ranks come from the exact binomial distribution of how many samples lie below the percentile, their distance
+    from n·q widened by √τ.
+
+    Args:
+        samples: shape (n,), n ≥ 1.
+        percentile: between 0 and 100, both excluded.
+        tau: autocorrelation time; computed if not given.
+
+    Returns:
+        `low` and `high` are None where n is too small (`samples_needed`).
+    """
+    x = np.sort(np.asarray(samples, dtype=np.float64))
+    n, q = x.size, percentile / 100
+    value = float(np.percentile(x, percentile))
+    if tau is None:
+        tau = autocorrelation_time(samples)
+    if n < samples_needed(percentile) * tau:
+        return Interval(value=value, low=None, high=None)
+    cumulative = np.cumsum(binomial_pmf(n, q))
+    lower = int(np.searchsorted(cumulative, ALPHA / 2, side="right"))
+    upper = int(np.searchsorted(cumulative, 1 - ALPHA / 2, side="left")) + 1
+    spread = math.sqrt(tau)
+    low = math.floor(n * q - (n * q - lower) * spread)
+    high = math.ceil(n * q + (upper - n * q) * spread)
+    if low < 1 or high > n:
+        return Interval(value=value, low=None, high=None)
+    return Interval(value=value, low=float(x[low - 1]), high=float(x[high - 1]))
+
+
+def mser5_cut(samples: ArrayLike) -> int:
+    """How many of the first samples the rule MSER-5 counts as warm-up.
+
+    The marginal standard error rule on means of 5 samples: the cut d that minimises s²(d) / (m - d), where s² is the
+    variance of the batch means after d of m batches. Source: White, Cobb and Spratt, "A comparison of five
+    steady-state truncation heuristics for simulation" (2000). The cut lies in the first half, as they demand.
+
+    Args:
+        samples: shape (n,).
+
+    Returns:
+        A multiple of 5, at most n / 2; 0 where there are fewer than 4 batches.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    batches = x.size // 5
+    if batches < 4:
+        return 0
+    means = x[: batches * 5].reshape(batches, 5).mean(axis=1)
+    means = means - means.mean()  # keeps the difference of squares below exact for large offsets
+    count = np.arange(batches, 0, -1, dtype=np.float64)
+    total = np.cumsum(means[::-1])[::-1]
+    squares = np.cumsum((means**2)[::-1])[::-1]
+    error = (squares - total**2 / count) / count**2
+    return int(np.argmin(error[: batches // 2 + 1])) * 5
+
+
+def drift(samples: ArrayLike) -> Drift | None:
+    """Whether the samples moved: the median of the last third against that of the first.
+
+    Args:
+        samples: shape (n,), in the order of time.
+
+    Returns:
+        The change if it is more than 0.5 % and more than 3.5 standard errors, otherwise None.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    third = x.size // 3
+    if third < 6:
+        return None
+    first, last = x[:third], x[-third:]
+    # the correlation time of what is left when the thirds' own levels are taken out: a drift is no correlation
+    residual = np.concatenate([first - np.median(first), last - np.median(last)])
+    tau = autocorrelation_time(residual)
+    start, end = float(np.median(first)), float(np.median(last))
+    if start == 0.0:
+        return None
+    error = math.hypot(_median_error(first, tau), _median_error(last, tau))
+    relative = end / start - 1
+    if abs(relative) <= 0.005:
+        return None
+    errors = abs(end - start) / error if error > 0 else math.inf
+    return Drift(relative=relative, standard_errors=errors) if errors > 3.5 else None
+
+
+def outliers(samples: ArrayLike) -> tuple[int, ...]:
+    """Indices of samples far from the median: more than 6 robust standard deviations and more than 0.5 % of it.
+
+    The robust standard deviation is 1.4826 times the median absolute deviation. Tagged, never dropped.
+
+    Args:
+        samples: shape (n,).
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    if x.size < 5:
+        return ()
+    median = float(np.median(x))
+    distance = np.abs(x - median)
+    limit = max(_OUTLIER_SIGMAS * MAD_TO_SIGMA * float(np.median(distance)), _OUTLIER_FLOOR * abs(median))
+    return tuple(int(index) for index in np.flatnonzero(distance > limit))
+
+
+def summarise(samples: Sequence[float], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
+    """All statistics of the samples after the warm-up.
+
+    Args:
+        samples: n ≥ 1, in the order of time.
+        percentiles: between 0 and 100.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    if x.size == 0:
+        raise ValueError("no samples")
+    tau = autocorrelation_time(x)
+    return Summary(
+        n=x.size,
+        tau=tau,
+        median=median_interval(x, tau),
+        mean=mean_interval(x, tau),
+        std=float(x.std(ddof=1)) if x.size > 1 else None,
+        minimum=float(x.min()),
+        maximum=float(x.max()),
+        percentiles={float(p): percentile_interval(x, p, tau) for p in percentiles},
+        outliers=outliers(x),
+        drift=drift(x),
+    )
+
+
+def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
+    """How many calls k one pair of events has to span so that neither tick nor record falsifies the time.
+
+    tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls; it is at most 1 µs a call as
+    well, as long as the k calls take no more than 10 ms: beyond, it is less than a thousandth anyway.
+
+    Args:
+        call_seconds: rough time t of one call, > 0.
+        tick_seconds: resolution of the clock.
+        record_seconds: device time that recording one event costs.
+    """
+    for_a_microsecond = min(math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds))
+    return max(
+        1,
+        math.ceil(tick_seconds / (0.001 * call_seconds) - 1e-9),
+        math.ceil(record_seconds / (0.002 * call_seconds) - 1e-9),
+        for_a_microsecond,
+    )
+
+
+def _ranks(x: Samples) -> Samples:
+    """Ranks from 0, ties sharing their mean rank."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    first = np.cumsum(counts) - counts
+    mean_rank: Samples = (first + (counts - 1) / 2)[inverse.reshape(-1)]
+    return mean_rank
+
+
+def _median_error(x: Samples, tau: float) -> float:
+    """Standard error of a median: that of a normal sample's, √(π/2)·σ·√(τ/n), with σ from the MAD."""
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(x - np.median(x))))
+    return math.sqrt(math.pi / 2 * tau / x.size) * sigma

@@ -1,0 +1,205 @@
+"""Profiles: what a profiler saw of a few calls, as sentences, tables and the files that it left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from perfexp.profilers import WHOLE, is_profile, profiled_key
+from perfexp.records.record import Point, Record, Status
+from perfexp.records.summary import first_median
+from perfexp.records.units import digits, format_seconds
+from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.subject import label, one_line, varying
+
+#: Rows of a table on the console and on the page; the record has more, and the CSVs all.
+_ROWS = 10
+#: Names of kernels are cut here; they may have thousands of characters.
+_LONGEST = 72
+#: What the times of operators are, by the column of torch's profiler that they are sorted by.
+_OWN_TIME = {
+    "self_cpu_seconds": "self: on the processor, without the operators that it calls itself; the CSV has it with them",
+    "self_device_seconds": "self: on the device, of the kernels that it launches itself and not through others; the "
+    "CSV has its time on the processor too",
+}
+
+
+def points(record: Record) -> list[Point]:
+    """The points of profiles that a profiler has seen.
+
+    Args:
+        record: of any run.
+    """
+    return [point for point in record.points if is_profile(point.key) and _is_profile_of_perfexp(_facts(point))]
+
+
+def files(record: Record) -> list[str]:
+    """Names of the files that the profilers left, in the run's folder.
+
+    Args:
+        record: of any run.
+    """
+    return list(dict.fromkeys(str(name) for point in points(record) for name in _facts(point).get("files") or ()))
+
+
+def sentences(record: Record) -> list[str]:
+    """A line for each profile: what looked at what, how long that took, and what it says of a call.
+
+    Args:
+        record: of any run.
+    """
+    known = [point for point in points(record) if point.status is Status.OK]
+    timed = {point.key: point for point in record.points}
+    names = _names(known)
+    return [
+        f"{name}: {text}" if name else text
+        for name, point in zip(names, known, strict=True)
+        for text in _of(point, timed.get(profiled_key(point.key)))
+    ]
+
+
+def tables(record: Record) -> list[tuple[str, Grid]]:
+    """Tables with their titles: kernels, operators, and what each part of a call launched.
+
+    Args:
+        record: of any run.
+    """
+    known = [point for point in points(record) if point.status is Status.OK]
+    found: list[tuple[str, Grid]] = []
+    for name, point in zip(_names(known), known, strict=True):
+        facts = _facts(point)
+        steps = max(1, int(facts.get("steps") or 1))
+        where = f" ({name})" if name else ""
+        for what in ("kernels", "operators"):
+            if rows := facts.get(what):
+                whole = facts.get(f"{what.removesuffix('s')}_names", len(rows))
+                shown = min(len(rows), _ROWS)
+                title = f"top {shown} of {whole} {what} by {facts['profiler']}{where}"
+                own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operators" else None
+                grid = _ranked(rows[:_ROWS], steps, what.removesuffix("s"), "self per call" if own else "per call")
+                found.append((title, replace(grid, notes=(own,)) if own else grid))
+        if rows := facts.get("ranges"):
+            found.append((f"what each part launched, by {facts['profiler']}{where}", _ranges(rows[:_ROWS])))
+    return found
+
+
+def kernel_grid(rows: list[Mapping[str, Any]]) -> Grid:
+    """Kernels of a whole profile, as a table.
+
+    Args:
+        rows: `name`, `count`, `seconds` and `share` of each.
+    """
+    return _ranked(rows[:_ROWS], 1, "kernel", "in all")
+
+
+def commands(record: Record) -> list[str]:
+    """Command lines that look at a marked call.
+
+    Args:
+        record: of any run.
+    """
+    return [one_line(str(text)) for point in points(record) for text in (_facts(point).get("commands") or {}).values()]
+
+
+class _Row(msgspec.Struct):
+    name: str
+    share: float
+    seconds: float
+    count: float
+
+
+class _Range(msgspec.Struct):
+    name: str
+    kernels: float
+    busy_seconds: float
+    span_seconds: float
+
+
+class _Facts(msgspec.Struct):
+    """What is computed with of a profile's facts; a record is data, and may hold anything there."""
+
+    profiler: str
+    files: list[str] | None = None
+    settings: dict[str, Any] | None = None
+    steps: int | None = None
+    warmup: int | None = None
+    kernels: list[_Row] | None = None
+    operators: list[_Row] | None = None
+    ranges: list[_Range] | None = None
+    commands: dict[str, Any] | None = None
+    marked: list[Any] | None = None
+    kernels_in: dict[str, Any] | None = None
+    empty: dict[str, Any] | None = None
+
+
+def _is_profile_of_perfexp(facts: Any) -> bool:
+    try:
+        msgspec.convert(facts, _Facts)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _facts(point: Point) -> Any:
+    return point.facts.get("profile")
+
+
+def _names(known: list[Point]) -> list[str]:
+    """What tells the profiles apart."""
+    keys = [profiled_key(point.key) for point in known]
+    fields = varying(keys)
+    return [label(key, fields) if fields else "" for key in keys]
+
+
+def _of(point: Point, timed: Point | None) -> Iterator[str]:
+    facts = _facts(point)
+    steps, warmup = int(facts.get("steps") or 0), facts.get("warmup")
+    tool = " ".join(filter(None, (str(facts["profiler"]), str(facts.get("version") or ""))))
+    if facts.get("commands"):
+        looked = f"call {int(warmup or 0) + 1} was marked ({', '.join(map(str, facts.get('marked') or ()))})"
+    else:
+        looked = f"{tool} looked at {steps} call{'' if steps == 1 else 's'} after {warmup} others"
+    cost = f" in {format_seconds(point.wall_seconds, 2)}" if point.wall_seconds else ""
+    yield one_line(f"{looked}{cost}, in a process of its own; no time of the record is from there")
+    whole = WHOLE[profiled_key(point.key).phase]
+    span = next((each["span_seconds"] for each in facts.get("ranges") or () if each["name"] == whole), None)
+    device = first_median(timed, "device", "latency") if timed else None
+    if span:
+        against = f"; timed without it: {format_seconds(device)} ({span / device - 1:+.1%})" if device else ""
+        yield f"the work of a call spans {format_seconds(span)} on the device under the profiler{against}"
+    within = facts.get("kernels_in") or {}
+    if any(within.values()):
+        yield "kernels: " + ", ".join(f"{count} in {one_line(str(name))}" for name, count in within.items())
+    for report, why in (facts.get("empty") or {}).items():
+        yield one_line(f"{report} has no rows: {why} in these calls")
+
+
+def _ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str = "per call") -> Grid:
+    return Grid(
+        columns=(
+            Column(title="share", cells=tuple(f"{row['share'] * 1e2:.1f} %" for row in rows)),
+            Column(title=time, cells=tuple(format_seconds(row["seconds"] / steps) for row in rows)),
+            Column(title="times", cells=tuple(digits(row["count"] / steps) for row in rows), rank=1),
+            Column(title=what, cells=tuple(_short(str(row["name"])) for row in rows), prose=True, is_key=True),
+        )
+    )
+
+
+def _ranges(rows: list[Mapping[str, Any]]) -> Grid:
+    return Grid(
+        columns=(
+            Column(title="part", cells=tuple(one_line(str(row["name"])) for row in rows), prose=True, is_key=True),
+            Column(title="kernels", cells=tuple(digits(row["kernels"]) for row in rows)),
+            Column(title="device busy", cells=tuple(format_seconds(row["busy_seconds"]) for row in rows)),
+            Column(title="span", cells=tuple(format_seconds(row["span_seconds"]) for row in rows), rank=1),
+        )
+    )
+
+
+def _short(name: str) -> str:
+    """A kernel's name without what all have, and not longer than a line takes."""
+    text = one_line(name).removeprefix("void ")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

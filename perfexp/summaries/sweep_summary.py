@@ -1,0 +1,200 @@
+"""Sweeps: the runs of a sweep together with their records, and the table of them that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.records.doubts import multi_gpu_slower
+from perfexp.records.record import Doubt, Metric, Record, Status
+from perfexp.records.summary import Row, across, is_clearly_below, rows
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.statistics import estimators
+from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.remarks import failures
+from perfexp.summaries.subject import constant, label, one_line, subject
+from perfexp.summaries.wording import bare_time, find_metric, median_text, range_text, rate_text
+
+#: The axis of a sweep over numbers of devices.
+_GPU_COUNT = "gpu.count"
+
+
+def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
+    """Each run of a sweep with its record, in the order of their numbers; None where it left no record.
+
+    Args:
+        sweep: the summary.
+        records: in any order; they know their number in the sweep.
+    """
+    by_job = {record.sweep.job: record for record in records if record.sweep and record.sweep.uid == sweep.uid}
+    return [(child, by_job.get(child.job)) for child in sorted(sweep.children, key=lambda child: child.job)]
+
+
+def headline(sweep: Sweep) -> str:
+    """What varies, and how many runs have ended how.
+
+    Args:
+        sweep: the summary.
+    """
+    statuses = [child.status for child in sweep.children]
+    ended = f"{len(statuses) - statuses.count(Status.INTERRUPTED)}{f' of {sweep.jobs}' if sweep.jobs else ''}"
+    counts = {status: statuses.count(status) for status in Status if status is not Status.OK}
+    parts = [f"{ended} runs ended", *(f"{count} {status.value}" for status, count in counts.items() if count)]
+    return f"sweep over {one_line(sweep.name)}: {', '.join(parts)}"
+
+
+def setting(records: Sequence[Record]) -> str:
+    """What is the same in all runs: phase, size, batch, precision and device; empty where nothing is known.
+
+    Args:
+        records: those of its runs, as far as there are any.
+    """
+    keys = [row.key for record in records for row in rows(record)]
+    devices = {subject(record.plan, record.environment).device for record in records}
+    device = devices.pop() if len(devices) == 1 else None
+    words = [label(keys[0], same) if keys and (same := constant(keys)) else "", f"on {device}" if device else ""]
+    return " ".join(filter(None, words))
+
+
+def doubts(sweep: Sweep, records: Sequence[Record]) -> dict[int, Doubt]:
+    """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer.
+
+    Args:
+        sweep: the summary.
+        records: those of its runs, as far as there are any.
+    """
+    counts: dict[tuple[object, ...], list[tuple[int, int, estimators.Interval]]] = {}
+    for child, record in paired(sweep, records):
+        rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != _GPU_COUNT))
+        for row in rows(record) if record and child.axes.get(_GPU_COUNT, "").isdecimal() else []:
+            if row.samples_per_second:
+                group = counts.setdefault((rest, row.key), [])
+                group.append((int(child.axes[_GPU_COUNT]), child.job, row.samples_per_second))
+    ratios: dict[int, list[tuple[float, int, int]]] = {}
+    for group in counts.values():
+        for count, job, rate in group:
+            fewer = [each for each in group if each[0] < count and is_clearly_below(rate, each[2])]
+            if fewer:
+                best, _, most = max(fewer, key=lambda each: each[2].value)
+                ratios.setdefault(job, []).append((rate.value / most.value, count, best))
+    return {job: multi_gpu_slower(*min(each)) for job, each in ratios.items()}
+
+
+def doubt_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """A line for each warning that only the other runs show, and its remedy below it.
+
+    Args:
+        sweep: the summary.
+        records: those of its runs, as far as there are any.
+    """
+    names = {child.job: one_line(child.name) for child in sweep.children}
+    lines = []
+    for job, doubt in doubts(sweep, records).items():
+        lines += [f"{doubt.code} (run {job} {names[job]}): {doubt.detail}", f"  → {doubt.remedy}"]
+    return lines
+
+
+def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
+    """A line for each run, or for each of its phases: the axes, the time, and how it ended.
+
+    Args:
+        sweep: with at least one run.
+        records: those of its runs, as far as there are any.
+    """
+    pairs = paired(sweep, records)
+    axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
+    lines = [(child, known) for child, record in pairs for known in _by_phase(record)]
+    phases = dict.fromkeys(row.key.phase for _, known in lines for row in known)
+    kinds = dict.fromkeys(kind for _, known in lines for row in known if (kind := row.time_kind))
+    raised = doubts(sweep, records)
+    title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
+    columns = [
+        Column(title="run", cells=tuple(str(child.job) for child, _ in lines), is_key=True),
+        *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in lines)) for name in axes),
+        Column(
+            title="phase", cells=tuple(known[0].key.phase if known and len(phases) > 1 else "" for _, known in lines)
+        ),
+        Column(title=title, cells=tuple(_times(known) for _, known in lines)),
+        Column(title="time", cells=tuple(_kinds(known) if len(kinds) > 1 else "" for _, known in lines)),
+        Column(title="samples/s", cells=tuple(_rates(known) for _, known in lines), rank=1),
+        Column(title="ran as asked", cells=tuple(_shares(known) for _, known in lines), rank=1),
+        Column(
+            title="remarks",
+            cells=tuple(_remarks(child, known, raised.get(child.job)) for child, known in lines),
+            prose=True,
+        ),
+    ]
+    return Grid(columns=tuple(column for column in columns if any(column.cells)))
+
+
+def _by_phase(record: Record | None) -> list[list[Row]]:
+    """The rows of each phase; one empty list where there is none."""
+    phases: dict[str, list[Row]] = {}
+    for row in rows(record) if record else []:
+        phases.setdefault(row.key.phase, []).append(row)
+    return list(phases.values()) or [[]]
+
+
+def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """A line for each run, or each point of a run, that did not end well: which, how, and why.
+
+    Args:
+        sweep: the summary.
+        records: those of its runs, as far as there are any.
+    """
+    lines = []
+    for child, record in paired(sweep, records):
+        which = f"run {child.job} {one_line(child.name)}"
+        reasons = failures(record) if record else []
+        if not reasons and child.status is not Status.OK:
+            reasons = [child.status.value + (f": {one_line(child.error)}" if child.error else "")]
+        lines += [f"{which}: {reason}" for reason in reasons]
+    return lines
+
+
+def _timed(known: Sequence[Row]) -> list[Row]:
+    return [row for row in known if row.time]
+
+
+def _times(known: Sequence[Row]) -> str:
+    """The time of the only point, by one process or by several, or the range of several points."""
+    timed = _timed(known)
+    if len(timed) < 2:
+        return median_text(timed[0]) if timed else ""
+    together = across(timed)
+    if len(together) == 1 and len(together[0].keys) == len(timed):
+        time = together[0].time
+        return f"{bare_time(time)} ({range_text(time)}, {len(timed)} processes)"
+    medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
+    return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
+
+
+def _kinds(known: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
+
+
+def _rates(known: Sequence[Row]) -> str:
+    timed = _timed(known)
+    return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
+
+
+def _shares(known: Sequence[Row]) -> str:
+    """The share of the convolutions' FLOPs that ran by the algorithm that was asked for, or the range of several."""
+    metrics = (find_metric(row, "algorithm/flops_share") for row in known)
+    shares = sorted(metric.value for metric in metrics if metric and metric.value is not None)
+    texts = dict.fromkeys(f"{100 * share:.0f} %" for share in shares[:1] + shares[-1:])
+    return " … ".join(texts)
+
+
+def _remarks(child: SweepChild, known: Sequence[Row], raised: Doubt | None) -> str:
+    """How many points there are, how it ended where that is not well, and the codes of its doubts."""
+    codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts)
+    codes |= {raised.code: None} if raised else {}
+    points = [f"{len(_timed(known))} of {len(known)} points"] if len(known) > 1 else []
+    fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in map(_fitting, known) if metric and metric.value)
+    status = [] if child.status is Status.OK else [child.status.value]
+    return ", ".join([*points, *status, *fits, *codes])
+
+
+def _fitting(row: Row) -> Metric | None:
+    """The batch size that would have fitted, where a point ran out of memory."""
+    return find_metric(row, "batch_that_fits")

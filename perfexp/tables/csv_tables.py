@@ -1,0 +1,221 @@
+"""Tables: a record and a sweep as CSV (RFC 4180), for spreadsheets and pandas; every figure in full precision."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+from perfexp.host.untrusted import spreadsheet_text
+from perfexp.records.record import Doubt, Record, Status
+from perfexp.records.summary import Across, Row, across, requested_percentiles, rows
+from perfexp.records.sweep_record import Sweep
+from perfexp.summaries.subject import Subject, one_line, subject
+from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.wording import (
+    ENERGY,
+    PEAK_MEMORY,
+    POWER,
+    find_metric,
+    percentile,
+    service_time,
+)
+
+Cell = str | float | int | bool | None
+Line = dict[str, Cell]
+
+#: The columns that come first, whatever else there is (requirements, row 3.6).
+FIRST_COLUMNS = (
+    "model",
+    "algorithm",
+    "input_size",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "power_mean_w",
+    "energy_per_inference_j",
+)
+
+
+def overall(record: Record) -> list[Line]:
+    """One line for each point that is timed; the figures of a point that failed are None.
+
+    Times are milliseconds per call of the kind that `time_kind` names; `pN_ms` are of `percentile_kind` and None where
+    n is too small for their interval.
+
+    Args:
+        record: of any run.
+
+    Returns:
+        Lines that all have the same columns in the same order, `FIRST_COLUMNS` first.
+    """
+    known = rows(record)
+    about = subject(record.plan, record.environment)
+    together = {key: each for each in across(known) for key in each.keys}
+    percentiles = requested_percentiles(record)
+    phases = list(dict.fromkeys(name for row in known for name in row.phases))
+    metrics = list(dict.fromkeys(metric.name for row in known for metric in row.metrics))
+    return [
+        {
+            **_seed_columns(row, about),
+            **_time_columns(row),
+            **_percentile_columns(row, percentiles),
+            **_rate_columns(row),
+            **_phase_columns(row, phases),
+            **_metric_columns(row, metrics),
+            **_outcome_columns(row, about, record.doubts),
+            **_across_columns(row, together.get(row.key)),
+        }
+        for row in known
+    ]
+
+
+def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
+    """One line for each point of each run of a sweep, the axes that vary first; a run without points has one line.
+
+    Args:
+        summary: of the sweep.
+        records: those of its runs, as far as there are any.
+    """
+    lines: list[Line] = []
+    for child, record in paired(summary, records):
+        points = overall(record) if record else []
+        if not points:
+            points = [{"status": child.status.value, "error": child.error}]
+        lines += [{**child.axes, "job": child.job, "run": child.name, **point} for point in points]
+    return lines
+
+
+def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
+    """Lines as CSV in UTF-8; the columns are those of all lines in the order of their first appearance.
+
+    Args:
+        lines: as `overall` or `sweep` gives them; without any, only the header of `FIRST_COLUMNS` is written.
+    """
+    columns = list(dict.fromkeys(name for line in lines for name in line)) or list(FIRST_COLUMNS)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow([cell_text(column) for column in columns])
+    writer.writerows([cell_text(line.get(column)) for column in columns] for line in lines)
+    return buffer.getvalue().encode("utf-8", errors="replace")
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as it is written; a text that a spreadsheet would run as a formula begins with an apostrophe.
+
+    Args:
+        cell: a figure, a truth, a text, or None.
+    """
+    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
+        return ""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if isinstance(cell, int | float):
+        return repr(cell)
+    return spreadsheet_text(one_line(cell))
+
+
+def _seed_columns(row: Row, about: Subject) -> Line:
+    time = row.time
+    return {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "input_size": row.key.size_label if row.key.input_size[0] != row.key.input_size[1] else row.key.input_size[0],
+        "mean": _ms(time.mean.value) if time else None,
+        "std": _ms(time.std) if time else None,
+        "min": _ms(time.minimum) if time else None,
+        "max": _ms(time.maximum) if time else None,
+        "power_mean_w": _metric(row, POWER),
+        "energy_per_inference_j": _metric(row, ENERGY),
+    }
+
+
+def _time_columns(row: Row) -> Line:
+    time, series = row.time, row.series
+    width = time.median.relative_half_width if time else None
+    return {
+        "phase": row.key.phase,
+        "batch_size": row.key.batch_size,
+        "precision": row.key.precision,
+        "replicate": row.key.replicate,
+        "time_kind": row.time_kind,
+        "median_ms": _ms(time.median.value) if time else None,
+        "ci_low_ms": _ms(time.median.low) if time else None,
+        "ci_high_ms": _ms(time.median.high) if time else None,
+        "half_width_percent": None if width is None else 100 * width,
+        "n": time.n if time else None,
+        "n_effective": time.n / time.tau if time else None,
+        "outliers": len(time.outliers) if time else None,
+        "warmup_calls": series.warmup * series.calls_per_sample if series else None,
+        "calls_per_sample": series.calls_per_sample if series else None,
+        "stop_reason": series.stop.reason if series and series.stop else None,
+    }
+
+
+def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
+    service = service_time(row)
+    line: Line = {"percentile_kind": service[0] if service else None}
+    for number in percentiles:
+        found = percentile(service[1], number) if service else None
+        line[f"p{number:g}_ms"] = _ms(found.value) if found else None
+        line[f"p{number:g}_low_ms"] = _ms(found.low) if found else None
+        line[f"p{number:g}_high_ms"] = _ms(found.high) if found else None
+    return line
+
+
+def _rate_columns(row: Row) -> Line:
+    rate = row.samples_per_second
+    return {
+        "samples_per_second": rate.value if rate else None,
+        "samples_per_second_low": rate.low if rate else None,
+        "samples_per_second_high": rate.high if rate else None,
+    }
+
+
+def _phase_columns(row: Row, phases: Sequence[str]) -> Line:
+    return {f"phase_{name}_ms": _ms(row.phases.get(name)) for name in phases}
+
+
+def _metric_columns(row: Row, names: Sequence[str]) -> Line:
+    """`peak_memory_mib` always; the others under their own names; `estimated` says which of them were not measured."""
+    peak = _metric(row, PEAK_MEMORY)
+    line: Line = {"peak_memory_mib": None if peak is None else peak / 2**20}
+    line |= {_column(name): _metric(row, name) for name in names if name not in (PEAK_MEMORY, POWER, ENERGY)}
+    line["estimated"] = ";".join(_column(metric.name) for metric in row.metrics if metric.estimated)
+    return line
+
+
+def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Doubt]) -> Line:
+    """How it ended, and every doubt that concerns it: the whole run's too, because a line is read alone."""
+    return {
+        "device": about.device,
+        "status": row.status.value,
+        "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
+        "error": row.error if row.status is not Status.OK else None,
+    }
+
+
+def _across_columns(row: Row, found: Across | None) -> Line:
+    """What all processes say together that measured the point: the same in the line of each."""
+    alone = 1 if row.status is Status.OK and row.time else 0
+    return {
+        "processes": len(found.keys) if found else alone,
+        "across_median_ms": _ms(found.time.value) if found else None,
+        "across_low_ms": _ms(found.time.low) if found else None,
+        "across_high_ms": _ms(found.time.high) if found else None,
+    }
+
+
+def _metric(row: Row, name: str) -> float | None:
+    metric = find_metric(row, name)
+    return metric.value if metric else None
+
+
+def _column(metric: str) -> str:
+    return metric.replace("/", "_")
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

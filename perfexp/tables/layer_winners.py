@@ -1,0 +1,124 @@
+"""Winners: which algorithm computed each layer in the shortest time, over the records of many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfexp.records.record import Point, Record, timed_key
+from perfexp.summaries.subject import subject
+from perfexp.tables import layer_tables
+from perfexp.tables.csv_tables import Cell, Line
+
+#: What two lines of layers have in common that can be compared: everything but the algorithm.
+_COMPARABLE = (
+    *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
+    *("layer", "call", "operation", "pass"),
+)
+#: Passes that something else computed than the algorithm that was asked for.
+_NOT_OWN = ("fallback", "substituted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of layers, and what it can be compared as.
+
+    Attributes:
+        line: all its columns but those of the winner.
+        is_leaf: whether it is of a layer or an operation; not of the model, of a module around others, or of what is in
+            no module.
+        is_own: whether its algorithm computed it: `default` everything, any other one what it did not leave to torch.
+    """
+
+    line: Line
+    is_leaf: bool
+    is_own: bool
+
+
+def rows(record: Record) -> list[Row]:
+    """The lines of a record's layers, with what each can be compared as.
+
+    Args:
+        record: of any run.
+    """
+    algorithm = subject(record.plan, record.environment).algorithm
+    known = {point.key: point for point in record.points}
+    found: list[tuple[bool, bool]] = []
+    for point in layer_tables.points(record):
+        keys = [line["key"] or {} for line in point.facts["layers"]["lines"]]
+        around, own = _around(keys), _own(known.get(timed_key(point.key)))
+        found += [
+            (_is_leaf(key, around), algorithm == "default" or (key.get("path"), key.get("which")) in own)
+            for key in keys
+        ]
+    return [
+        Row(line=line, is_leaf=is_leaf, is_own=is_own and not _ran_another(line))
+        for line, (is_leaf, is_own) in zip(layer_tables.lines(record), found, strict=True)
+    ]
+
+
+def named(competing: Sequence[Row]) -> list[Line]:
+    """Lines of layers with the algorithm that was the fastest for the same row, and how many times its time each took.
+
+    What an algorithm did not compute itself is no time of that algorithm: it neither wins nor is compared. Only a layer
+    or an operation has a winner, and only where several algorithms were measured.
+
+    Args:
+        competing: of several runs, each with the device and the execution of its own.
+    """
+    fastest: dict[tuple[Any, ...], Line] = {}
+    lines = [row.line for row in competing if row.is_leaf and row.is_own and row.line["p50_ms"]]
+    for line in sorted(lines, key=_milliseconds):
+        fastest.setdefault(_comparable(line), line)
+    found: list[Line] = []
+    rivals: dict[tuple[Any, ...], set[Cell]] = {}
+    for row in competing:
+        rivals.setdefault(_comparable(row.line), set()).add(row.line["algorithm"])
+    for row in competing:
+        place = _comparable(row.line)
+        best = fastest.get(place) if row.is_leaf and len(rivals.get(place, ())) > 1 else None
+        compared = best is not None and row.is_own and row.line["p50_ms"]
+        ratio = _milliseconds(row.line) / _milliseconds(best) if best is not None and compared else None
+        found.append({**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio})
+    return found
+
+
+def _comparable(line: Line) -> tuple[Any, ...]:
+    return tuple(line.get(name) for name in _COMPARABLE)
+
+
+def _milliseconds(line: Line) -> float:
+    return float(line["p50_ms"] or 0.0)
+
+
+def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Paths of the modules that others, or operations, lie in."""
+    found: set[str] = set()
+    for key in keys:
+        if key.get("path") is not None:
+            parts = key["path"].split(".") if key["path"] else []
+            found |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
+    return found
+
+
+def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
+    """Whether a row is of a layer or an operation."""
+    return key.get("path") is not None and (key["operation"] is not None or key["path"] not in around)
+
+
+def _own(timed: Point | None) -> set[tuple[str, str]]:
+    """The convolutions, by path and pass, that the algorithm which was asked for computed itself."""
+    own: dict[tuple[str, str], bool] = {}
+    for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
+        for each in layer["passes"]:
+            place = layer["name"], "forward" if each["which"] == "forward" else "backward"
+            left = each.get("status") in _NOT_OWN or each["selected"] == "default"
+            own[place] = own.get(place, True) and not left
+    return {place for place, is_own in own.items() if is_own}
+
+
+def _ran_another(line: Line) -> bool:
+    """Whether the kernels of a row are another algorithm's than cuDNN was handed."""
+    handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
+    return ran is not None and handed not in str(ran).split(" or ")

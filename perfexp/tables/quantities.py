@@ -1,0 +1,200 @@
+"""Quantities: every number of a record, with its point, its group, and a name that ends in its unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfexp.records.record import Key, Record, Status
+from perfexp.records.summary import Row, across, requested_percentiles, scalings
+from perfexp.records.units import prettify
+from perfexp.statistics import estimators
+from perfexp.summaries.wording import percentile, service_time
+from perfexp.tables.point_runs import PointRun
+
+#: A chart of MLflow asks for so many values of a metric; more cost time and are not seen.
+CHART_POINTS = 320
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """One number.
+
+    Attributes:
+        group: `latency`, `throughput`, `memory`, …
+        name: within the group, ending in its unit.
+        value: None where it can't be known.
+        key: the point that it belongs to.
+        step: the point's input width where points differ in a square size only, or else its index; the index of the
+            sample in the group `samples`.
+        reason: why there is no value.
+        estimated: computed from something else that was measured, or a percentile of too few samples.
+    """
+
+    group: str
+    name: str
+    value: float | None
+    key: Key
+    step: int
+    reason: str | None = None
+    estimated: bool = False
+
+
+def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
+    """All of one phase and batch size, point by point.
+
+    Args:
+        record: record of any run.
+        run: one of its phases and batch sizes.
+    """
+    known, percentiles = run.rows, requested_percentiles(record)
+    steps = _steps(known)
+    for row, step in zip(known, steps.values(), strict=True):
+        for group, name, value in _of_row(row):
+            yield Quantity(group=group, name=name, value=value, key=row.key, step=step)
+        yield from _percentiles(row, percentiles, step)
+        yield from _metrics(row, step)
+    yield from _across(known, steps)
+    yield from _scalings(known, steps)
+    yield from _first_predictions(run, steps)
+    if len(known) == 1:
+        yield from _samples(known[0])
+
+
+def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
+    """At most so many samples with their indices; the smallest and the largest of each stretch stay.
+
+    Args:
+        samples: in their order.
+        limit: even.
+    """
+    if len(samples) <= limit:
+        return list(enumerate(samples))
+    values = np.asarray(samples)
+    indices: set[int] = set()
+    for stretch in np.array_split(np.arange(values.size), limit // 2):
+        indices |= {int(stretch[values[stretch].argmin()]), int(stretch[values[stretch].argmax()])}
+    return [(index, samples[index]) for index in sorted(indices)]
+
+
+def _steps(known: Sequence[Row]) -> dict[Key, int]:
+    """The step of each point: of a sweep over square sizes the width, so that a chart has it as its axis."""
+    widths = {row.key.input_size[1] for row in known if row.key.input_size[0] == row.key.input_size[1]}
+    is_sweep = len(widths) == len(known) > 1
+    return {row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(known)}
+
+
+def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
+    """Group, name and value of what the row itself says; MLflow keeps their order in its lists."""
+    for kind, time in row.times.items():
+        for name, value in _of_time(time):
+            yield kind, name, value
+    if row.samples_per_second:
+        yield "throughput", "samples_per_second", row.samples_per_second.value
+    for name, seconds in row.phases.items():
+        yield f"{row.key.phase}_phase", f"{name}_ms", seconds * 1e3
+    yield "point", "input_height", row.key.input_size[0]
+    yield "point", "input_width", row.key.input_size[1]
+    yield "point", "batch_size", row.key.batch_size
+    if row.key.replicate:
+        yield "point", "replicate", row.key.replicate
+    yield "point", "ok", float(row.status is Status.OK)
+
+
+def _of_time(time: estimators.Summary) -> Iterator[tuple[str, float]]:
+    """Name and value of the statistics of one kind of time; `p50` is the median."""
+    yield "p50_ms", time.median.value * 1e3
+    width = time.median.relative_half_width
+    if width is not None:
+        yield "ci_half_width_percent", width * 100
+    yield "mean_ms", time.mean.value * 1e3
+    if time.std is not None:
+        yield "std_ms", time.std * 1e3
+    yield "min_ms", time.minimum * 1e3
+    yield "max_ms", time.maximum * 1e3
+    yield "measured_count", time.n
+    yield "outliers_count", len(time.outliers)
+
+
+def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[Quantity]:
+    """Percentiles of the service time above the median; one without an interval is an estimate."""
+    service = service_time(row)
+    if service is None:
+        return
+    kind, summary = service
+    for number in percentiles:
+        if number == 50:
+            continue
+        found = percentile(summary, number)
+        yield Quantity(
+            group=kind,
+            name=f"p{number:g}_ms",
+            value=found.value * 1e3,
+            key=row.key,
+            step=step,
+            estimated=found.low is None,
+        )
+
+
+def _metrics(row: Row, step: int) -> Iterator[Quantity]:
+    """The point's figures beside its times; one that names no group is put into that of its phase."""
+    for metric in row.metrics:
+        group, slash, rest = metric.name.partition("/")
+        name, value = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
+        yield Quantity(
+            group=group if slash else row.key.phase,
+            name=name,
+            value=None if metric.value is None else value,
+            key=row.key,
+            step=step,
+            reason=metric.reason,
+            estimated=metric.estimated,
+        )
+
+
+def _across(known: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """What several processes say together of a point, at the step of the first of them."""
+    for each in across(known):
+        time = {"p50_ms": each.time.value, "ci_low_ms": each.time.low, "ci_high_ms": each.time.high}
+        values = {name: None if seconds is None else seconds * 1e3 for name, seconds in time.items()}
+        values |= {"spread_percent": 100 * each.spread, "processes_count": len(each.keys)}
+        for name, value in values.items():
+            group = f"{each.time_kind}_across"
+            yield Quantity(group=group, name=name, value=value, key=each.key, step=steps[each.key])
+
+
+def _scalings(known: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """How a time grows with the size, at the step of the largest size; an exponent that there is not says why."""
+    for each in scalings(known):
+        fit, reason = each.fit, "the time does not grow with the size"
+        exponent = fit.exponent or estimators.Interval(value=math.nan, low=None, high=None)
+        values = {
+            "exponent": exponent.value if fit.exponent else None,
+            "exponent_low": exponent.low,
+            "exponent_high": exponent.high,
+            "constant_ms": fit.a * 1e3,
+            "per_megapixel_ms": fit.b * 1e3,
+            "scatter_percent": fit.scatter * 100,
+        }
+        for name, value in values.items():
+            why = reason if value is None else None
+            yield Quantity(group="scaling", name=name, value=value, key=each.key, step=steps[each.key], reason=why)
+
+
+def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """Time to first prediction, at the step of the first point with the same size."""
+    at = {key.input_size: step for key, step in reversed(list(steps.items()))}
+    for index, first in enumerate(run.first_predictions):
+        step = at.get(first.key.input_size, index)
+        for name, seconds in (*first.parts.items(), ("total", first.total_seconds)):
+            yield Quantity(group="ttfp", name=f"{name}_ms", value=seconds * 1e3, key=first.key, step=step)
+
+
+def _samples(row: Row) -> Iterator[Quantity]:
+    """The samples of the only point, warm-up first: a chart of warm-up, drift and outliers."""
+    if row.series is not None:
+        for index, value in decimate(row.series.samples):
+            yield Quantity(group="samples", name=f"{row.series.name}_ms", value=value * 1e3, key=row.key, step=index)

@@ -1,0 +1,127 @@
+"""Speed files: those of a run's trainings, in its own folder and where `speed_dir` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from perfexp.errors import UserError
+from perfexp.host.files import write_atomically
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Record
+from perfexp.records.sweep_record import Sweep
+from perfexp.speed import Speed, of_record, placing
+
+_REPEAT = "Move it away and repeat the command: what was measured is kept."
+_KEPT = "What was measured is kept, and the run's own folder has the file."
+
+
+def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
+    """Write the speed file of each training of a run.
+
+    Args:
+        record: finished, whatever its status.
+        paths: file names of the run's folder.
+        on_error: called with a message for each speed file that cannot be written to its place.
+
+    Returns:
+        Those in the run's folder.
+
+    Raises:
+        OSError: the run's folder can't be written.
+    """
+    found = of_record(record, paths.root)
+    written = {path: speed for speed in found if _is_free(path := paths.root / speed.file_name, on_error)}
+    if written:
+        paths.claim(*written)  # all at once: a sweep of sizes has a hundred
+    for path, speed in written.items():
+        write_atomically(path, speed.to_json())
+    folder = _speed_dir(record, paths.root)
+    if found and folder is not None:
+        _place(found, folder, _logs_of_sweep(record, paths.root), on_error)
+    return list(written)
+
+
+def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
+    """The trainings of a run, each with its speed file: that in `speed_dir` if there is one; None where it has none.
+
+    Args:
+        record: of any run.
+        folder: the run's.
+    """
+    root = folder.absolute()
+    places = [place for place in (_speed_dir(record, root), folder) if place is not None]
+    return [
+        (speed, next((path for place in places if (path := _own(speed, place)) is not None), None))
+        for speed in of_record(record, folder)
+    ]
+
+
+def _speed_dir(record: Record, root: Path) -> Path | None:
+    """Where the speed files go beside the run's folder; None for nowhere."""
+    named = record.plan.get("speed_dir")
+    folder = Path(named).expanduser() if isinstance(named, str) and named else None
+    return None if folder is None or folder.resolve() == root.resolve() else folder
+
+
+def _place(found: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]) -> None:
+    """Put speed files into `speed_dir`, over none of another run of the same sweep.
+
+    Args:
+        found: those of a run.
+        folder: where to.
+        logs: log files of the runs of its sweep.
+        on_error: see `write`.
+    """
+    try:
+        placing.refuse_no_folder(folder, f"choose another speed_dir=DIR. {_KEPT}")
+    except UserError as error:
+        return on_error(str(error))
+    for speed in found:
+        others = [log for log in logs if log != speed.log_file]
+        named = next(each for each in _numbered(speed) if (placing.whose(folder / each.file_name) or "") not in others)
+        try:
+            placing.put(named, folder, remedy=f"Move it away, or choose another speed_dir=DIR. {_KEPT}")
+        except UserError as error:
+            on_error(str(error))
+
+
+def _own(speed: Speed, folder: Path) -> Path | None:
+    """The file of a training in a folder, whatever its number; None where there is none."""
+    for named in _numbered(speed):
+        path = folder / named.file_name
+        log_file = placing.whose(path)
+        if log_file is None or log_file == speed.log_file:
+            return path if log_file else None
+    return None
+
+
+def _numbered(speed: Speed) -> Iterator[Speed]:
+    """The training as it is, then with a number: `MODEL_2_…`, `MODEL_3_…`."""
+    yield speed
+    for number in count(2):
+        yield replace(speed, label=f"{speed.label}_{number}" if speed.label else str(number))
+
+
+def _logs_of_sweep(record: Record, root: Path) -> list[str]:
+    """The logs of the runs of a run's sweep that have ended; none where it is of no sweep."""
+    if record.sweep is None:
+        return []
+    folder = root / record.sweep.directory
+    try:
+        sweep = Sweep.load(folder)
+    except UserError:
+        return []
+    return [str(RunPaths((folder / child.directory).resolve()).log) for child in sweep.children]
+
+
+def _is_free(path: Path, on_error: Callable[[str], None]) -> bool:
+    """Whether a speed file may be written; if not, the reason is reported."""
+    try:
+        placing.refuse_foreign(path, _REPEAT)
+    except UserError as error:
+        on_error(str(error))
+        return False
+    return True

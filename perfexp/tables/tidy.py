@@ -1,0 +1,323 @@
+"""Tidy: points and samples of many runs as one table each, every line complete in itself, for pandas and the like."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfexp.records.record import Key, Record, Series
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.summaries.subject import subject
+from perfexp.sweep import parse_sizes
+from perfexp.tables import csv_tables, layer_winners
+from perfexp.tables.csv_tables import Line
+from perfexp.tables.layer_winners import Row
+
+#: What says which run a line is of, in their order.
+IDENTITY = (
+    "run_uid",
+    "run_name",
+    "folder",
+    "host",
+    "device_name",
+    "driver",
+    "torch",
+    "cudnn",
+    "git_commit",
+    "git_dirty",
+    "plan_hash",
+    "perfexp_version",
+    "started",
+    "sweep_uid",
+    "sweep_job",
+)
+#: Columns of `tables.overall` whose names are fixed there and do not end in their unit.
+_RENAMED = {"mean": "mean_ms", "std": "std_ms", "min": "min_ms", "max": "max_ms"}
+_AXIS = "axis_"
+#: What is a text even where no line has one; any other column without values is one of figures.
+_TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
+    "model",
+    "algorithm",
+    "mode",
+    "execution",
+    "input_size",
+    "phase",
+    "precision",
+    "time_kind",
+    "stop_reason",
+    "percentile_kind",
+    "estimated",
+    "status",
+    "doubts",
+    "error",
+    "series",
+    *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs"),
+    *("computed_by", "ran", "kernels", "fastest_algorithm"),
+}
+
+#: Columns that may well be without values, and of which kind they are then too.
+_DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """The samples of one series.
+
+    Attributes:
+        head: what its lines have in common.
+        unit: of the samples.
+        values: all of them, warm-up first.
+        warmup: how many of them are warm-up.
+    """
+
+    head: Line
+    unit: str
+    values: Any
+    warmup: int
+
+
+def points(record: Record, folder: Path) -> list[Line]:
+    """One line for each point that is timed, as `tables.overall` has them, preceded by which run it is of.
+
+    A run without points has one line that says how it ended.
+
+    Args:
+        record: of any run.
+        folder: where it was found.
+    """
+    identity, about = _identity(record, folder), subject(record.plan, record.environment)
+    lines = [_point(line) for line in csv_tables.overall(record)] or [{"status": record.status.value}]
+    names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}
+    return [identity | names | line | identity for line in lines]  # a metric may not take the name of a fact
+
+
+def layers(record: Record, folder: Path) -> list[Row]:
+    """One line for each row and pass of each point whose layers were looked into, preceded by which run it is of.
+
+    Args:
+        record: of any run.
+        folder: where it was found.
+    """
+    about = _identity(record, folder) | {"execution": subject(record.plan, record.environment).execution}
+    return [replace(row, line=about | _point(row.line)) for row in layer_winners.rows(record)]
+
+
+def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
+    """The line of a run that left no record: which of its sweep, and why.
+
+    Args:
+        sweep: that it belongs to.
+        child: the run.
+        folder: where its record would be.
+    """
+    return {
+        **dict.fromkeys(IDENTITY),
+        "run_name": child.name,
+        "folder": folder.as_posix(),
+        "sweep_uid": sweep.uid,
+        "sweep_job": child.job,
+        **_axes(child.axes),
+        "status": child.status.value,
+        "error": child.error,
+    }
+
+
+def aligned(lines: Sequence[Line]) -> list[Line]:
+    """Lines of several runs with the same columns: identity, the axes of sweeps, then the rest as they appear.
+
+    Args:
+        lines: from `points` and `refused`.
+    """
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    names.sort(key=lambda name: (name not in IDENTITY) + (name not in IDENTITY and not name.startswith(_AXIS)))
+    return [{name: line.get(name) for name in names} for line in lines]
+
+
+def frame(lines: Sequence[Line]) -> pd.DataFrame:
+    """Lines as a frame in which numbers are numbers and what is missing is null, whatever the lines happen to hold.
+
+    Whole numbers are `Int64`, others `float64`, truths `boolean`, texts `string` (an empty one is null, as in a CSV),
+    `started` a time in UTC. The axes of a sweep were typed by its user: one is of numbers or truths where all its
+    values are.
+
+    Args:
+        lines: from `aligned`.
+    """
+    names = list(lines[0]) if lines else []
+    return pd.DataFrame({name: _column(name, [line[name] for line in lines]) for name in names})
+
+
+def blocks(record: Record) -> list[Block]:
+    """The series of all points of a run, those of the first prediction too (phase `ttfp`).
+
+    Args:
+        record: of any run.
+    """
+    return [
+        Block(
+            head=_head(record.uid, point.key, series),
+            unit=series.unit,
+            values=np.asarray(series.samples, dtype=np.float64),
+            warmup=series.warmup,
+        )
+        for point in record.points
+        for series in point.series
+    ]
+
+
+def samples(known: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
+    """One line for each raw sample: run, point, series, number in it, whether it is warm-up, and the sample.
+
+    A sample is the mean of `calls_per_sample` calls. Its column is named by its unit, `seconds`; a unit of another kind
+    has a column of its own. Texts are categories, because each is there many times.
+
+    Args:
+        known: from `blocks`, of one run or several.
+        text: what is made of each text.
+    """
+    counts = [len(block.values) for block in known]
+    heads = pd.DataFrame([block.head for block in known], columns=list(_HEAD))
+    for name in _TEXTS.intersection(heads):
+        heads[name] = heads[name].map(text).astype("category")
+    made = heads.iloc[np.repeat(np.arange(len(known)), counts)].reset_index(drop=True)
+    made["sample_index"] = _joined((np.arange(count) for count in counts), np.int64)
+    made["is_warmup"] = _joined((np.arange(len(block.values)) < block.warmup for block in known), np.bool_)
+    made["calls_per_sample"] = made.pop("calls_per_sample")
+    values = _joined((block.values for block in known), np.float64)
+    units = np.repeat(np.asarray([block.unit for block in known], dtype=object), counts)
+    for unit in dict.fromkeys(["seconds", *(block.unit for block in known)]):
+        made[unit] = np.where(units == unit, values, np.nan)
+    return made
+
+
+def to_parquet(made: pd.DataFrame) -> bytes:
+    """A frame as Parquet.
+
+    Args:
+        made: from `frame` or `samples`.
+    """
+    buffer = io.BytesIO()
+    made.to_parquet(buffer, engine="pyarrow", index=False)
+    return buffer.getvalue()
+
+
+def samples_csv(known: Sequence[Block]) -> bytes:
+    """The samples as CSV, written as `tables.to_csv` writes: full precision, no text that is a formula.
+
+    Args:
+        known: from `blocks`.
+    """
+    made = samples(known, text=csv_tables.cell_text)
+    made["is_warmup"] = np.where(made["is_warmup"], "true", "false")
+    content: str = made.to_csv(index=False, lineterminator="\r\n")
+    return content.encode("utf-8", errors="replace")
+
+
+_HEAD = (
+    "run_uid",
+    "phase",
+    "input_size",
+    "input_height_pixels",
+    "input_width_pixels",
+    "batch_size",
+    "precision",
+    "replicate",
+    "series",
+    "calls_per_sample",
+)
+
+
+def _identity(record: Record, folder: Path) -> Line:
+    facts, sweep = record.environment, record.sweep
+    return {
+        "run_uid": record.uid,
+        "run_name": record.name,
+        "folder": folder.as_posix(),
+        "host": _fact(facts, "host"),
+        "device_name": _fact(facts, "device", "name"),
+        "driver": _fact(facts, "device", "driver"),
+        "torch": _fact(facts, "packages", "torch"),
+        "cudnn": _fact(facts, "device", "cudnn"),
+        "git_commit": _fact(facts, "git", "commit"),
+        "git_dirty": {"True": True, "False": False}.get(str(_fact(facts, "git", "dirty"))),
+        "plan_hash": record.plan_hash,
+        "perfexp_version": record.perfexp_version,
+        "started": record.started,
+        "sweep_uid": sweep.uid if sweep else None,
+        "sweep_job": sweep.job if sweep else None,
+        **_axes(sweep.axes if sweep else {}),
+    }
+
+
+def _axes(axes: Mapping[str, str]) -> Line:
+    return {f"{_AXIS}{name}": value for name, value in axes.items()}
+
+
+def _fact(facts: Any, *places: str) -> str | None:
+    """A fact of the environment as a text; None where it is not known."""
+    for place in places:
+        facts = facts.get(place) if isinstance(facts, Mapping) else None
+    return None if facts is None else str(facts)
+
+
+def _point(line: Line) -> Line:
+    """A line of `tables.overall` with the units in its names and the size in pixels; the device is in the identity."""
+    found: Line = {}
+    for name, cell in line.items():
+        if name == "input_size":
+            [size] = parse_sizes(cell)
+            found |= _size(*size)
+        elif name != "device":
+            found[_RENAMED.get(name, name)] = cell
+    return found
+
+
+def _size(height: int, width: int) -> Line:
+    label = str(height) if height == width else f"{height}x{width}"
+    return {"input_size": label, "input_height_pixels": height, "input_width_pixels": width}
+
+
+def _head(uid: str, key: Key, series: Series) -> Line:
+    return {
+        "run_uid": uid,
+        "phase": key.phase,
+        **_size(*key.input_size),
+        "batch_size": key.batch_size,
+        "precision": key.precision,
+        "replicate": key.replicate,
+        "series": series.name,
+        "calls_per_sample": series.calls_per_sample,
+    }
+
+
+def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
+    if name == "started":
+        return pd.to_datetime(pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce")
+    if name.startswith(_AXIS):
+        return _axis(cells)
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if name in _TEXTS or str in kinds:
+        return pd.Series([str(cell) if cell else None for cell in cells], dtype="string")
+    dtype = "boolean" if kinds == {bool} else "Int64" if kinds == {int} else "float64"
+    return pd.Series(cells, dtype=_DTYPES.get(name, dtype))
+
+
+def _axis(cells: Sequence[csv_tables.Cell]) -> pd.Series:
+    texts = pd.Series(cells, dtype="string")
+    if texts.dropna().str.lower().isin(("true", "false")).all():
+        return texts.str.lower().map({"true": True, "false": False}).astype("boolean")
+    try:
+        return pd.to_numeric(texts)
+    except (TypeError, ValueError):
+        return texts
+
+
+def _joined(arrays: Iterable[Any], dtype: Any) -> Any:
+    """Arrays one after the other, also where there are none."""
+    return np.concatenate([np.empty(0, dtype=dtype), *arrays])
