@@ -26,7 +26,7 @@ from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.records import doubts
+from perfexp.records import diagnostics
 from perfexp.records.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
 from perfexp.stopping import Fixed
 
@@ -204,7 +204,7 @@ def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeyp
     measuring.data.open = opened
     monkeypatch.setattr(stamps, "stamp_layers", look)
     key = msgspec.structs.replace(KEY, phase="train")
-    left_out = [doubts.data_left_out()] if doubted else []
+    left_out = [diagnostics.data_left_out()] if doubted else []
     timed = Point(key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out)
     point = dissect(measuring, layers_key(key), timed)
     assert point.status is Status.OK

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from perfexp.algorithms.passes import Pass
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 
 #: Layers that a doubt names before it counts the rest.
 _NAMED = 3
@@ -165,14 +165,14 @@ class AlgorithmReport:
         layers = [layer.facts() for layer in self.layers]
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """What to say where not all of the work ran as asked."""
         share = "none" if self.share is None else f"{self.share:.1%}"
         others = self._with(LayerStatus.fallback)
         doubts = []
         if others:
             doubts.append(
-                Doubt(
+                Diagnostic(
                     code="algorithm_fallback",
                     detail=f"{share} of the convolutions' FLOPs ran as asked ({self.name}); not so {_named(others)}",
                     remedy="read the time as that of a mix, give these layers another algorithm by "
@@ -182,7 +182,7 @@ class AlgorithmReport:
         others = self._with(LayerStatus.substituted)
         if others:
             doubts.append(
-                Doubt(
+                Diagnostic(
                     code="algorithm_substituted",
                     detail=f"cuDNN ran other kernels than {self.name} asks for: {_named(others)}",
                     remedy="read the time as that of what ran, or give these layers another by algorithm.layers",
@@ -191,7 +191,7 @@ class AlgorithmReport:
         others = self._with(LayerStatus.unproven)
         if others:
             doubts.append(
-                Doubt(
+                Diagnostic(
                     code="algorithm_unproven",
                     detail=f"it is not known whether cuDNN ran {self.name}: {_named(others)}",
                     remedy="learn this cuDNN's kernels (benchmarks/kernel_families.py), or take its word for it",

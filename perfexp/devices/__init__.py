@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from perfexp.meters import Found
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 
 
 class Cache(StrEnum):
@@ -115,5 +115,5 @@ class Device(Protocol):
     def meters(self) -> Found:
         """What counts its energy, or why nothing does."""
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """What is wrong with this device from the start."""

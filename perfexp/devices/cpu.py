@@ -20,7 +20,7 @@ from perfexp.devices import Event
 from perfexp.errors import is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 
 #: So many times the size of the largest cache is written to drive everything else out of it.
 _FLUSH_FACTOR = 2
@@ -149,7 +149,7 @@ class CpuDevice:
         """See `Device`; those of the processor's packages."""
         return find_meters(self.kind)
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """None: what disturbs a measurement is looked for at each point."""
         return []
 

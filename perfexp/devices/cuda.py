@@ -19,7 +19,7 @@ from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 
 #: What libraries say that do not get their memory from torch's allocator.
 _OUT_OF_MEMORY = re.compile(
@@ -217,12 +217,12 @@ class CudaDevice:
         bus_id = f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None
         return find_meters(self.kind, uuid=self.lock_name, pci_bus_id=bus_id, rocm=torch.version.hip is not None)
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """See `Device`."""
         if not is_used(self._state_before):
             return []
         return [
-            Doubt(
+            Diagnostic(
                 code="shared_device",
                 detail=f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}",
                 remedy="measure when nobody else uses the device",

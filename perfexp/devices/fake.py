@@ -10,7 +10,7 @@ from typing import Any
 from perfexp.devices import Event
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 
 
 class _Mark:
@@ -220,10 +220,10 @@ class FakeDevice:
         """See `Device`."""
         return find_meters(self.kind)
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """Its times are simulated; whoever reads the record has to know."""
         return [
-            Doubt(
+            Diagnostic(
                 code="simulated",
                 detail="a scripted device: every time in this record is simulated",
                 remedy="choose a real one: gpu=auto",

@@ -17,7 +17,7 @@ from perfexp import __version__
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
 from perfexp.host import repository, untrusted
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 _PACKAGES = (
     "torch",
@@ -62,7 +62,7 @@ def collect() -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[Doubt]]:
+def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     """The facts that an earlier process recorded, and the doubts about them.
 
     Args:
@@ -82,7 +82,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Doubt]]:
 
 class _File(msgspec.Struct):
     environment: dict[str, Any]
-    doubts: list[Doubt]
+    doubts: list[Diagnostic]
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:

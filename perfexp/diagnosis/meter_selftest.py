@@ -12,7 +12,7 @@ from perfexp.meters.energy_metrics import Power
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.records import units
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: A self-test is short: what it finds is not a measurement.
 _RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, longest_windows=2.0, uncertainty=0.01)
@@ -97,5 +97,5 @@ def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**short, "no_energy": track.no_energy, "no_power": track.no_power}
 
 
-def _plain(doubt: Doubt) -> dict[str, str]:
+def _plain(doubt: Diagnostic) -> dict[str, str]:
     return {"code": doubt.code, "detail": doubt.detail, "remedy": doubt.remedy}

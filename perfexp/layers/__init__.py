@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 
 class Pass(StrEnum):
@@ -159,7 +159,7 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     no_graph: str | None = None
     own_seconds: float | None = None
     closure: Closure | None = None
-    doubts: list[Doubt] = []
+    doubts: list[Diagnostic] = []
 
     @property
     def calls(self) -> int:

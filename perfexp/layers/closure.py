@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfexp.layers import Closure, LayerTimes, Method
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
@@ -58,7 +58,7 @@ def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
     )
 
 
-def _disagree(times: LayerTimes) -> Doubt | None:
+def _disagree(times: LayerTimes) -> Diagnostic | None:
     """The sum is another time than the clock's."""
     closure = times.closure
     if closure is None or closure.closes:
@@ -66,7 +66,7 @@ def _disagree(times: LayerTimes) -> Doubt | None:
     if times.method is Method.unheld:
         return _busy_disagrees(closure)
     how = "with stamps" if times.method is Method.stamps else "under the profiler"
-    return Doubt(
+    return Diagnostic(
         code="layers_disagree",
         detail=f"the layers of a call {how} take {closure.profiled_seconds * 1e3:.4g} ms, a clean call "
         f"{closure.clean_seconds * 1e3:.4g} ms ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
@@ -77,12 +77,12 @@ def _disagree(times: LayerTimes) -> Doubt | None:
     )
 
 
-def _busy_disagrees(closure: Closure) -> Doubt | None:
+def _busy_disagrees(closure: Closure) -> Diagnostic | None:
     """What is without gaps is another time than the clock's."""
     share = closure.busy_seconds / closure.clean_seconds
     if _LEAST_BUSY <= share <= 1 + _TOLERANCE_GAPS:
         return None
-    return Doubt(
+    return Diagnostic(
         code="layers_disagree",
         detail=f"without gaps a call under the profiler takes {closure.busy_seconds * 1e3:.4g} ms, {share:.0%} of a "
         f"clean call of {closure.clean_seconds * 1e3:.4g} ms",
@@ -90,21 +90,21 @@ def _busy_disagrees(closure: Closure) -> Doubt | None:
     )
 
 
-def _unattributed(times: LayerTimes) -> Doubt | None:
+def _unattributed(times: LayerTimes) -> Diagnostic | None:
     """Some of the time belongs to no row."""
     share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None
     kernels = [kernel.name for row in times.unattributed for kernel in row.kernels]
     rest = [f"{len(kernels) - _NAMED} more"] if len(kernels) > _NAMED else []
-    return Doubt(
+    return Diagnostic(
         code="layers_unattributed",
         detail=f"{share:.1%} of the time could not be joined to a layer: {', '.join([*kernels[:_NAMED], *rest])}",
         remedy="the sum holds it; the rows are too small by it",
     )
 
 
-def _unheld(times: LayerTimes) -> Doubt | None:
+def _unheld(times: LayerTimes) -> Diagnostic | None:
     """The gaps are the host's."""
     if times.method is not Method.unheld:
         return None
@@ -112,7 +112,7 @@ def _unheld(times: LayerTimes) -> Doubt | None:
     if closure := times.closure:
         share = closure.busy_seconds / closure.clean_seconds
         told += f"; without gaps it takes {closure.busy_seconds * 1e3:.4g} ms, {share:.0%} of a clean call"
-    return Doubt(
+    return Diagnostic(
         code="layers_unheld",
         detail="a call could not be enqueued before the device began it: gaps between its kernels are the host's, "
         f"who is slower under a profiler{told}",

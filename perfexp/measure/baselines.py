@@ -12,8 +12,8 @@ from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
 from perfexp.probes import depth, queue, timing
-from perfexp.records import doubts
-from perfexp.records.record import Doubt, Metric, Point, Series
+from perfexp.records import diagnostics
+from perfexp.records.record import Diagnostic, Metric, Point, Series
 from perfexp.statistics import estimators
 
 #: How a rival's metric is called, before its name.
@@ -44,7 +44,7 @@ class Compared(NamedTuple):
 
     series: list[Series]
     metrics: list[Metric]
-    doubts: list[Doubt]
+    diagnostics: list[Diagnostic]
     method: str
 
 
@@ -64,9 +64,9 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
     point.doubts += compared.doubts
     point.facts["rivals_method"] = compared.method
     if compared.method == "graph" and point.facts.get("device_method") == "queue":
-        point.doubts.append(doubts.rivals_by_graph())
+        point.doubts.append(diagnostics.rivals_by_graph())
     slower = {each.name: each.value for each in compared.metrics if each.value is not None and each.value < _SLOWER}
-    point.doubts += [doubts.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
+    point.doubts += [diagnostics.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
     if slower:
         algorithm.regret()
 
@@ -117,7 +117,7 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device, capture: ti
         metrics.append(Metric(name=_ratio(rival), value=ratio, unit="1"))
         assert across.low is not None and across.high is not None  # of as many as there are rounds
         if across.low < 1 < across.high and not _SLOWER <= ratio <= 1 / _SLOWER:
-            unsure.append(doubts.speedup_unsure(rival, ratio, across))
+            unsure.append(diagnostics.speedup_unsure(rival, ratio, across))
     return Compared(series, metrics, unsure, method)
 
 

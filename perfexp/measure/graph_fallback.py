@@ -15,7 +15,7 @@ from perfexp.measure.times import Times
 from perfexp.models import Session, Unwaiting
 from perfexp.modes import Step, behind_the_data
 from perfexp.probes import timing
-from perfexp.records import doubts
+from perfexp.records import diagnostics
 from perfexp.records.record import Point, Status
 
 #: Batches that `device` is measured with where they come from the host: with one, a training would know it by heart.
@@ -44,22 +44,22 @@ def add_device_time(
         several_ranks: whether others make the same calls.
     """
     if several_ranks:  # a replay, or a call that is broken off, is nothing that others could follow
-        point.doubts.append(doubts.not_captured_together())
+        point.doubts.append(diagnostics.not_captured_together())
         return
     device = times.device
     try:
         with on_held_batches(step, batches, session) as held, without_waits(step, session, device) as changed:
-            left_out = [doubts.data_left_out()] if held else []
-            left_out += [] if changed is None else [doubts.waits_left_out(changed)]
+            left_out = [diagnostics.data_left_out()] if held else []
+            left_out += [] if changed is None else [diagnostics.waits_left_out(changed)]
             times.device_otherwise(point, step.call, capture, left_out)
     except Waits:
-        point.doubts.append(doubts.synchronising())
+        point.doubts.append(diagnostics.synchronising())
     except Exception as error:
         if device.is_lost():
             raise
         status, text = verdicts.verdict(error, device)  # what has been measured stays, whatever it is
         reason = "the memory is not enough for its graph" if status is Status.OOM else text
-        point.doubts.append(doubts.queue_exceeded(reason))
+        point.doubts.append(diagnostics.queue_exceeded(reason))
 
 
 @contextmanager

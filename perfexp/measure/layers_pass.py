@@ -20,8 +20,8 @@ from perfexp.layers.table import Line, join
 from perfexp.measure import graph_fallback, verdicts
 from perfexp.measure.procedure import Procedure
 from perfexp.modes import Step, graphed
-from perfexp.records import doubts
-from perfexp.records.record import Doubt, Key, Metric, Point, Status, timed_key
+from perfexp.records import diagnostics
+from perfexp.records.record import Diagnostic, Key, Metric, Point, Status, timed_key
 from perfexp.records.summary import first_interval
 from perfexp.statistics.estimators import Interval
 from perfexp.work import Work
@@ -102,8 +102,8 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if (report := procedure.algorithm.report()) is not None:
         _say_what_ran(point, lines, report)
     _tell(point, times, lines, clean)
-    point.doubts += [doubts.data_left_out()] if data_left_out else []
-    point.doubts += [] if changed is None else [doubts.waits_left_out(changed)]
+    point.doubts += [diagnostics.data_left_out()] if data_left_out else []
+    point.doubts += [] if changed is None else [diagnostics.waits_left_out(changed)]
     if why_not:
         point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
 
@@ -182,7 +182,7 @@ def _tell(point: Point, times: LayerTimes, lines: list[Line], clean: Interval | 
     ]
 
 
-def _with_uncertainty(doubt: Doubt, times: LayerTimes, clean: Interval | None) -> Doubt:
+def _with_uncertainty(doubt: Diagnostic, times: LayerTimes, clean: Interval | None) -> Diagnostic:
     """The same; where the clean call is known less well than the layers have to agree with it, with how well."""
     half_width = clean.relative_half_width if clean else None
     tolerance = times.closure.tolerance if times.closure else 0.0

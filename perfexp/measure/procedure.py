@@ -27,7 +27,7 @@ from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
-from perfexp.records import disturbances, doubts, metrics
+from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.records.summary import loop_interval
 from perfexp.stopping import StoppingRule
@@ -403,7 +403,7 @@ class Procedure:
                 right, total = right + good, total + count
         point.metrics.append(Metric(name="accuracy", value=right / total if total else None, unit="1"))
         if key.phase == "train" and not self.data.held_out:
-            point.doubts.append(doubts.accuracy_of_training_data())
+            point.doubts.append(diagnostics.accuracy_of_training_data())
 
     def _probe(self, point: Point, step: Step) -> None:
         """A few calls under the eyes of the probes, after the timing."""

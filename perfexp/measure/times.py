@@ -15,8 +15,8 @@ from perfexp.errors import Unsupported
 from perfexp.measure import verdicts
 from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
-from perfexp.records import doubts
-from perfexp.records.record import Doubt, Key, Metric, Point, Series
+from perfexp.records import diagnostics
+from perfexp.records.record import Diagnostic, Key, Metric, Point, Series
 from perfexp.statistics import estimators
 from perfexp.stopping import StoppingRule
 
@@ -87,7 +87,7 @@ class Times:
         return self._last[1] if self._last is not None and fresh else 0.0
 
     def device_otherwise(
-        self, point: Point, call: timing.Call, capture: timing.Capture, left_out: Sequence[Doubt]
+        self, point: Point, call: timing.Call, capture: timing.Capture, left_out: Sequence[Diagnostic]
     ) -> None:
         """The device's time of a call that its queue did not take: as one launch, if it can be captured.
 
@@ -114,7 +114,7 @@ class Times:
                 raise Unsupported("neither does the queue take the call as a graph")
         self._device(point, call, k, chunk)
         point.facts["device_method"] = method
-        point.doubts += [*left_out, *([doubts.device_of_graph()] if method == "graph" else [])]
+        point.doubts += [*left_out, *([diagnostics.device_of_graph()] if method == "graph" else [])]
 
     def phases(self, point: Point, step: Step, *, held: bool) -> None:
         """Add the call's parts, from a pass of their own; their sum has to be the whole call.
@@ -150,7 +150,7 @@ class Times:
         ratio = sum_of_parts.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
         if estimators.differ(sum_of_parts, undisturbed, _PHASES_TOLERANCE):
-            point.doubts.append(doubts.phases_disagree(ratio))
+            point.doubts.append(diagnostics.phases_disagree(ratio))
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         self.progress("latency")
@@ -212,10 +212,10 @@ class Times:
         series = self._take(point, "device", held, k)
         verdicts.judge_bound(point)
         if held.held.starved:
-            point.doubts.append(doubts.queue_starved(held.held.starved))
+            point.doubts.append(diagnostics.queue_starved(held.held.starved))
         if flush is not None and series.measured:
             uncertain_seconds = device.event_tick_seconds + device.record_seconds
-            doubt = doubts.below_resolution(float(np.median(series.measured)), uncertain_seconds)
+            doubt = diagnostics.below_resolution(float(np.median(series.measured)), uncertain_seconds)
             point.doubts += [doubt] if doubt else []
 
     def _flush(self) -> timing.Call | None:

@@ -13,7 +13,7 @@ from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
-from perfexp.records import disturbances, doubts
+from perfexp.records import diagnostics, disturbances
 from perfexp.records.record import Metric, Point, Status
 from perfexp.statistics import estimators
 
@@ -126,7 +126,7 @@ def judge_bound(point: Point) -> None:
         return
     point.facts["bound_by"] = bound
     if bound == "launch" and host is not None:
-        point.doubts.append(doubts.launch_bound(host, wall, busy))
+        point.doubts.append(diagnostics.launch_bound(host, wall, busy))
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:

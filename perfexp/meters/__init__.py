@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 
 class PowerKind(StrEnum):
@@ -56,7 +56,7 @@ class Meter(Protocol):
     def power_watts(self) -> Reading:
         """The power now, or its average over the last second: see `power_kind`."""
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """What is to be said against its figures, as things are now."""
 
 
@@ -72,10 +72,10 @@ class Found:
 
     meters: tuple[Meter, ...] = ()
     reason: str = ""
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[Diagnostic, ...] = ()
 
 
-def none_because(reason: str, *doubts: Doubt) -> Found:
+def none_because(reason: str, *doubts: Diagnostic) -> Found:
     """No meter.
 
     Args:

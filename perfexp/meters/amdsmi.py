@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from perfexp.meters import Found, PowerKind, Reading, energy_doubts, none_because
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 _INSTALL = "install the amdsmi package of your ROCm (the driver's libamd_smi.so belongs to it)"
 #: Packages of two dies whose first one tells the power of both and whose second one tells nothing, or 0 W.
@@ -68,7 +68,7 @@ class AmdSmiMeter:
             return Reading(None, f"AMD SMI does not tell the power: {_told(error)}")
         return Reading(float(watts)) if _is_power(watts) else Reading(None, f"AMD SMI tells a power of {watts}")
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """Untested; the other die of a package; a power that is an average."""
         found = [energy_doubts.untested(self.name)]
         if self._two_dies:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from perfexp.meters import Reading, energy_doubts
 from perfexp.meters.track import Track, Window
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 from perfexp.statistics.estimators import Interval, differ
 
 #: Counter and integral may differ by this fraction, and by so many times what the integral is uncertain by; where that
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     """
 
     watts: Reading
-    doubts: list[Doubt]
+    doubts: list[Diagnostic]
     estimated: bool
 
 
@@ -84,7 +84,7 @@ class Power:
 
 def _part(each: Window, track: Track) -> Part:
     """The mean power of one meter, if what it says can be believed."""
-    said: list[Doubt] = []
+    said: list[Diagnostic] = []
     counter, integral = each.counter_watts, each.integral_watts
     if counter.value is None and integral.value is not None and not track.readings:
         # not a counter that has failed, but a board without one
@@ -132,7 +132,7 @@ def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -
     )
 
 
-def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Doubt]:
+def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Diagnostic]:
     """A doubt, where calls took another time while the meters were asked than before.
 
     Args:

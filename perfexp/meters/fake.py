@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.feeding import Feeder
 from perfexp.meters.watch import Watch
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 if TYPE_CHECKING:
     from perfexp.devices.fake import FakeDevice
@@ -110,7 +110,7 @@ class FakeMeter:
         gain: float = 1.0,
         power_kind: PowerKind = PowerKind.instantaneous,
         has_counter: bool = True,
-        found_doubts: Sequence[Doubt] = (),
+        found_doubts: Sequence[Diagnostic] = (),
     ) -> None:
         self.name, self.covers, self.power_kind = name, covers, power_kind
         self.tick_seconds = tick_seconds if tells_tick else None
@@ -142,7 +142,7 @@ class FakeMeter:
             return Reading(None, "scripted: it has failed")
         return Reading(self._gain * self._curve.watts(seconds))
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """See `Meter`."""
         return self._doubts
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from perfexp.meters import Found, PowerKind, Reading, energy_doubts, none_because
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: The counter is an unsigned 64-bit number of millijoules. Source: nvml.h, nvmlDeviceGetTotalEnergyConsumption.
 _WRAP_JOULES = 2**64 * 1e-3
@@ -56,7 +56,7 @@ class NvmlMeter:
         except self._nvml.NVMLError as error:
             return Reading(None, f"NVML does not tell the power: {error}; some boards have no sensor, vGPUs hide it")
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """Other processes on the board; a power that is an average."""
         found = []
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)

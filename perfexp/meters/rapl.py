@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfexp.meters import Found, Meter, PowerKind, Reading, none_because
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: Where Linux shows the zones.
 POWERCAP = Path("/sys/class/powercap")
@@ -56,7 +56,7 @@ class RaplMeter:
         """RAPL has counters only."""
         return Reading(None, "RAPL has an energy counter and no power sensor")
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """None of its own: what else runs on the processor is told by `busy_host`."""
         return []
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfexp.meters import Meter, Reading, energy_doubts
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: So many ticks have to be seen before the counter's period is known.
 _TICKS = 4
@@ -61,7 +61,7 @@ class Track:
         self.query_seconds = 0.0
         self.no_energy = ""
         self.no_power = ""
-        self.doubts: list[Doubt] = []
+        self.doubts: list[Diagnostic] = []
         self._now = now
         self._known_tick_seconds = meter.tick_seconds or tick_seconds
         self._last_joules: float | None = None

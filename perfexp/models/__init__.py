@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 from perfexp.work import Work
 
 
@@ -202,7 +202,7 @@ class Session(Protocol):
     def facts(self) -> dict[str, Any]:
         """Versions, flags and thread counts as they are; parameters of the model. JSON values."""
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """What could not be done as it was asked (a precision that the device lacks, …)."""
 
 

@@ -14,7 +14,7 @@ from perfexp.devices import Device
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 
 def _out_of_memory(device: FakeDevice, text: str) -> NoReturn:
@@ -202,7 +202,7 @@ class FakeSession:
         """See `Session`."""
         return {"model_class": type(self._model).__name__}
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """The device has said it."""
         return []
 

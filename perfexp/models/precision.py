@@ -9,13 +9,13 @@ from torch.nn.functional import conv2d, linear
 
 from perfexp.devices import Device
 from perfexp.models import Precision
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)
 
 
-def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Doubt]]:
+def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
     """The precision that is wanted if the device has it, otherwise fp32 and the doubt that says why.
 
     Args:
@@ -25,7 +25,7 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
     missing = _why_no_tf32(device) if wanted.tf32 else _why_no_data_type(wanted, device)
     if missing is None:
         return wanted, []
-    doubt = Doubt(
+    doubt = Diagnostic(
         code="precision_unavailable",
         detail=f"{wanted.name} was asked for and fp32 is what runs: {missing}",
         remedy="use precision=fp32, or a device that has it",

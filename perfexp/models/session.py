@@ -17,7 +17,7 @@ from perfexp.models.kinds import Kind, correct
 from perfexp.models.parallel import Parallel
 from perfexp.models.precision import autocast, effective_precision
 from perfexp.models.torch_settings import apply_settings, torch_facts
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
 from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
@@ -63,7 +63,7 @@ class TorchSession:
         precision: Precision,
         execution: Execution,
         facts: dict[str, Any],
-        doubts: list[Doubt],
+        doubts: list[Diagnostic],
     ) -> None:
         if device.identifier is None:
             raise UserError(f"{name} is a torch model, and torch does not know the device {device.name}.")
@@ -292,7 +292,7 @@ class TorchSession:
             **self._facts,
         }
 
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[Diagnostic]:
         """See `Session`."""
         return list(self._doubts)
 

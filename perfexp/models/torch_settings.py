@@ -10,10 +10,10 @@ import torch
 
 from perfexp.models import Execution
 from perfexp.models.torchvision_import import torchvision_facts
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 
-def apply_settings(execution: Execution, *, tf32: bool) -> list[Doubt]:
+def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
     """Set torch up; returns what could not be set.
 
     Args:
@@ -37,7 +37,7 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Doubt]:
     return _set_interop_threads(execution.interop_threads)
 
 
-def _set_interop_threads(threads: int | None) -> list[Doubt]:
+def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
     """Torch takes this setting once, and only before its first parallel work."""
     if threads is None or threads == torch.get_num_interop_threads():
         return []
@@ -46,7 +46,7 @@ def _set_interop_threads(threads: int | None) -> list[Doubt]:
     except RuntimeError:
         now = torch.get_num_interop_threads()
         detail = f"{threads} threads between operations were asked for, but torch had already started with {now}"
-        return [Doubt(code="threads_unchanged", detail=detail, remedy="measure in a process of its own")]
+        return [Diagnostic(code="threads_unchanged", detail=detail, remedy="measure in a process of its own")]
     return []
 
 

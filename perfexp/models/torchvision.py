@@ -16,7 +16,7 @@ from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassi
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.weights import find_weights, load_weights, read_weights
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 torchvision = import_torchvision()
 
@@ -152,8 +152,8 @@ class Torchvision:
         return Segmentation(classes) if package == "segmentation" else Classification(classes)
 
 
-def _not_quantized(name: str) -> Doubt:
-    return Doubt(
+def _not_quantized(name: str) -> Diagnostic:
+    return Diagnostic(
         code="not_quantized",
         detail=f"{name} is prepared for quantisation, and runs in floating point",
         remedy=f"read it as {name.removeprefix('quantized_')}; int8 is not measured",

@@ -37,7 +37,7 @@ from perfexp.profilers.previous_files import recover
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import (
-    Doubt,
+    Diagnostic,
     Key,
     Point,
     Record,
@@ -476,7 +476,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         raise
 
 
-def _environment(paths: RunPaths) -> tuple[dict[str, Any], list[Doubt]]:
+def _environment(paths: RunPaths) -> tuple[dict[str, Any], list[Diagnostic]]:
     try:
         return environment.load(paths.environment)
     except UserError:

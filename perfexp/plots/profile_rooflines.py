@@ -10,7 +10,7 @@ from perfexp.errors import UserError
 from perfexp.plots import roofline_files as sink
 from perfexp.profilers import ProfilerFailed, refuse_to_overwrite
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Doubt, Point, Record, Status, is_layers
+from perfexp.records.record import Diagnostic, Point, Record, Status, is_layers
 from perfexp.roofline import of_csv, of_record
 from perfexp.roofline.peaks import matching, of_plan
 from perfexp.summaries import profile_summary
@@ -45,9 +45,9 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> Non
                 facts["files"] = [*facts.get("files", ()), *(path.name for path in sink.write(roofline, targets))]
         except ProfilerFailed as error:
             remedy = "move it away and repeat the command"
-            point.doubts.append(Doubt(code="roofline_missing", detail=str(error), remedy=remedy))
+            point.doubts.append(Diagnostic(code="roofline_missing", detail=str(error), remedy=remedy))
         except UserError as error:
-            doubt = Doubt(code="roofline_missing", detail=str(error), remedy=_remedy(record, point, sheets))
+            doubt = Diagnostic(code="roofline_missing", detail=str(error), remedy=_remedy(record, point, sheets))
             point.doubts.append(doubt)
 
 

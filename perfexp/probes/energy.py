@@ -14,7 +14,7 @@ from perfexp.meters.feeding import Beside, Feeder, threaded
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
-from perfexp.records.record import Doubt, Metric, Point
+from perfexp.records.record import Diagnostic, Metric, Point
 from perfexp.statistics.estimators import Interval
 
 #: So much of the plateau may be the work that the device has just done on the same calls.
@@ -33,7 +33,7 @@ class Energy:
 
     metrics: list[Metric]
     facts: dict[str, Any]
-    doubts: list[Doubt]
+    doubts: list[Diagnostic]
 
     def add_to(self, point: Point) -> None:
         """Put it into the record of a point.
@@ -212,11 +212,11 @@ def _apart(power: Power, call_seconds: Reading) -> list[Metric]:
     return found
 
 
-def _only_of_idle(idle: Power, power: Power) -> list[Doubt]:
+def _only_of_idle(idle: Power, power: Power) -> list[Diagnostic]:
     """Doubts of the idle power that are not those of the calls' as well."""
     known = {doubt.code for doubt in power.doubts}
     return [
-        Doubt(code=doubt.code, detail=f"idle power: {doubt.detail}", remedy=doubt.remedy)
+        Diagnostic(code=doubt.code, detail=f"idle power: {doubt.detail}", remedy=doubt.remedy)
         for doubt in idle.doubts
         if doubt.code not in known
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfexp.records import doubts
+from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point
 from perfexp.records.summary import first_median, loop_interval
 from perfexp.work import Work
@@ -49,12 +49,12 @@ def add(
         reason = "the device's ceilings could not be measured; run.log says why"
         point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
     point.doubts += [
-        doubts.above_the_ceiling(metric.name, metric.value)
+        diagnostics.above_the_ceiling(metric.name, metric.value)
         for metric in point.metrics
         if metric.name in ("mfu", "mfu_of_ceiling") and metric.value is not None and metric.value > 1
     ]
     if work.uncounted:
-        point.doubts.append(doubts.work_uncounted(work.uncounted))
+        point.doubts.append(diagnostics.work_uncounted(work.uncounted))
 
 
 def _rate(point: Point, work: Work) -> Metric:

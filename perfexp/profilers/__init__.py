@@ -17,7 +17,7 @@ import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Doubt, Key
+from perfexp.records.record import Diagnostic, Key
 
 _PROFILE = "_profile"
 #: The range around a whole call, by its phase.
@@ -191,7 +191,7 @@ class Found:
 
     files: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    doubts: list[Doubt] = field(default_factory=list)
+    doubts: list[Diagnostic] = field(default_factory=list)
 
 
 class Marks(Protocol):

@@ -43,7 +43,7 @@ from perfexp.profilers.tools import (
     missing_library,
 )
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 from perfexp.roofline import listing
 
 #: Where NVIDIA says how counters are permitted.
@@ -179,7 +179,7 @@ class Ncu(Settings):
             _is_in(one, WHOLE[about.phase]) for one in launches
         ):
             detail = _NOT_PERMITTED if no_permission else "ncu named no range: kernels can't be told apart by phase"
-            found.doubts.append(Doubt(code="profile_incomplete", detail=detail, remedy="see run.log"))
+            found.doubts.append(Diagnostic(code="profile_incomplete", detail=detail, remedy="see run.log"))
         return found
 
 
@@ -229,8 +229,8 @@ def _why(said: str) -> str:
     return meaning or missing_library(said) or (f"{told}; see run.log" if told else "it says nothing")
 
 
-def _backward_incomplete(within: Mapping[str, int]) -> Doubt:
-    return Doubt(
+def _backward_incomplete(within: Mapping[str, int]) -> Diagnostic:
+    return Diagnostic(
         code="backward_incomplete",
         detail=f"ncu has {within['forward']} kernels of the forward pass and {within['backward']} of the backward "
         "pass, which should have more",

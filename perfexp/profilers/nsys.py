@@ -41,7 +41,7 @@ from perfexp.profilers.tools import (
     missing_library,
 )
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: What is recorded unless something else is asked for.
 TRACE = ("cuda", "cudnn", "nvtx", "osrt")
@@ -262,21 +262,21 @@ def _libdw() -> str | None:
     return None
 
 
-def _without_reports(problems: Mapping[str, str]) -> list[Doubt]:
+def _without_reports(problems: Mapping[str, str]) -> list[Diagnostic]:
     if not problems:
         return []
     detail = "; ".join(f"{report}: {why}" for report, why in problems.items())
     remedy = "choose others with profiler.reports, or make them later with perfexp stats DIR -r REPORT"
-    return [Doubt(code="reports_missing", detail=f"nsys made no {detail}", remedy=remedy)]
+    return [Diagnostic(code="reports_missing", detail=f"nsys made no {detail}", remedy=remedy)]
 
 
-def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Doubt]:
+def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Diagnostic]:
     """A training step whose backward pass is not all there."""
     kernels = {each["name"]: each["kernels"] for each in ranges}
     if whole != WHOLE["train"] or "backward" not in kernels or kernels["backward"] >= kernels.get("forward", 0):
         return []
     return [
-        Doubt(
+        Diagnostic(
             code="backward_incomplete",
             detail=f"the profile has {kernels['forward']:g} kernels of the forward pass and {kernels['backward']:g} of "
             "the backward pass, which should have more",

@@ -15,7 +15,7 @@ from perfexp.errors import Unsupported
 from perfexp.models import Sharing
 from perfexp.modes import Step
 from perfexp.ranks import Crew, Stretch
-from perfexp.records import doubts
+from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Series, Stop
 from perfexp.records.summary import loop_interval
 from perfexp.statistics import estimators
@@ -71,7 +71,7 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
     _add_figures(point, found[Sharing.all], calls, crew.size)
     in_stretches = estimators.mean_interval(_of(point, Sharing.all))
     if estimators.differ(in_stretches, step_by_step, _TOLERANCE):
-        point.doubts.append(doubts.ranks_disagree(in_stretches.value / seconds))
+        point.doubts.append(diagnostics.ranks_disagree(in_stretches.value / seconds))
 
 
 def _of(point: Point, sharing: Sharing) -> list[float]:

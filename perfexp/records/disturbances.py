@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 
 #: Other processes may use this share of the machine's cores before a point says so.
 BUSY_SHARE = 0.1
@@ -15,7 +15,7 @@ _CLOCK_TOLERANCE = 0.02
 _CANARY_SHARE = 0.85
 
 
-def of_device(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Doubt]:
+def of_device(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Diagnostic]:
     """What the states of a device before and after a point say against it.
 
     Args:
@@ -26,10 +26,10 @@ def of_device(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Doubt
     return [doubt for doubt in (*found, _shared(before, after)) if doubt is not None]
 
 
-def _clock_moved(before: float | None, after: float | None) -> Doubt | None:
+def _clock_moved(before: float | None, after: float | None) -> Diagnostic | None:
     if not before or not after or abs(after / before - 1) <= _CLOCK_TOLERANCE:
         return None
-    return Doubt(
+    return Diagnostic(
         code="clock_moved",
         detail=f"the device's clock went from {before / 1e6:.0f} to {after / 1e6:.0f} MHz while this was measured "
         f"({after / before - 1:+.1%})",
@@ -37,18 +37,18 @@ def _clock_moved(before: float | None, after: float | None) -> Doubt | None:
     )
 
 
-def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None:
+def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Diagnostic | None:
     reasons = list(dict.fromkeys([*(before.get("throttling") or []), *(after.get("throttling") or [])]))
     if not reasons:
         return None
-    return Doubt(
+    return Diagnostic(
         code="throttled",
         detail=f"the driver slowed the device down: {', '.join(reasons)}",
         remedy="let it cool, or read the figure as one under this limit; perfexp changes no limits",
     )
 
 
-def _shared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None:
+def _shared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Diagnostic | None:
     others = max(state.get("processes") or 1 for state in (before, after)) - 1
     shares = [
         state["canary_hertz"] / state["sm_clock_hertz"]
@@ -61,28 +61,28 @@ def _shared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None
     seen = [f"processes on the device beside this one: {others}"] if others > 0 else []
     if slowest < _CANARY_SHARE:
         seen.append(f"a spin of known cycles ran at {slowest:.0%} of the clock that the driver names")
-    return Doubt(
+    return Diagnostic(
         code="shared_device",
         detail="; ".join(seen),
         remedy="measure when nobody else uses the device",
     )
 
 
-def busy_host(other_cores: float, cores: int) -> Doubt:
+def busy_host(other_cores: float, cores: int) -> Diagnostic:
     """Other processes worked while a point was measured.
 
     Args:
         other_cores: cores' worth of time that they used.
         cores: of the machine.
     """
-    return Doubt(
+    return Diagnostic(
         code="busy_host",
         detail=f"other processes used {other_cores:.1f} of {cores} cores while this was measured",
         remedy="end other work on this machine, then measure again",
     )
 
 
-def loader_competes(workers: int, threads: int, cores: int) -> Doubt:
+def loader_competes(workers: int, threads: int, cores: int) -> Diagnostic:
     """The processes that load pictures and the model's threads want more cores than there are.
 
     Args:
@@ -90,7 +90,7 @@ def loader_competes(workers: int, threads: int, cores: int) -> Doubt:
         threads: of the model's operations.
         cores: of the machine.
     """
-    return Doubt(
+    return Diagnostic(
         code="loader_competes",
         detail=f"{workers} {'process that loads' if workers == 1 else 'processes that load'} pictures and {threads} "
         f"thread{'' if threads == 1 else 's'} of the model share {cores} core{'' if cores == 1 else 's'}: each slows "

@@ -102,7 +102,7 @@ def is_layers(key: Key) -> bool:
     return key.phase.endswith(_LAYERS)
 
 
-class Doubt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A reason not to trust a figure blindly.
 
     Attributes:
@@ -193,7 +193,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     error: str | None = None
     series: list[Series] = []
     metrics: list[Metric] = []
-    doubts: list[Doubt] = []
+    doubts: list[Diagnostic] = []
     facts: dict[str, Any] = {}
     started: str | None = None
     wall_seconds: float | None = None
@@ -270,7 +270,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     plan_hash: str
     environment: dict[str, Any] = {}
     points: list[Point] = []
-    doubts: list[Doubt] = []
+    doubts: list[Diagnostic] = []
     artifacts: list[Artifact] = []
     sweep: SweepMembership | None = None
 

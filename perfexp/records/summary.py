@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from perfexp.records import doubts
-from perfexp.records.record import Doubt, Key, Metric, Point, Record, Series, Status
+from perfexp.records import diagnostics
+from perfexp.records.record import Diagnostic, Key, Metric, Point, Record, Series, Status
 from perfexp.statistics import estimators, scaling
 
 #: Which time stands for a point, best first: the device's own where there is one.
@@ -50,7 +50,7 @@ class Row:
     phases: dict[str, float]
     samples_per_second: estimators.Interval | None
     metrics: tuple[Metric, ...]
-    doubts: tuple[Doubt, ...]
+    diagnostics: tuple[Diagnostic, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,20 +299,20 @@ def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
     return [sorted(group, key=lambda row: row.key.pixels) for group in groups]
 
 
-def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Doubt, ...]]:
+def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Diagnostic, ...]]:
     """For each point at most one: its time is less than that of a smaller size, or far from the fit over all sizes."""
-    found: dict[Key, tuple[Doubt, ...]] = {}
+    found: dict[Key, tuple[Diagnostic, ...]] = {}
     for grown in scalings(known):
         for index in grown.fit.far:
             ratio = 1 + grown.fit.deviations[index]
-            found[grown.keys[index]] = (doubts.scaling_far(ratio, len(grown.keys), grown.fit.tolerance),)
+            found[grown.keys[index]] = (diagnostics.scaling_far(ratio, len(grown.keys), grown.fit.tolerance),)
     # a time that lies far above the fit is in doubt itself: it makes none of the others a fall
     far = set(found)
     for group in _over_sizes(known):
         for smaller, larger in combinations([row for row in group if row.key not in far], 2):
             if larger.key not in found and _falls(smaller, larger):
                 ratio = _median(larger).value / _median(smaller).value
-                found[larger.key] = (doubts.scaling_falls(ratio, smaller.key.size_label),)
+                found[larger.key] = (diagnostics.scaling_falls(ratio, smaller.key.size_label),)
     return found
 
 
@@ -350,16 +350,16 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
 
 
-def _statistical_doubts(time: estimators.Summary | None, series: Series | None) -> list[Doubt]:
+def _statistical_doubts(time: estimators.Summary | None, series: Series | None) -> list[Diagnostic]:
     """What the samples themselves say against the figure."""
     if time is None or series is None:
         return []
     found = []
     if time.drift is not None:
-        found.append(doubts.drift(time.drift.relative))
+        found.append(diagnostics.drift(time.drift.relative))
     target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
     effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
     narrow = estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
     if achieved is None or (target is not None and narrow * achieved > target):
-        found.append(doubts.too_few_samples(time.n, effective, achieved, target, reason))
+        found.append(diagnostics.too_few_samples(time.n, effective, achieved, target, reason))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 from perfexp.roofline.below import Roofline
 from perfexp.roofline.completeness import missing_backward
 from perfexp.roofline.counters import Counted
@@ -103,7 +103,7 @@ def _unroofed(roofline: Roofline) -> Iterable[str]:
         yield f"{without:.0%} of the time is in {roofline.noun} without a FLOP, which have no place in the picture."
 
 
-def of_definitions(roofline: Roofline, doubts: Sequence[Doubt]) -> Iterable[str]:
+def of_definitions(roofline: Roofline, doubts: Sequence[Diagnostic]) -> Iterable[str]:
     """Of the layers of a record.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.records.record import Doubt, Key, Point, Record, Status
+from perfexp.records.record import Diagnostic, Key, Point, Record, Status
 from perfexp.records.summary import Row, scalings
 from perfexp.summaries.subject import label, one_line, varying
 from perfexp.summaries.wording import scaling_text
@@ -36,11 +36,11 @@ class Raised:
         where: labels of the points, in the same order; nothing where it concerns the whole run.
     """
 
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[Diagnostic, ...]
     where: tuple[str, ...]
 
     @property
-    def doubt(self) -> Doubt:
+    def doubt(self) -> Diagnostic:
         """The worst."""
         return self.doubts[0]
 
@@ -68,12 +68,12 @@ class Raised:
         return f" ({ordered[0]} to {ordered[-1]} over the points)"
 
 
-def _comparable(doubts: Sequence[Doubt]) -> bool:
+def _comparable(doubts: Sequence[Diagnostic]) -> bool:
     """Whether their details differ in figures only, and have any: not in a unit, a name or a reason."""
     return bool(_figure(doubts[0])) and len({_FIGURE.sub("", doubt.detail) for doubt in doubts}) == 1
 
 
-def _figure(doubt: Doubt) -> str:
+def _figure(doubt: Diagnostic) -> str:
     """The figure by which doubts of that code are compared, as its detail has it; empty where there is none."""
     figures, place = _FIGURE.findall(doubt.detail), _PLACES.get(doubt.code, 0)
     return str(figures[place]) if place < len(figures) else ""
@@ -91,7 +91,7 @@ def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
         rows: its rows, whose doubts include the statistical ones.
     """
     fields = varying(row.key for row in rows) or ("input_size", "batch_size")
-    found: dict[tuple[str, str, bool], list[tuple[str, Doubt]]] = {}
+    found: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
     raised = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]
     batches = {(row.key.phase, row.key.batch_size) for row in rows}
     untimed = (point for point in record.points if (own := _beside(point.key)) and (not rows or own in batches))
@@ -111,7 +111,7 @@ def _beside(key: Key) -> tuple[str, int] | None:
     return ("inference", key.batch_size) if key.phase == "ttfp" else None
 
 
-def _worst_first(places: list[tuple[str, Doubt]]) -> Raised:
+def _worst_first(places: list[tuple[str, Diagnostic]]) -> Raised:
     if _comparable([doubt for _, doubt in places]):
         badness = _BADNESS.get(places[0][1].code, abs)
         places = sorted(places, key=lambda place: -badness(_number(_figure(place[1]))))

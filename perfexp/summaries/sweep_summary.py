@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records.doubts import multi_gpu_slower
-from perfexp.records.record import Doubt, Metric, Record, Status
+from perfexp.records.diagnostics import multi_gpu_slower
+from perfexp.records.record import Diagnostic, Metric, Record, Status
 from perfexp.records.summary import Row, across, is_clearly_below, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
@@ -55,7 +55,7 @@ def setting(records: Sequence[Record]) -> str:
     return " ".join(filter(None, words))
 
 
-def doubts(sweep: Sweep, records: Sequence[Record]) -> dict[int, Doubt]:
+def doubts(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
     """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer.
 
     Args:
@@ -185,7 +185,7 @@ def _shares(known: Sequence[Row]) -> str:
     return " … ".join(texts)
 
 
-def _remarks(child: SweepChild, known: Sequence[Row], raised: Doubt | None) -> str:
+def _remarks(child: SweepChild, known: Sequence[Row], raised: Diagnostic | None) -> str:
     """How many points there are, how it ended where that is not well, and the codes of its doubts."""
     codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts)
     codes |= {raised.code: None} if raised else {}

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from perfexp.host.untrusted import spreadsheet_text
-from perfexp.records.record import Doubt, Record, Status
+from perfexp.records.record import Diagnostic, Record, Status
 from perfexp.records.summary import Across, Row, across, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import Subject, one_line, subject
@@ -187,7 +187,7 @@ def _metric_columns(row: Row, names: Sequence[str]) -> Line:
     return line
 
 
-def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Doubt]) -> Line:
+def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
     """How it ended, and every doubt that concerns it: the whole run's too, because a line is read alone."""
     return {
         "device": about.device,

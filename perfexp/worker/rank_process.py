@@ -14,7 +14,7 @@ from perfexp.host.files import disk_error
 from perfexp.plan import config
 from perfexp.ranks import Place, Shareable, start
 from perfexp.ranks.control_messages import Follower, Leader, Worker
-from perfexp.records.doubts import mixed_devices
+from perfexp.records.diagnostics import mixed_devices
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key

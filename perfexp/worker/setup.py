@@ -17,7 +17,7 @@ from perfexp.host.files import write_atomically
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Doubt, read_points
+from perfexp.records.record import Diagnostic, read_points
 
 if TYPE_CHECKING:
     from perfexp.algorithms import Algorithm
@@ -276,7 +276,7 @@ def refuse_other_environment(paths: RunPaths, facts: dict[str, Any]) -> list[dic
     return [plain_doubt(doubt) for doubt in doubts]
 
 
-def plain_doubt(doubt: Doubt) -> dict[str, str]:
+def plain_doubt(doubt: Diagnostic) -> dict[str, str]:
     """A doubt as JSON values.
 
     Args:

@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from perfexp import __version__, commands
+from perfexp.__main__ import dispatch
+from perfexp.cli.usage import COMMANDS
 from perfexp.main import main
 from perfexp.records.paths import RunPaths
 

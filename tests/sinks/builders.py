@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from perfexp.records.record import (
-    Doubt,
+    Diagnostic,
     Key,
     Metric,
     Point,
@@ -144,7 +144,9 @@ class Builder:
 
     def sizes(self, *, failing: bool = False) -> Record:
         points = [self.point(0.01 * (size / 224) ** 2, size=size) for size in range(224, 513, 32)]
-        points[3].doubts.append(Doubt(code="busy_host", detail="load average 3.1 on 2 cores", remedy="end other work"))
+        points[3].doubts.append(
+            Diagnostic(code="busy_host", detail="load average 3.1 on 2 cores", remedy="end other work")
+        )
         if failing:
             points[-2] = self.failed(size=480)
             points[-1] = self.failed(Status.UNSUPPORTED, size=512, error="the model takes up to 500 pixels")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.records.record import Artifact, Doubt, Metric
+from perfexp.records.record import Artifact, Diagnostic, Metric
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
@@ -67,7 +67,7 @@ def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Bu
 
 
 def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
-    of_run, of_point = (Doubt(code="drift", detail=f"moved by {share} %", remedy="wait") for share in (19, 5))
+    of_run, of_point = (Diagnostic(code="drift", detail=f"moved by {share} %", remedy="wait") for share in (19, 5))
     record = build.record(build.point(doubts=[of_point]), doubts=[of_run])
     assert [str(raised) for raised in raised_doubts(record, rows(record))] == [
         "drift: moved by 19 %",
@@ -77,7 +77,7 @@ def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
 
 def test_some_points_have_the_doubts_of_their_own_first_prediction_only(build: Builder) -> None:
     first = build.first_prediction()
-    first.doubts.append(Doubt(code="busy_host", detail="load"))
+    first.doubts.append(Diagnostic(code="busy_host", detail="load"))
     record = build.record(build.training(), build.point(), build.point(batch=8), first)
     codes = [[raised.doubt.code for raised in raised_doubts(record, [row])] for row in rows(record)]
     assert ["busy_host" in each for each in codes] == [False, True, False]
@@ -91,7 +91,7 @@ def test_a_rate_without_an_interval_is_marked(build: Builder) -> None:
 def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Builder) -> None:
     points = []
     for size, share in ((224, 48), (256, 23), (288, 31)):
-        doubt = Doubt(code="launch_bound", detail=f"the device works {share} % of the loop's time", remedy="more")
+        doubt = Diagnostic(code="launch_bound", detail=f"the device works {share} % of the loop's time", remedy="more")
         points.append(build.point(size=size, doubts=[doubt]))
     text = shown(build, *points)
     assert (
@@ -141,7 +141,7 @@ def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: B
 
 
 def test_doubts_come_with_detail_and_remedy_and_failures_with_their_reason(build: Builder) -> None:
-    doubt = Doubt(code="busy_host", detail="load average 3.1", remedy="end other work")
+    doubt = Diagnostic(code="busy_host", detail="load average 3.1", remedy="end other work")
     lines = shown(build, build.point(doubts=[doubt]), build.failed(size=512), build.first_prediction()).splitlines()
     assert "  busy_host (224): load average 3.1" in lines
     assert "    → end other work" in lines
@@ -210,7 +210,7 @@ def test_quiet_says_results_doubts_failures_and_where_the_files_are(build: Build
         progress.started(1)
         progress.point(0, "224")
         progress.done("ok", "1 ms")
-    point = build.point(0.0624, doubts=[Doubt(code="busy_host", detail="load")])
+    point = build.point(0.0624, doubts=[Diagnostic(code="busy_host", detail="load")])
     quiet.show(build.record(point, build.failed(size=512)), Path("out"))
     lines = out.getvalue().splitlines()
     assert re.fullmatch(r"224: latency 62\.\d+ ms ± 0\.\d %", lines[0])

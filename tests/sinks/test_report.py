@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from builders import Builder
 
-from perfexp.records.record import Doubt, Metric
+from perfexp.records.record import Diagnostic, Metric
 from perfexp.reports import markdown
 from perfexp.summaries.grid import WIDTH, Column, Grid
 
@@ -31,7 +31,7 @@ def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None
 
 
 def test_first_predictions_doubts_and_failures_are_told(build: Builder) -> None:
-    doubt = Doubt(code="busy_host", detail="load average 3.1", remedy="end other work")
+    doubt = Diagnostic(code="busy_host", detail="load average 3.1", remedy="end other work")
     record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt])
     text = markdown.markdown(record)
     assert "3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
@@ -42,7 +42,7 @@ def test_first_predictions_doubts_and_failures_are_told(build: Builder) -> None:
 def test_a_doubt_has_a_line_for_each_remedy_that_it_needs(build: Builder) -> None:
     points = [build.point(size=size) for size in (224, 256, 288)]
     for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
-        point.doubts.append(Doubt(code="layers_disagree", detail=detail, remedy=remedy))
+        point.doubts.append(Diagnostic(code="layers_disagree", detail=detail, remedy=remedy))
     text = markdown.markdown(build.record(*points))
     assert "layers\\_disagree (256, the worst of 2 points): +9 % (-8 % to +9 % over the points). Remedy: a." in text
     assert "layers\\_disagree (288): +43 %. Remedy: b." in text

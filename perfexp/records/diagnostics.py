@@ -7,34 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records.record import Doubt
+from perfexp.records.record import Diagnostic
 from perfexp.statistics.estimators import Interval
 
 #: Tick and record may be this fraction of a call that is timed alone before the point says so.
 _RESOLUTION_TOLERANCE = 0.01
 
 
-def queue_starved(blocks: int) -> Doubt:
+def queue_starved(blocks: int) -> Diagnostic:
     """The host could not fill the device's queue in time.
 
     Args:
         blocks: in how many blocks.
     """
-    return Doubt(
+    return Diagnostic(
         code="queue_starved",
         detail=f"in {blocks} blocks the device ran out of work before the host had filled its queue",
         remedy="read `device` as an upper bound; fewer launches (execution=compile) are filled in faster",
     )
 
 
-def above_the_ceiling(name: str, share: float) -> Doubt:
+def above_the_ceiling(name: str, share: float) -> Diagnostic:
     """More work was done than the device can do.
 
     Args:
         name: of the metric.
         share: of the ceiling.
     """
-    return Doubt(
+    return Diagnostic(
         code="above_the_ceiling",
         detail=f"{name} is {share:.0%}: the model's work by definition is more than the device can do in that time",
         remedy="an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the precision that ran is not "
@@ -42,26 +42,26 @@ def above_the_ceiling(name: str, share: float) -> Doubt:
     )
 
 
-def work_uncounted(names: Sequence[str]) -> Doubt:
+def work_uncounted(names: Sequence[str]) -> Diagnostic:
     """The work of some operators of a call is not known.
 
     Args:
         names: of the operators.
     """
-    return Doubt(
+    return Diagnostic(
         code="work_uncounted",
         detail=f"nobody has said how much {', '.join(names)} compute: MACs, FLOPs and rates are too low by that",
         remedy="read them as lower bounds",
     )
 
 
-def ranks_disagree(ratio: float) -> Doubt:
+def ranks_disagree(ratio: float) -> Diagnostic:
     """Several ranks that take another time together than the calls of the first one took.
 
     Args:
         ratio: of the time of a call in stretches of all ranks to that of the first one's calls.
     """
-    return Doubt(
+    return Diagnostic(
         code="ranks_disagree",
         detail=f"a call takes {ratio:.3f} of the timed one where no rank hears of another but through the gradients",
         remedy="end other work on this machine; for calls that are short for their host, ranks/samples_per_second "
@@ -69,20 +69,20 @@ def ranks_disagree(ratio: float) -> Doubt:
     )
 
 
-def mixed_devices(names: Sequence[str]) -> Doubt:
+def mixed_devices(names: Sequence[str]) -> Diagnostic:
     """Ranks on different devices.
 
     Args:
         names: of the devices.
     """
-    return Doubt(
+    return Diagnostic(
         code="mixed_devices",
         detail=f"the ranks work on different devices ({', '.join(names)}), and all go at the pace of the slowest",
         remedy="choose devices that are alike by CUDA_VISIBLE_DEVICES or gpu.index",
     )
 
 
-def multi_gpu_slower(ratio: float, count: int, fewer: int) -> Doubt:
+def multi_gpu_slower(ratio: float, count: int, fewer: int) -> Diagnostic:
     """Several devices together are slower than fewer of them.
 
     Args:
@@ -90,29 +90,29 @@ def multi_gpu_slower(ratio: float, count: int, fewer: int) -> Doubt:
         count: devices of the slower run.
         fewer: devices of the run that it is compared with.
     """
-    return Doubt(
+    return Diagnostic(
         code="multi_gpu_slower",
         detail=f"{count} devices together reach {ratio:.2f} of the samples/s of {fewer}",
         remedy="a larger batch_size per device; profiler=nsys shows what the devices wait for",
     )
 
 
-def queue_exceeded(no_graph: str) -> Doubt:
+def queue_exceeded(no_graph: str) -> Diagnostic:
     """A call does not fit into the device's queue, and is no graph either.
 
     Args:
         no_graph: why it could not be measured as a captured graph.
     """
-    return Doubt(
+    return Diagnostic(
         code="queue_exceeded",
         detail=f"a call has more launches than the device's queue takes, and {no_graph}: there is no `device` time",
         remedy="read `throughput` and `latency`; for `device`, a model with fewer launches (execution=compile)",
     )
 
 
-def synchronising() -> Doubt:
+def synchronising() -> Diagnostic:
     """A call waits for the device inside, so that neither can its queue be filled nor the call be captured."""
-    return Doubt(
+    return Diagnostic(
         code="synchronising",
         detail="the call waits for the device inside (it reads a value back), so that neither can the device's queue "
         "be filled nor the call be captured as a graph: there is no `device` time",
@@ -120,22 +120,22 @@ def synchronising() -> Doubt:
     )
 
 
-def waits_left_out(how: str) -> Doubt:
+def waits_left_out(how: str) -> Diagnostic:
     """The device's time is that of a call which does not wait.
 
     Args:
         how: it does without.
     """
-    return Doubt(
+    return Diagnostic(
         code="waits_left_out",
         detail=f"the call waits for the device inside; its `device` time is that of one which comes to the same: {how}",
         remedy="`throughput` and `latency` are those of the call as it is, waits included",
     )
 
 
-def data_left_out() -> Doubt:
+def data_left_out() -> Diagnostic:
     """The device's time is that of calls whose batches lie on the device."""
-    return Doubt(
+    return Diagnostic(
         code="data_left_out",
         detail="a call that fetches its batch from the host does not fit into the device's queue; the `device` time is "
         "that of calls whose batches are on the device already",
@@ -144,9 +144,9 @@ def data_left_out() -> Doubt:
     )
 
 
-def device_of_graph() -> Doubt:
+def device_of_graph() -> Diagnostic:
     """The device's time is that of the call as one launch, which nobody asked for."""
-    return Doubt(
+    return Diagnostic(
         code="device_of_graph",
         detail="a call does not fit into the device's queue; the `device` time is that of the call captured as a "
         "graph, whose kernels may follow each other more closely",
@@ -155,9 +155,9 @@ def device_of_graph() -> Doubt:
     )
 
 
-def not_captured_together() -> Doubt:
+def not_captured_together() -> Diagnostic:
     """A call of several ranks does not fit into the device's queue."""
-    return Doubt(
+    return Diagnostic(
         code="queue_exceeded",
         detail="a call does not fit into the device's queue, or waits inside (each layer of SyncBatchNorm does), and "
         "calls of several ranks are not captured: there is no `device` time",
@@ -165,7 +165,7 @@ def not_captured_together() -> Doubt:
     )
 
 
-def below_resolution(call_seconds: float, uncertain_seconds: float) -> Doubt | None:
+def below_resolution(call_seconds: float, uncertain_seconds: float) -> Diagnostic | None:
     """A call is timed alone and is too short for that.
 
     Args:
@@ -174,7 +174,7 @@ def below_resolution(call_seconds: float, uncertain_seconds: float) -> Doubt | N
     """
     if uncertain_seconds <= _RESOLUTION_TOLERANCE * call_seconds:
         return None
-    return Doubt(
+    return Diagnostic(
         code="below_resolution",
         detail=f"calls of {call_seconds * 1e6:.3g} µs are timed one by one (cache=flush), and tick and events cost "
         f"{uncertain_seconds * 1e6:.2g} µs of that",
@@ -186,7 +186,7 @@ def below_resolution(call_seconds: float, uncertain_seconds: float) -> Doubt | N
 _HOST_CHANGED = 1.1
 
 
-def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float) -> Doubt:
+def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float) -> Diagnostic:
     """The device waits for the host.
 
     Args:
@@ -196,7 +196,7 @@ def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float
     """
     host, device = host_seconds / wall_seconds, device_seconds / wall_seconds
     changed = " (its pace changed from one to the other)" if host > _HOST_CHANGED else ""
-    return Doubt(
+    return Diagnostic(
         code="launch_bound",
         detail=f"the device works {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls"
         + changed,
@@ -204,48 +204,48 @@ def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float
     )
 
 
-def phases_disagree(ratio: float) -> Doubt:
+def phases_disagree(ratio: float) -> Diagnostic:
     """The parts of a call do not add up to the whole.
 
     Args:
         ratio: of the parts' sum to the undisturbed call.
     """
-    return Doubt(
+    return Diagnostic(
         code="phases_disagree",
         detail=f"the phases' sum is {ratio:.3f} of the whole call",
         remedy="read the phases as shares, not as times; the whole call is the undisturbed figure",
     )
 
 
-def loss_not_finite(loss: float) -> Doubt:
+def loss_not_finite(loss: float) -> Diagnostic:
     """A training that learns nothing.
 
     Args:
         loss: the last one.
     """
-    return Doubt(
+    return Diagnostic(
         code="loss_not_finite",
         detail=f"the loss ended at {loss}: the arithmetic was timed, but nothing was learnt",
         remedy="lower mode.train.optimizer.lr, or choose a precision with more range",
     )
 
 
-def accuracy_of_training_data() -> Doubt:
+def accuracy_of_training_data() -> Diagnostic:
     """The accuracy is that of the pictures that were trained on."""
-    return Doubt(
+    return Diagnostic(
         code="accuracy_of_training_data",
         detail="there are no held-out pictures: the accuracy is that of the ones that were trained on",
         remedy="put the pictures into subfolders train and val",
     )
 
 
-def drift(relative: float) -> Doubt:
+def drift(relative: float) -> Diagnostic:
     """The samples moved.
 
     Args:
         relative: change of the median from the first third to the last.
     """
-    return Doubt(
+    return Diagnostic(
         code="drift",
         detail=f"the median moved by {relative:+.1%} from the first third of the samples to the last",
         remedy="lengthen the warm-up (stopping.warmup_seconds) or see what else changes on the machine",
@@ -263,7 +263,7 @@ _MORE_SAMPLES = {
 
 def too_few_samples(
     n: int, effective: float, achieved: float | None, target: float | None, reason: str | None = None
-) -> Doubt:
+) -> Diagnostic:
     """The interval is wider than was asked for, or may well be, or there is none.
 
     Args:
@@ -277,14 +277,14 @@ def too_few_samples(
     if target is not None and achieved is not None and achieved <= target:
         asked = ", which of so few may be several times too narrow"
     reached = "no interval exists" if achieved is None else f"±{achieved:.1%}{asked}"
-    return Doubt(
+    return Diagnostic(
         code="too_few_samples",
         detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
         remedy=_MORE_SAMPLES.get(reason or "", "more time or calls (stopping.max_seconds, stopping.measure)"),
     )
 
 
-def scaling_far(ratio: float, sizes: int, tolerance: float) -> Doubt:
+def scaling_far(ratio: float, sizes: int, tolerance: float) -> Diagnostic:
     """A time does not lie where those of the other sizes let it be expected.
 
     Args:
@@ -292,28 +292,28 @@ def scaling_far(ratio: float, sizes: int, tolerance: float) -> Doubt:
         sizes: that were fitted.
         tolerance: how far it may be off.
     """
-    return Doubt(
+    return Diagnostic(
         code="scaling_unexpected",
         detail=f"the time is {ratio:.2f} of what the fit over {sizes} sizes expects (tolerated: ±{tolerance:.0%})",
         remedy="measure this size and its neighbours again; if it stays, look for another kernel or a full memory",
     )
 
 
-def scaling_falls(ratio: float, smaller: str) -> Doubt:
+def scaling_falls(ratio: float, smaller: str) -> Diagnostic:
     """A larger input takes less time than a smaller one.
 
     Args:
         ratio: of the time to that of the smaller size.
         smaller: that size.
     """
-    return Doubt(
+    return Diagnostic(
         code="scaling_unexpected",
         detail=f"the time is {ratio:.2f} of that of the smaller size {smaller}, beyond both intervals",
         remedy="measure both sizes again; if it stays, the smaller one runs by a slower kernel or was disturbed",
     )
 
 
-def speedup_unsure(rival: str, ratio: float, across: Interval) -> Doubt:
+def speedup_unsure(rival: str, ratio: float, across: Interval) -> Diagnostic:
     """The rounds in which two were compared do not tell which is faster.
 
     Args:
@@ -321,7 +321,7 @@ def speedup_unsure(rival: str, ratio: float, across: Interval) -> Doubt:
         ratio: its time over that of the choice, the median over the rounds.
         across: the rounds' mean with its interval.
     """
-    return Doubt(
+    return Diagnostic(
         code="speedup_unsure",
         detail=f"{ratio:.2f} times as fast as {rival}, but the rounds differ so much that it may be anything from "
         f"{across.low:.2f} to {across.high:.2f}: which of the two is faster is not known",
@@ -329,9 +329,9 @@ def speedup_unsure(rival: str, ratio: float, across: Interval) -> Doubt:
     )
 
 
-def rivals_by_graph() -> Doubt:
+def rivals_by_graph() -> Diagnostic:
     """Rivals were compared as graphs, though the algorithm's own call fits into the queue."""
-    return Doubt(
+    return Diagnostic(
         code="rivals_by_graph",
         detail="a rival's call does not fit into the device's queue, so all were compared as captured graphs; `device` "
         "is that of calls launched one by one",
@@ -339,14 +339,14 @@ def rivals_by_graph() -> Doubt:
     )
 
 
-def choice_slower(rival: str, ratio: float) -> Doubt:
+def choice_slower(rival: str, ratio: float) -> Diagnostic:
     """What was chosen layer by layer is slower as a whole than a rival.
 
     Args:
         rival: what the whole model was compared with.
         ratio: its time over that of the choice.
     """
-    return Doubt(
+    return Diagnostic(
         code="choice_slower",
         detail=f"the fastest of each layer take {1 / ratio:.2f} of the time of {rival} together",
         remedy="measure when nothing else runs, with algorithm.reuse=false; or take the rival",
