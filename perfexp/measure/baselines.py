@@ -44,7 +44,7 @@ class Compared(NamedTuple):
 
     series: list[Series]
     metrics: list[Metric]
-    diagnostics: list[Diagnostic]
+    doubts: list[Diagnostic]
     method: str
 
 

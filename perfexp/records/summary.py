@@ -50,7 +50,7 @@ class Row:
     phases: dict[str, float]
     samples_per_second: estimators.Interval | None
     metrics: tuple[Metric, ...]
-    diagnostics: tuple[Diagnostic, ...]
+    doubts: tuple[Diagnostic, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
