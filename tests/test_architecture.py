@@ -67,7 +67,7 @@ ONLY = {
 STARTS_WITHOUT = {
     "perfexp.__main__": {"torch", "mlflow", "matplotlib", "pandas", "numpy", "hydra", "omegaconf", "typer", "rich"},
     "perfexp.main": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "typer"},
-    "perfexp.commands.list": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow"},
+    "perfexp.commands.list_options": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow"},
     "perfexp.commands.show": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow"},
     "perfexp.worker.entry": {"torch", "mlflow", "matplotlib", "plotly", "pandas", "pyarrow", "typer", "rich"},
     "perfexp.measure.procedure": {"torch"},

@@ -74,7 +74,7 @@ def test_what_is_printed_arrives_unchanged_and_a_pipe_that_does_not_block_is_wai
     receive, send = os.pipe()
     os.set_blocking(send, False)
     text = "ü" * 200_000
-    code = f"from perfexp import streams; streams.install(); print({'ü'!r} * 200_000)"
+    code = f"from perfexp.host import streams; streams.install(); print({'ü'!r} * 200_000)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=send, env={**os.environ, "PYTHONUTF8": "1"})
     os.close(send)
     with os.fdopen(receive, "rb") as pipe:

@@ -14,6 +14,9 @@ from perfexp.errors import PerfexpError
 from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
+#: Modules that are not called as their command: `list` would hide the built-in function in this package.
+_MODULES = {"list": "list_options"}
+
 
 def run(argv: Sequence[str]) -> int:
     """Run a command.
@@ -26,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     """
     try:
         refuse_deleted_cwd()
-        import_module(f"{__name__}.{argv[0].replace('-', '_')}")
+        import_module(f"{__name__}.{_MODULES.get(argv[0]) or argv[0].replace('-', '_')}")
         app(args=list(argv), prog_name="perfexp")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

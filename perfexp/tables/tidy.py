@@ -6,10 +6,9 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from perfexp.records.record import Key, Record, Series
 from perfexp.records.sweep_record import Sweep, SweepChild
@@ -18,6 +17,9 @@ from perfexp.sweep import parse_sizes
 from perfexp.tables import csv_tables, layer_winners
 from perfexp.tables.csv_tables import Line
 from perfexp.tables.layer_winners import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: What says which run a line is of, in their order.
 IDENTITY = (
@@ -149,6 +151,8 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
     Args:
         lines: from `aligned`.
     """
+    import pandas as pd
+
     names = list(lines[0]) if lines else []
     return pd.DataFrame({name: _column(name, [line[name] for line in lines]) for name in names})
 
@@ -181,6 +185,8 @@ def samples(known: Sequence[Block], text: Callable[[str], str] = str) -> pd.Data
         known: from `blocks`, of one run or several.
         text: what is made of each text.
     """
+    import pandas as pd
+
     counts = [len(block.values) for block in known]
     heads = pd.DataFrame([block.head for block in known], columns=list(_HEAD))
     for name in _TEXTS.intersection(heads):
@@ -297,6 +303,8 @@ def _head(uid: str, key: Key, series: Series) -> Line:
 
 
 def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
+    import pandas as pd
+
     if name == "started":
         return pd.to_datetime(pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce")
     if name.startswith(_AXIS):
@@ -309,6 +317,8 @@ def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
 
 
 def _axis(cells: Sequence[csv_tables.Cell]) -> pd.Series:
+    import pandas as pd
+
     texts = pd.Series(cells, dtype="string")
     if texts.dropna().str.lower().isin(("true", "false")).all():
         return texts.str.lower().map({"true": True, "false": False}).astype("boolean")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from perfexp import commands
+from perfexp.cli.usage import COMMANDS
 from perfexp.records.record import SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 
@@ -114,4 +115,4 @@ def test_its_help_does_not_import_mlflow():
 
 
 def test_the_commands_are_known_by_name():
-    assert {"log", "ui"} <= set(commands.NAMES)
+    assert {"log", "ui"} <= set(COMMANDS)

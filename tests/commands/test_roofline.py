@@ -188,7 +188,7 @@ def test_a_folder_that_can_not_be_written_is_told_in_a_line(run, monkeypatch, ca
     def refused(path, content):
         raise OSError(errno.EROFS, "Read-only file system", f"{path.parent}/.{path.name}.x1")
 
-    monkeypatch.setattr("perfexp.host.files.write_atomically", refused)
+    monkeypatch.setattr("perfexp.records.paths.write_atomically", refused)
     assert commands.run(["roofline", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {run / 'manifest.json'} can't be written: Read-only file system. Choose another")
