@@ -208,9 +208,9 @@ def dump(claim: dict[str, Any]) -> str:
     return "\n".join(["{", *lines, " ]", "}"]) + "\n"
 
 
-def shown(number: int | Decimal) -> str:
-    """A number with the digits of the file, small ones with an exponent, thousands with commas."""
-    if isinstance(number, Decimal) and number and abs(number) < Decimal("1e-4"):
+def shown(number: int | Decimal, is_error: bool = False) -> str:
+    """A number with the digits of the file, errors with an exponent, thousands with commas."""
+    if isinstance(number, Decimal) and number and is_error:
         return f"{number:e}".replace("e+", "e")
     text = f"{number:,f}" if isinstance(number, Decimal) else f"{number:,}"
     return text.replace("-", "−")
@@ -221,7 +221,7 @@ def _figure(row: dict[str, Any], key: str) -> str:
     if value is None:
         return "–"
     if interval is None:
-        return shown(value)
+        return shown(value, is_error=unit(key) == "relative_l2")
     if "low" in interval:
         return f"{shown(value)} ({shown(interval['low'])} … {shown(interval['high'])})"
     return f"{shown(value)} ± {shown(interval['half_width_percent'])} %"

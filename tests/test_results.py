@@ -72,11 +72,18 @@ def test_a_page_shows_figures_with_units_intervals_and_sources(folder):
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("7.20", "7.20"), ("-0.0", "−0.0"), ("4e-7", "4e-7"), ("1.1e-15", "1.1e-15"), ("2679.04", "2,679.04"), ("5", "5")],
+    [("7.20", "7.20"), ("-0.0", "−0.0"), ("0.0064", "0.0064"), ("2679.04", "2,679.04"), ("-5", "−5")],
 )
 def test_numbers_have_the_digits_of_the_file(text, shown):
     assert results.shown(results.parse(text)) == shown
     assert results._compact(results.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("4e-7", "4e-7"), ("0.0003", "3e-4"), ("1.10e-15", "1.10e-15"), ("0.0", "0.0")]
+)
+def test_errors_have_an_exponent(text, shown):
+    assert results.shown(results.parse(text), is_error=True) == shown
 
 
 def spoil_row(**values):
