@@ -1,4 +1,4 @@
-"""Errors that perfexp raises: what was given, what is possible, what to do."""
+"""Exceptions with messages for users, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -6,58 +6,53 @@ import difflib
 import re
 from collections.abc import Iterable
 
-#: What allocators, the system and its loader of libraries say when the host's memory is not enough.
+#: Messages of allocators, the operating system and its dynamic loader when host memory is exhausted.
 _HOST_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment", re.I
 )
 
 
 class PerfexpError(Exception):
-    """A failure that perfexp understands: one clear message, no traceback on the console.
+    """An anticipated failure, printed as one message without a traceback.
 
     Attributes:
-        exit_code: the exit code of the command that it ends: 2 for what the user can mend in the command or the
-            configuration, 1 for a measurement that failed.
+        exit_code: exit code of the command: 2 for a wrong command or configuration, 1 for a failed measurement.
     """
 
     exit_code = 1
 
 
 class UserError(PerfexpError):
-    """The command, the configuration or a file that the user named is wrong."""
+    """Wrong command, configuration or input file."""
 
     exit_code = 2
 
 
 class DeviceMismatch(UserError):
-    """The device that the configuration asks for is not the one that the job runs on."""
+    """The configured device differs from the device of this machine."""
 
 
 class Unsupported(PerfexpError):
-    """This point can't be measured by design (a size that the model can't take, …); the other points go on."""
+    """A point that cannot be measured by design, such as a size that the model rejects; other points continue."""
 
 
 class Waits(Unsupported):
-    """The call waits for the device before it returns, which no graph can do."""
+    """The call synchronizes with the device before it returns, which a CUDA graph cannot do."""
 
     def __init__(self) -> None:
         super().__init__("the call waits for the device inside (it reads a value back), which no graph can do")
 
 
 class OutOfMemory(PerfexpError):
-    """The device, or the host, has not enough memory for this point; the other points go on."""
+    """Device or host memory does not suffice for this point; other points continue."""
 
 
 class RankLost(PerfexpError):
-    """Another rank of the same run has ended: this one can't go on, and the launcher knows why."""
+    """Another rank of the same run has terminated; the launcher knows the reason."""
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    """Whether an exception, or what it came from, says that the host's memory was not enough.
-
-    Args:
-        error: raised by whatever.
-    """
+    """Whether an exception, or one of its causes, means that host memory is exhausted."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or _HOST_MEMORY.search(str(cause)):
@@ -67,12 +62,9 @@ def is_out_of_host_memory(error: BaseException) -> bool:
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """The valid names most like a wrong one, best first; a dotted name is also compared by its last part.
+    """Return at most `count` valid names that resemble a wrong one, best first.
 
-    Args:
-        name: what was given.
-        valid: what is possible.
-        count: at most so many are returned.
+    Dotted names are also compared by their last part.
     """
     choices = sorted(set(valid))
     close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)
@@ -83,7 +75,7 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """A sentence that names the nearest valid names, or all of them where none is near and they are few."""
+    """A sentence with the nearest valid names, or with up to 40 valid names if none is near."""
     choices = sorted(set(valid))
     close = nearest(name, choices)
     if close:

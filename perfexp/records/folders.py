@@ -1,4 +1,4 @@
-"""Folders: the files of runs and sweeps that lie in and below a folder."""
+"""Find the files of runs and sweeps in and below a folder."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 
 #: Folder of the artifacts, beside the database; MLflow's own servers use the same name.
 ARTIFACTS = "mlartifacts"
-#: Levels of folders below the one that was named; perfexp makes three.
+#: Limit on nested folders; perfexp creates three levels.
 _DEEPEST = 40
 
 
 def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iterator[Path]:
-    """The files of these names in and below a folder.
+    """Yield the files with one of these names in and below a folder.
 
-    Links are not followed, and the copies that a tracking store keeps below it are no runs' folders.
+    Links and the artifact folders of tracking stores are skipped.
 
     Args:
-        folder: where to look; it may be a link itself, since somebody named it.
-        names: of the files.
-        refused: told of each folder that can't be read; the others are read.
+        folder: root of the search; it may be a link itself.
+        names: file names.
+        refused: called with the error of each folder that cannot be read; the search continues.
     """
     waiting = [(folder, 0)]
     while waiting:
         parent, depth = waiting.pop()
         try:
             with os.scandir(parent) as entries:
-                found = {each.name: each for each in entries if not each.is_symlink()}
+                children = {entry.name: entry for entry in entries if not entry.is_symlink()}
         except OSError as error:
             refused(error)
             continue
-        inner = sorted(name for name, each in found.items() if name != ARTIFACTS and each.is_dir())
-        yield from (parent / name for name in names if name in found and not found[name].is_dir())
+        inner = sorted(name for name, entry in children.items() if name != ARTIFACTS and entry.is_dir())
+        yield from (parent / name for name in names if name in children and not children[name].is_dir())
         if inner and depth >= _DEEPEST:
-            refused(
-                OSError(errno.ELOOP, f"more than {_DEEPEST} folders deep; what lies below is left out", str(parent))
-            )
+            refused(OSError(errno.ELOOP, f"more than {_DEEPEST} nested folders; deeper ones are skipped", str(parent)))
             continue
         waiting += [(parent / name, depth + 1) for name in reversed(inner)]
 
 
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:
-    """The runs of a sweep, each with its folder; those of a stage lie beside the sweep's folder, not in it.
+    """Yield the runs of a sweep with their folders, which may lie beside the sweep's folder (stages).
 
     Args:
-        sweep: its summary.
-        folder: the sweep's.
+        sweep: summary of the sweep.
+        folder: folder of the sweep.
     """
     for child in sweep.children:
         yield child, Path(os.path.normpath(folder / child.directory))

@@ -1,4 +1,4 @@
-"""Events: what a worker tells the process that started it, as lines of JSON through a pipe."""
+"""Messages from a worker to its parent process: lines of JSON through a pipe."""
 
 from __future__ import annotations
 
@@ -12,42 +12,33 @@ from perfexp.records.record import Key
 
 
 class Events:
-    """Tells the parent what goes on, as lines of JSON; silent where nobody listens.
+    """Sender of progress messages to the parent process.
 
     Args:
-        descriptor: of a pipe, or None.
+        descriptor: file descriptor of the pipe; None sends nothing.
     """
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def __call__(self, event: str, **details: Any) -> None:
-        """Send one event; never called while something is timed.
+        """Send one message. It is never called while a call is timed.
 
         Args:
-            event: its name.
+            event: name of the event.
             details: JSON values.
         """
         if self._descriptor is None:
             return
         try:
             os.write(self._descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
-        except OSError:  # the parent is gone; so will this process be
+        except OSError:  # the parent has terminated, and this process follows
             self._descriptor = None
 
     def point(self, key: Key) -> None:
-        """A point begins.
-
-        Args:
-            key: of the point.
-        """
+        """Report that the measurement of a point begins."""
         self("point", key=msgspec.to_builtins(key))
 
     def done(self, key: Key, status: str) -> None:
-        """A point has its result.
-
-        Args:
-            key: of the point.
-            status: of the point.
-        """
+        """Report that a point has its result."""
         self("done", key=msgspec.to_builtins(key), status=status)

@@ -1,4 +1,4 @@
-"""perfexp.metric: one's own figures, from a model, a data set or a probe, into the record of the point under way."""
+"""`perfexp.metric`: add a custom metric of a model, data set or probe to the point that is being measured."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _open: list[dict[str, Metric]] = []
 
 
 def metric(name: str, value: float | None, unit: str = "1") -> None:
-    """Add a figure to the record of the point that is being measured; outside of one, nothing happens.
+    """Add a metric to the record of the point that is being measured; without such a point, do nothing.
 
-    A later value of the same name replaces the earlier one. Call it from a probe rather than from a model's forward
-    pass where you can: what a model does in its forward pass is timed.
+    A later value of the same name replaces the earlier one. Prefer calling it from a probe: code in a model's forward
+    pass is timed.
 
     Args:
-        name: what to call it, best ending in its unit (`gradient_norm`, `queue_seconds`).
-        value: a number, or anything that `float` takes; None where it can't be known.
+        name: name of the metric, ending in its unit where it has one (`gradient_norm`, `queue_seconds`).
+        value: number, or an object that `float` accepts; None if unknown.
         unit: SI unit; `1` for a ratio.
 
     Raises:
-        TypeError: the value is no number.
+        TypeError: the value is not a number.
     """
     if _open:
         number = None if value is None else float(value)
@@ -31,10 +31,10 @@ def metric(name: str, value: float | None, unit: str = "1") -> None:
 
 @contextmanager
 def collecting() -> Iterator[dict[str, Metric]]:
-    """While entered, `metric` puts its figures into the dictionary that this yields."""
-    found: dict[str, Metric] = {}
-    _open.append(found)
+    """While entered, collect the metrics of `metric` in the dictionary that this yields."""
+    metrics: dict[str, Metric] = {}
+    _open.append(metrics)
     try:
-        yield found
+        yield metrics
     finally:
-        _open.remove(found)
+        _open.remove(metrics)

@@ -1,4 +1,4 @@
-"""Record: what one run measured, as versioned JSON; knows nothing of plans, torch or sinks."""
+"""Record of one run as versioned JSON: keys, raw samples, metrics, diagnostics and environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 class Status(StrEnum):
-    """How the measurement of a point, or of a whole run, ended."""
+    """Final status of a point or of a run."""
 
     OK = "ok"
     OOM = "oom"
@@ -30,22 +30,22 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-#: Phases whose calls are timed, and what a phase's layers are called.
+#: Phases whose calls are timed, and the suffix of the phase of their layers.
 TIMED = ("train", "inference")
 _LAYERS = "_layers"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What identifies a point within its run.
+    """Identity of a point within its run.
 
     Attributes:
-        phase: `inference`, `train`; `ttfp` (time to first prediction of a fresh process); `inference_layers`,
-            `train_layers` (where the time of their calls goes, from a process of its own); `inference_profile`,
-            `train_profile` (what a profiler saw of them, likewise).
+        phase: `inference` or `train`; `ttfp` for the cold start (time to first prediction of a fresh process);
+            `inference_layers` and `train_layers` for layer times, `inference_profile` and `train_profile` for
+            profiles, each measured in a separate process.
         input_size: height and width in pixels.
         batch_size: samples per call.
         precision: name of the precision.
-        replicate: number of the process that measured it, from 0.
+        replicate: number of the process that measured the point, from 0.
     """
 
     phase: str
@@ -56,7 +56,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is a point whose calls are timed."""
+        """Whether the calls of this point are timed."""
         return self.phase in TIMED
 
     @property
@@ -76,29 +76,17 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def layers_key(key: Key) -> Key:
-    """Of the layers of a timed point.
-
-    Args:
-        key: of that point.
-    """
+    """The key of the layers of a timed point."""
     return msgspec.structs.replace(key, phase=key.phase + _LAYERS)
 
 
 def timed_key(key: Key) -> Key:
-    """Of the timed point whose layers these are.
-
-    Args:
-        key: of the layers.
-    """
+    """The key of the timed point that a point of layers belongs to."""
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_LAYERS))
 
 
 def is_layers(key: Key) -> bool:
-    """Whether it is a point of layers.
-
-    Args:
-        key: of any point.
-    """
+    """Whether a key identifies a point of layers."""
     return key.phase.endswith(_LAYERS)
 
 
@@ -117,12 +105,12 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Why a block of measurements ended.
+    """Reason for the end of a series.
 
     Attributes:
         reason: `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or `epochs`.
-        target: the relative half-width of the median's interval that was asked for, or None.
-        achieved: the one that was reached, or None where no interval exists.
+        target: requested relative half-width of the median's interval, or None.
+        achieved: relative half-width that was reached; None without an interval.
     """
 
     reason: str
@@ -131,15 +119,15 @@ class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Raw samples of one time, in the order in which they were measured; none is ever dropped.
+    """Raw samples of one time in the order of measurement. No sample is ever dropped.
 
     Attributes:
         name: `latency`, `throughput`, `device`, `phase/forward`, `ttfp/imports`, …
-        unit: unit of the samples, SI.
-        samples: all of them, warm-up first. A sample is a mean of `calls_per_sample` calls.
-        warmup: how many of the first samples are warm-up and stay out of the statistics.
-        calls_per_sample: k.
-        stop: why the block ended.
+        unit: SI unit of the samples.
+        samples: all samples, warm-up first; each is the mean of `calls_per_sample` calls.
+        warmup: number of warm-up samples at the beginning, which the statistics exclude.
+        calls_per_sample: number of calls per sample.
+        stop: reason for the end of the series.
     """
 
     name: str
@@ -156,14 +144,14 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One figure beside the series.
+    """A single figure of a point.
 
     Attributes:
-        name: ends in its unit; a slash makes a group (`memory/peak_bytes`).
-        value: None where it can't be known; then `reason` says why.
+        name: name with the unit at its end and the group before a slash (`memory/peak_bytes`).
+        value: None if unknown.
         unit: SI unit; `1` for a ratio.
-        reason: why there is no value.
-        estimated: computed from something else that was measured, not measured itself.
+        reason: reason for a missing value.
+        estimated: whether the value is computed from other measurements instead of measured.
     """
 
     name: str
@@ -177,15 +165,15 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The result of one point; one line of points.jsonl.
 
     Attributes:
-        key: which point.
-        status: how it ended.
-        error: text of the error where it did not end well.
+        key: identity of the point.
+        status: final status.
+        error: error message of a point without a result.
         series: raw samples.
         metrics: single figures.
-        doubts: reasons not to trust it blindly.
-        facts: what was true while it was measured (load average, thread counts, …).
-        started: date and time, ISO 8601 with time zone.
-        wall_seconds: how long measuring it took in all.
+        doubts: diagnostics.
+        facts: conditions of the measurement (load average, thread counts, …).
+        started: start, ISO 8601 with time zone.
+        wall_seconds: total duration of the measurement.
     """
 
     key: Key
@@ -199,19 +187,19 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     wall_seconds: float | None = None
 
     def find_series(self, name: str) -> Series | None:
-        """The series of that name, or None."""
+        """The series with this name, or None."""
         return next((series for series in self.series if series.name == name), None)
 
     def metric(self, name: str) -> Metric | None:
-        """The metric of that name, or None."""
+        """The metric with this name, or None."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
 
 class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A file that the run wrote.
+    """A file of a run.
 
     Attributes:
-        path: relative to the run's folder, with forward slashes.
+        path: path relative to the run's folder, with forward slashes.
         kind: `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
     """
 
@@ -220,14 +208,14 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """To which sweep a run belongs.
+    """The place of a run in its sweep.
 
     Attributes:
-        uid: identifies the sweep.
-        job: number of the run in it, from 0.
-        jobs: how many runs the sweep has, or None where it is not known.
-        axes: the overrides that vary in it, as they were given (`{"batch_size": "1"}`).
-        directory: the sweep's folder, relative to the run's.
+        uid: identifier of the sweep.
+        job: number of the run in the sweep, from 0.
+        jobs: number of runs of the sweep; None if unknown.
+        axes: values of the varying overrides as typed (`{"batch_size": "1"}`).
+        directory: folder of the sweep, relative to the folder of the run.
     """
 
     uid: str
@@ -238,24 +226,24 @@ class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Everything that one run left to be known.
+    """Complete result of one run; record.json.
 
     Attributes:
         schema_version: version of this layout.
-        uid: identifies the run for ever, wherever its record is copied to.
-        name: `MODEL-ALGORITHM-MODE`, or longer where more varies.
-        perfexp_version: version of perfexp that measured it.
-        status: `ok` if every point is; otherwise the status of the first one that isn't.
-        started: date and time, ISO 8601 with time zone.
-        ended: likewise.
-        command: the overrides as the user typed them.
-        plan: the resolved configuration.
+        uid: permanent identifier of the run.
+        name: `MODEL-ALGORITHM-MODE`, or longer if more varies.
+        perfexp_version: version of perfexp that measured the run.
+        status: `ok` if every point is; otherwise the status of the first point that is not.
+        started: start, ISO 8601 with time zone.
+        ended: end, ISO 8601 with time zone.
+        command: overrides as typed.
+        plan: resolved configuration.
         plan_hash: SHA-256 of the plan without output, tracking and console.
-        environment: facts of machine, software and device.
-        points: one for each key of the plan.
-        doubts: those that concern the whole run.
-        artifacts: the files that the run wrote.
-        sweep: the sweep that it belongs to, if any.
+        environment: facts about machine, software and device.
+        points: one point per key of the plan.
+        doubts: diagnostics of the whole run.
+        artifacts: files of the run.
+        sweep: place in a sweep, if any.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -284,10 +272,10 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
         Args:
             text: JSON.
-            source: what to call it in an error.
+            source: name of the file for error messages.
 
         Raises:
-            UserError: it is no record, or one of a later version of perfexp.
+            UserError: the text is not a record, or a newer version of perfexp wrote it.
         """
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
@@ -301,10 +289,13 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read record.json, given it or the folder that holds it.
+        """Read a record.json.
+
+        Args:
+            path: record.json, or the folder that contains it.
 
         Raises:
-            UserError: there is none, or it can't be read.
+            UserError: the file is missing or invalid.
         """
         file = path / "record.json" if path.is_dir() else path
         try:
@@ -320,22 +311,22 @@ class _Version(msgspec.Struct):
 
 
 def point_to_line(point: Point) -> bytes:
-    """A point as one line of points.jsonl."""
+    """Encode a point as one line of points.jsonl."""
     return msgspec.json.encode(point) + b"\n"
 
 
 def points_from_lines(text: bytes) -> list[Point]:
-    """The points in a points.jsonl; a last line that was cut off by a crash is left out.
+    """Decode the lines of a points.jsonl; a last line that a crash truncated is skipped.
 
     Raises:
-        UserError: a line before the last one can't be read.
+        UserError: a line before the last one is invalid.
     """
     lines = text.split(b"\n")
     complete, rest = lines[:-1], lines[-1]
     try:
         points = [msgspec.json.decode(line, type=Point) for line in complete if line.strip()]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"points.jsonl holds a line that is no point: {error}.") from error
+        raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     if rest.strip():
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             points.append(msgspec.json.decode(rest, type=Point))
@@ -343,13 +334,10 @@ def points_from_lines(text: bytes) -> list[Point]:
 
 
 def read_points(path: Path) -> list[Point]:
-    """The points in a points.jsonl; none where there is no such file.
-
-    Args:
-        path: the file.
+    """Read a points.jsonl; a missing file has no points.
 
     Raises:
-        UserError: it cannot be read, or holds something else.
+        UserError: the file cannot be read or is invalid.
     """
     try:
         return points_from_lines(untrusted.read_bytes(path))
@@ -360,18 +348,18 @@ def read_points(path: Path) -> list[Point]:
 
 
 def missing(keys: Iterable[Key], path: Path) -> list[Key]:
-    """The points that have no result in a points.jsonl yet.
+    """The keys without a result in a points.jsonl.
 
     Args:
-        keys: all of them.
-        path: the file.
+        keys: all keys of the plan.
+        path: points.jsonl.
     """
     done = {point.key for point in read_points(path)}
     return [key for key in keys if key not in done]
 
 
 def overall_status(points: Iterable[Point]) -> Status:
-    """`ok` if every point is, otherwise the status of the first that isn't; `failed` where there is none."""
+    """`ok` if every point is, otherwise the status of the first point that is not; `failed` without points."""
     statuses = [point.status for point in points]
     if not statuses:
         return Status.FAILED

@@ -1,4 +1,4 @@
-"""Sweep record: what a sweep over several runs came to, as JSON beside the folders of its runs."""
+"""Summary of a sweep over several runs, stored as sweep.json."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.record import SCHEMA_VERSION, Record, Status
 
-#: Limit on a sweep.json: it holds a few lines for each run.
+#: Limit on the size of a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
 
 
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One run of a sweep, as the sweep's own summary knows it.
+    """One run in the summary of its sweep.
 
     Attributes:
-        job: number in the sweep, from 0.
+        job: number of the run in the sweep, from 0.
         name: name of the run.
-        directory: the run's folder, relative to the sweep's.
-        status: how it ended.
-        axes: the overrides that vary, with this run's values.
-        error: why it did not end well.
+        directory: folder of the run, relative to the folder of the sweep.
+        status: final status of the run.
+        axes: values of the varying overrides.
+        error: message of a refused or failed run.
     """
 
     job: int
@@ -39,16 +39,16 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Summary of a sweep over several runs (`-m`); sweep.json in the sweep's folder.
 
     Attributes:
-        schema_version: that of the records.
-        uid: identifies the sweep for ever.
-        name: what it is called in lists.
-        started: date and time, ISO 8601 with time zone.
-        ended: likewise; None while it runs, or if it was killed.
-        command: the overrides as the user typed them.
-        jobs: how many runs it was to have, or None where that is not known.
-        children: those that have ended.
-        store: tracking store that its runs are sent to, without credentials. It is there to be read by people: a file
-            does not say where perfexp connects to.
+        schema_version: schema version of the records.
+        uid: permanent identifier of the sweep.
+        name: name in lists.
+        started: start, ISO 8601 with time zone.
+        ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
+        command: overrides as typed.
+        jobs: planned number of runs; None if unknown.
+        children: runs that have ended.
+        store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
+            store because a file names it.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -66,22 +66,22 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     def records(self, folder: Path) -> list[Record]:
-        """The records of its runs, as far as they are there: a run that was refused has none.
+        """The records of the runs; refused runs have none.
 
         Args:
-            folder: the sweep's.
+            folder: folder of the sweep.
         """
-        found = []
+        records = []
         for child in self.children:
             with suppress(UserError):
-                found.append(Record.load(folder / child.directory))
-        return found
+                records.append(Record.load(folder / child.directory))
+        return records
 
     def refresh(self, folder: Path) -> None:
-        """Take the status of each run from its record, where it has one.
+        """Update the status of each run from its record, if there is one.
 
         Args:
-            folder: the sweep's.
+            folder: folder of the sweep.
         """
         for child in self.children:
             with suppress(UserError):
@@ -91,10 +91,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> Sweep:
-        """Read sweep.json, given it or the folder that holds it.
+        """Read a sweep.json.
+
+        Args:
+            path: sweep.json, or the folder that contains it.
 
         Raises:
-            UserError: there is none, or it can't be read.
+            UserError: the file is missing or invalid.
         """
         file = path / "sweep.json" if path.is_dir() else path
         try:

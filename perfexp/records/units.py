@@ -1,10 +1,10 @@
-"""Quantities carry their SI unit in the name; this is the one place that prettifies them for people."""
+"""Format quantities for people. Stored names end in their SI unit; only this module converts units."""
 
 from __future__ import annotations
 
 import math
 
-#: Suffix of a stored name, unit of the value, suffix and factor of what people read.
+#: Suffix of a stored name: displayed suffix and factor.
 _PRETTY = {
     "seconds": ("ms", 1e3),
     "bytes": ("mib", 1 / 2**20),
@@ -15,13 +15,13 @@ _PRETTY = {
 
 
 def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
-    """Turn a stored name and value into those that people read: `epoch_seconds`, 0.5 → `epoch_ms`, 500.
+    """Convert a stored name and value for display: `epoch_seconds`, 0.5 → `epoch_ms`, 500.
 
-    A name whose unit has no prettier one, or that does not end in its unit, stays as it is.
+    Names that do not end in a convertible unit stay unchanged.
 
     Args:
         name: name of the quantity, ending in its unit (`peak_bytes`).
-        value: its value in that unit.
+        value: value in `unit`.
         unit: `seconds`, `bytes`, …
     """
     pretty = _PRETTY.get(unit)
@@ -32,11 +32,11 @@ def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
 
 
 def format_seconds(seconds: float, significant: int = 3) -> str:
-    """A duration with the unit that fits: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`.
+    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`.
 
     Args:
-        seconds: the duration.
-        significant: digits where the unit is a second or shorter.
+        seconds: duration.
+        significant: number of significant digits below 100 s.
     """
     if not math.isfinite(seconds):
         return str(seconds)
@@ -51,7 +51,7 @@ def format_seconds(seconds: float, significant: int = 3) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A size in binary units: `812 MiB`, `1.25 GiB`."""
+    """Format a size in binary units: `812 MiB`, `1.25 GiB`."""
     for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(count) >= factor:
             return f"{digits(count / factor)} {unit}"
@@ -59,17 +59,12 @@ def format_bytes(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`.
-
-    Args:
-        number: how many.
-        noun: of one.
-    """
+    """A number with its noun in singular or plural: `1 run`, `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """A number with so many significant digits, never in scientific notation between 0.001 and 1e6."""
+    """Format a number with `significant` digits; scientific notation only below 0.001 and from 1e6."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))

@@ -123,7 +123,7 @@ def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan
     assert "9/10 done, 1 missing" in capsys.readouterr().out
     (torn / "points.jsonl").write_bytes(content[50:])
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "torn: points.jsonl holds a line that is no point" in capsys.readouterr().err
+    assert "torn: points.jsonl has a line that is not a point" in capsys.readouterr().err
 
 
 def test_models_go_down_and_algorithms_across_and_what_varies_is_named(plan, tmp_path, capsys):
