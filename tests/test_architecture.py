@@ -249,8 +249,8 @@ def top_level_imports(path):
 
 
 def test_every_doubt_is_explained():
-    """Wherever a doubt is made, its code stands in the table of all doubts."""
-    explained = (PACKAGE.parent / "docs" / "measuring.md").read_text()
+    """Wherever a doubt is made, its code stands in the tables of diagnostics."""
+    explained = (PACKAGE.parent / "docs" / "reference" / "diagnostics.md").read_text()
     codes = {
         node.value.value
         for path in MODULES
