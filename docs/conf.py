@@ -26,7 +26,7 @@ def _list_results(app, docname, source):
         return
     folder = Path(app.srcdir) / "results"
     pages = sorted((page.stem for page in folder.glob("*.md")), key=lambda name: (name != "index", name))
-    lines = ["```{toctree}", ":caption: Results", ":maxdepth: 1", "", *(f"results/{name}" for name in pages), "```"]
+    lines = ["```{toctree}", ":hidden:", ":caption: Results", ":maxdepth: 1", "", *(f"results/{name}" for name in pages), "```"]
     source[0] = source[0].replace(_RESULTS, "\n".join(lines) if pages else "")
 
 
