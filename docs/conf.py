@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 project = "perfexp"
@@ -17,19 +18,21 @@ html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
 
-_RESULTS = "<!-- results -->"
+_PLACE = "<!-- results -->"
+_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)?results/([\w-]+)\.md\)")
 
 
-def _list_results(app, docname, source):
-    """Put the pages of results/ into the table of contents, where there are any."""
-    if docname != "index":
-        return
+def _link_results(app, docname, source):
+    """Put results/ into the table of contents, and leave only the text of links to pages that are not there."""
     folder = Path(app.srcdir) / "results"
-    pages = sorted((page.stem for page in folder.glob("*.md")), key=lambda name: (name != "index", name))
-    lines = ["```{toctree}", ":hidden:", ":caption: Results", ":maxdepth: 1", "", *(f"results/{name}" for name in pages), "```"]
-    source[0] = source[0].replace(_RESULTS, "\n".join(lines) if pages else "")
+    if docname == "index":
+        listed = ["```{toctree}", ":hidden:", ":caption: Results", ":maxdepth: 1", "", "results/index", "```"]
+        source[0] = source[0].replace(_PLACE, "\n".join(listed) if (folder / "index.md").is_file() else "")
+    if docname == "results/index":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+    source[0] = _LINK.sub(lambda link: link[0] if (folder / f"{link[2]}.md").is_file() else link[1], source[0])
 
 
 def setup(app):
     """Called by Sphinx."""
-    app.connect("source-read", _list_results)
+    app.connect("source-read", _link_results)
