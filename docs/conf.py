@@ -17,6 +17,7 @@ html_title = "perfexp"
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
+html_show_copyright = False
 
 _PLACE = "<!-- results -->"
 _LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)?results/([\w-]+)\.md\)")
