@@ -194,7 +194,7 @@ def test_modules_have_a_room_a_name_of_their_own_and_a_purpose():
 
 def test_every_doubt_is_explained():
     """The code of each doubt stands in the table of all doubts."""
-    explained = (PACKAGE.parent / "docs" / "measuring.md").read_text()
+    explained = (PACKAGE.parent / "docs" / "reference" / "diagnostics.md").read_text()
     codes = {
         node.value.value
         for module in MODULES

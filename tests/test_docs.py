@@ -1,0 +1,66 @@
+"""Documentation: generated pages are current, names in the code are explained, links lead somewhere."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+PAGES = sorted(
+    path for folder in ("tutorial", "how-to", "reference", "explanation") for path in (DOCS / folder).glob("*.md")
+)
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("perfexp_docs_generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_current():
+    """`python docs/generate.py` would change nothing."""
+    for path, text in generator().pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"run python docs/generate.py: {path.name} is not current"
+
+
+def test_a_key_without_a_description_is_an_error():
+    module = generator()
+    with pytest.raises(module.Stale):
+        module.diagnostics({})
+
+
+def test_every_metric_is_explained():
+    """The names of metrics that are written out in the code are in the page of metrics."""
+    explained = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    names = {
+        keyword.value.value
+        for path in (ROOT / "perfexp").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Metric"
+        for keyword in node.keywords
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+    }
+    assert len(names) > 20
+    assert not [name for name in sorted(names) if f"`{name}`" not in explained]
+
+
+def test_the_readme_is_one_page():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130
+    assert not [line for line in lines if len(line) > 100]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(str(p.relative_to(ROOT)) for p in PAGES)]
+)
+def test_relative_links_lead_to_files(page):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    if not (DOCS / "results").is_dir():
+        targets = [target for target in targets if "results/" not in target]
+    assert not [target for target in targets if target and not ((ROOT / page).parent / target).exists()]
