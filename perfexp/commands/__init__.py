@@ -18,6 +18,15 @@ from perfexp.host.files import refuse_deleted_cwd
 _MODULES = {"list": "list_options"}
 
 
+def load(name: str) -> None:
+    """Import the module of a command, which registers the command in `app`.
+
+    Args:
+        name: one of `perfexp.cli.usage.COMMANDS`.
+    """
+    import_module(f"{__name__}.{_MODULES.get(name) or name.replace('-', '_')}")
+
+
 def run(argv: Sequence[str]) -> int:
     """Run a command.
 
@@ -29,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     """
     try:
         refuse_deleted_cwd()
-        import_module(f"{__name__}.{_MODULES.get(argv[0]) or argv[0].replace('-', '_')}")
+        load(argv[0])
         app(args=list(argv), prog_name="perfexp")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
