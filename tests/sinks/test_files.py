@@ -8,6 +8,8 @@ from builders import Builder
 from perfexp.paths import RunPaths
 from perfexp.sinks import files
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def test_table_picture_and_report_are_written_and_claimed(build: Builder, tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
