@@ -27,6 +27,7 @@ from perfexp.sinks import files
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
+SharedFolder = Callable[[str, Callable[[Path], object]], Path]
 Finished = Callable[..., "FinishedRun"]
 
 PHASES = {"data": 0.05, "forward": 0.3, "loss": 0.02, "backward": 0.55, "optimizer": 0.08}
@@ -109,30 +110,46 @@ class FinishedRun:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A function that gives the run of a command (see `FinishedRun`), started once for all tests of the session.
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> SharedFolder:
+    """A function that gives a folder, made once for all tests of the session; nobody changes what is in it.
 
-    The processes of pytest-xdist share the runs through a folder: the first that asks for a command starts it, and the
-    others wait for its lock. `output_dir`, where a command has one, is relative.
+    The processes of pytest-xdist share it: the first that asks for its name has it made by the function that it gives,
+    while the others wait for a lock.
     """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+                folder.mkdir(parents=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def finished(shared_folder: SharedFolder) -> Finished:
+    """A function that gives the run of a command (see `FinishedRun`), which is started once for all tests.
+
+    `output_dir`, where a command has one, is relative.
+    """
+
     def get(*command: str) -> FinishedRun:
+        def measure(folder: Path) -> None:
+            (folder / "root").mkdir()
+            printed = io.StringIO()
+            with chdir(folder / "root"), redirect_stdout(printed), redirect_stderr(printed):
+                code = main(command)
+            (folder / "ended.json").write_text(json.dumps({"code": code, "printed": printed.getvalue()}))
+
         digest = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
-        folder = shared / "finished_runs" / digest
-        folder.mkdir(parents=True, exist_ok=True)
-        ended = folder / "ended.json"
-        with FileLock(folder / "lock"):
-            if not ended.exists():
-                shutil.rmtree(folder / "root", ignore_errors=True)
-                (folder / "root").mkdir()
-                printed = io.StringIO()
-                with chdir(folder / "root"), redirect_stdout(printed), redirect_stderr(printed):
-                    code = main(command)
-                ended.write_text(json.dumps({"command": command, "code": code, "printed": printed.getvalue()}))
-        told = json.loads(ended.read_text())
-        return FinishedRun(told["code"], told["printed"], folder / "root")
+        folder = shared_folder(f"finished-{digest}", measure)
+        return FinishedRun(**json.loads((folder / "ended.json").read_bytes()), root=folder / "root")
 
     return get
 
