@@ -21,9 +21,11 @@ from filelock import FileLock
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from perfexp import process
 from perfexp.main import main
 from perfexp.record import Artifact, Doubt, Key, Metric, Point, Record, Series, Status, Stop, overall_status
 from perfexp.sinks import files
+from tests import forking
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -72,6 +74,20 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at pictures: runs of this process draw them."""
     monkeypatch.setattr(files, "areas", _AREAS)
     monkeypatch.setattr(files, "_png", _PNG)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_processes() -> Iterator[None]:
+    """Workers of the scripted device are forked: see tests/forking.py and `spawned`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", forking.forking)
+        yield
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests to which it matters that a process has a new interpreter."""
+    monkeypatch.setattr(forking, "enabled", False)
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,34 @@ import subprocess
 import sys
 import traceback
 import types
+import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 #: Descriptors that forked processes keep beside those that they are given.
 KEPT = set()
 #: Whether processes are forked at all.
 enabled = True
+#: Modules that are run in a forked process. One that has opened a database of SQLite's may not fork the sender: see
+#: sqlite.org/howtocorrupt.html.
+modules = {"perfexp.worker"}
 
 
 def module_of(command):
-    """The module and its arguments of `python [-P] -m MODULE …`, if it is one of perfexp's; None for anything else."""
+    """The module and its arguments of `python [-P] -m MODULE …`; None for anything that is not to be forked.
+
+    A worker with torch is not: its threads do not survive a fork.
+    """
     words = [os.fsdecode(word) for word in command]
     rest = words[1:]
     if rest[:1] == ["-P"]:
         rest = rest[1:]
-    if words[0] != sys.executable or rest[:1] != ["-m"] or not rest[1].startswith("perfexp."):
+    if words[0] != sys.executable or rest[:1] != ["-m"] or rest[1] not in modules:
         return None
+    if rest[1] == "perfexp.worker":
+        plan = Path(rest[2]) / "plan.yaml"
+        if not plan.is_file() or b"perfexp.models.fake." not in plan.read_bytes():
+            return None
     return rest[1], rest[2:]
 
 
@@ -48,7 +60,8 @@ class Forked(subprocess.Popen):
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # a collection in the new process would copy everything
-        self.pid = os.fork()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, which do not matter
+            self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:

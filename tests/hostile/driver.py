@@ -34,6 +34,7 @@ from tests import forking
 
 
 def main():
+    forking.modules.add("perfexp.sinks.sender")
     for module in (perfexp.process, perfexp.sinks.sender_process):
         module.subprocess = forking.forking
     # drawing takes longer than everything else, and is the last step: what is drawn has been read by then
