@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores run tests; torch reads it when imported
+
 import pytest
 from filelock import FileLock
 from PIL import Image
