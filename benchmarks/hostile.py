@@ -1,6 +1,8 @@
-"""Folders with random changes through every command that reads them: nothing runs, nothing outside changes.
+"""Hostile folders through every command that reads them: nothing runs, nothing outside changes.
 
     python benchmarks/hostile.py [--trials 500] [--seed 0]
+
+First the whole corpus of tests/hostile/cases.py, of which the tests take a part, then folders with random changes.
 
 The claim is that of SECURITY.md. The exit code is 1 if anything did not hold; the seed of each such trial is named.
 """
@@ -16,8 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from tests.hostile.cases import CASES
 from tests.hostile.mutations import mutate
-from tests.hostile.place import Place, driver, make_base
+from tests.hostile.place import Place, commands, driver, make_base
 
 
 def main() -> int:
@@ -29,6 +32,19 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="perfexp-hostile-") as root, driver() as driven:
         base = make_base(Path(root) / "base")
+        for name, case in CASES.items():
+            place = Place(Path(root) / name)
+            place.take(base)
+            problems = []
+            for step in case(place):
+                before = place.state()
+                for command in step if isinstance(step, list) else commands(step, place.out):
+                    driven.run(place, command)
+                problems += place.problems(before)
+            if problems:
+                failed += 1
+                print(f"case {name}:", *problems, sep="\n  ", flush=True)
+            shutil.rmtree(place.root)
         for seed in range(arguments.seed, arguments.seed + arguments.trials):
             place = Place(Path(root) / str(seed))
             place.take(base)
@@ -43,7 +59,8 @@ def main() -> int:
             shutil.rmtree(place.root)
     for (command, code), number in sorted(codes.items(), key=str):
         print(f"{command:<8} exit code {code}: {number}")
-    print(f"{arguments.trials - failed} of {arguments.trials} trials held")
+    tried = arguments.trials + len(CASES)
+    print(f"{tried - failed} of {tried} cases and trials held")
     return 1 if failed else 0
 
 

@@ -1,17 +1,29 @@
-"""Records made by hand, with everything that a record can hold, for tests anywhere."""
+"""Records made by hand, with everything that a record can hold, and runs that have ended, for tests anywhere."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import io
+import json
 import math
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores run tests; torch reads it when imported
+
 import pytest
+from filelock import FileLock
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from perfexp.host import process
+from perfexp.main import main
 from perfexp.records.record import (
     Artifact,
     Diagnostic,
@@ -24,9 +36,14 @@ from perfexp.records.record import (
     Stop,
     overall_status,
 )
+from perfexp.reports import run_files
+from perfexp.tables import layer_tables
+from tests import forking
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
+SharedFolder = Callable[[str, Callable[[Path], object]], Path]
+Finished = Callable[..., "FinishedRun"]
 
 PHASES = {"data": 0.05, "forward": 0.3, "loss": 0.02, "backward": 0.55, "optimizer": 0.08}
 TTFP = {"imports": 2.5, "context": 0.01, "weights": 0.4, "first_call": 0.29, "second_call": 0.06}
@@ -44,6 +61,153 @@ def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests send to stores of their own, whatever the environment says."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
+
+
+#: Written where a run would draw a picture.
+STAND_IN = b"\x89PNG\r\n\x1a\n stands in for a picture"
+_LAYERS_PNG, _PNG = run_files._layers_png, run_files._png
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_pictures() -> Iterator[None]:
+    """Runs leave the same files as ever, but draw nothing: a picture costs half as much as the run. See `drawn`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_files, "_layers_png", lambda record: STAND_IN if layer_tables.told(record) else None)
+        patch.setattr(run_files, "_png", lambda picture: None if picture is None else STAND_IN)
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at pictures: runs of this process draw them."""
+    monkeypatch.setattr(run_files, "_layers_png", _LAYERS_PNG)
+    monkeypatch.setattr(run_files, "_png", _PNG)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_processes() -> Iterator[None]:
+    """Workers of the scripted device are forked: see tests/forking.py and `spawned`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", forking.forking)
+        yield
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests to which it matters that a process has a new interpreter."""
+    monkeypatch.setattr(forking, "enabled", False)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run or a sweep that has ended, the same for all tests that ask for its command: nobody changes its files.
+
+    Attributes:
+        code: the command's exit code.
+        printed: its stdout and stderr.
+        root: the folder where it was started.
+    """
+
+    code: int
+    printed: str
+    root: Path
+
+    @property
+    def records(self) -> list[Record]:
+        """What it left, in the order of the folders."""
+        return [Record.load(file) for file in sorted(self.root.rglob("record.json"))]
+
+    @property
+    def record(self) -> Record:
+        """Of a single run."""
+        [record] = self.records
+        return record
+
+    def copied(self, folder: Path) -> FinishedRun:
+        """The same, with a copy of its files that a test may change.
+
+        Args:
+            folder: gets what lies in `root`.
+        """
+        shutil.copytree(self.root, folder, dirs_exist_ok=True)
+        return FinishedRun(self.code, self.printed, folder)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> SharedFolder:
+    """A function that gives a folder, made once for all tests of the session; nobody changes what is in it.
+
+    The processes of pytest-xdist share it: the first that asks for its name has it made by the function that it gives,
+    while the others wait for a lock.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+                folder.mkdir(parents=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def finished(shared_folder: SharedFolder) -> Finished:
+    """A function that gives the run of a command (see `FinishedRun`), which is started once for all tests.
+
+    `output_dir`, where a command has one, is relative.
+    """
+
+    def get(*command: str) -> FinishedRun:
+        def measure(folder: Path) -> None:
+            (folder / "root").mkdir()
+            printed = io.StringIO()
+            with chdir(folder / "root"), redirect_stdout(printed), redirect_stderr(printed):
+                code = main(command)
+            (folder / "ended.json").write_text(json.dumps({"code": code, "printed": printed.getvalue()}))
+
+        digest = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
+        folder = shared_folder(f"finished-{digest}", measure)
+        return FinishedRun(**json.loads((folder / "ended.json").read_bytes()), root=folder / "root")
+
+    return get
+
+
+class Command:
+    """Runs perfexp in a folder of its own: exit code, printed text, and the records that are there afterwards.
+
+    Args:
+        folder: the current one.
+        capsys: of the test.
+        finished: see the fixture.
+    """
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], finished: Finished) -> None:
+        self.folder, self._capsys, self._finished = folder, capsys, finished
+
+    def __call__(self, *arguments: str) -> tuple[int, str, list[Record]]:
+        code = main(arguments)
+        printed = self._capsys.readouterr()
+        return code, printed.out + printed.err, FinishedRun(code, "", self.folder).records
+
+    def shared(self, *arguments: str) -> tuple[int, str, list[Record]]:
+        """The same of a command that other tests begin with as well, in the folder that is still empty."""
+        copied = self._finished(*arguments).copied(self.folder)
+        return copied.code, copied.printed, copied.records
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], finished: Finished
+) -> Command:
+    """See `Command`."""
+    monkeypatch.chdir(tmp_path)
+    return Command(tmp_path, capsys, finished)
 
 
 def timed_point(size: int, batch: int, phase: str, calls: int = 80, metrics: Sequence[Metric] = ()) -> Point:

@@ -1,11 +1,10 @@
-"""A few faults of each kind at fixed seeds; `benchmarks/faults.py` runs many."""
+"""A fault of each kind, at other seeds for each commit; `benchmarks/faults.py` runs many."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,37 +15,23 @@ from perfexp.host.files import write_atomically
 from perfexp.main import main
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import Key, Point, Status, point_to_line, read_points
-from tests.faults import KINDS, Trial, draw_pictures
+from tests.faults import KINDS, TORCH_KINDS, Trial, draw_pictures
+from tests.rotation import commit_number, some_of
 
-#: Number and kind of each trial: each kind once, those that depend most on the moment twice; with torch, some.
-TRIALS = [(number, kind, False) for number, kind in enumerate(KINDS)]
-TRIALS += [(11 + number, kind, False) for number, kind in enumerate((*list(KINDS)[:5], "full disk", "torn file"))]
-TRIALS += [(20, "kill parent", True), (21, "loader", True)]
-
-
-@pytest.fixture(scope="module")
-def ended(request, tmp_path_factory):
-    """A function that gives a trial that has ended. Two run at a time, in the order in which they are asked for."""
-    ours = (item for item in request.session.items if item.path == Path(__file__) and "ended" in item.fixturenames)
-    asked = [item.callspec.params["asked"] for item in ours]
-    pictures = draw_pictures(tmp_path_factory.mktemp("generated") / "pictures")
-
-    def run(number, kind, torch):
-        folder = tmp_path_factory.mktemp(kind.replace(" ", "-"))
-        trial = Trial(number, folder, short=True, pictures=pictures if torch else None, kind=kind)
-        trial.go()
-        return trial
-
-    with ThreadPoolExecutor(2) as pool:
-        futures = {each: pool.submit(run, *each) for each in asked}
-        yield lambda each: futures[each].result()
+#: Seed and kind of each trial: each kind once, and one of them with torch, at seeds that go on with the commit.
+TRIALS = [((commit_number() + 7 * place) % 60, kind, False) for place, kind in enumerate(KINDS)]
+TRIALS += [(commit_number() % 60, *some_of(TORCH_KINDS, 1), True)]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc and limits those of others")
 @pytest.mark.parametrize("asked", TRIALS, ids=lambda each: f"{each[0]} {each[1]}{' with torch' if each[2] else ''}")
-def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(ended, asked):
-    trial = ended(asked)
+def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(tmp_path, asked):
+    number, kind, torch = asked
+    (tmp_path / "trial").mkdir()
+    pictures = draw_pictures(tmp_path / "pictures") if torch else None
+    trial = Trial(number, tmp_path / "trial", short=True, pictures=pictures, kind=kind)
+    trial.go()
     printed = (trial.folder / "printed.txt").read_text()
     assert not trial.outcome.problems, f"{trial.outcome.text}\n{trial.outcome.problems}\n{printed[-3000:]}"
 
@@ -144,6 +129,13 @@ def test_an_interrupt_that_nothing_holds_comes_at_once():
 def test_a_worker_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    command = [sys.executable, "-m", "perfexp.worker.entry", str(tmp_path), "--plan-sha256=0", f"--parent={gone.pid}"]
+    command = [
+        sys.executable,
+        "-m",
+        "perfexp.worker.entry",
+        str(tmp_path),
+        "--plan-sha256=0",
+        f"--parent={gone.pid}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout + done.stderr) == (1, "")

@@ -1,6 +1,7 @@
 """What a worker does before it measures: in which order the device is locked, waited for and made ready."""
 
 import itertools
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from perfexp.host import installation, locks
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.record import Key, read_points
-from perfexp.worker import cold_start, setup
+from perfexp.worker.entry import cold_start, setup
 
 
 class Noting(FakeDevice):
@@ -43,20 +44,30 @@ class Noting(FakeDevice):
         self.seconds += seconds
 
 
+#: The device that the plan's `_target_` opens.
+OPENED = None
+
+
+def open_noting():
+    return OPENED
+
+
 @pytest.fixture
 def device(monkeypatch, tmp_path):
-    made = Noting()
     monkeypatch.setattr(locks, "TEMPORARY", tmp_path)
-    monkeypatch.setattr(config, "build", {"gpu": made, "data": None}.__getitem__)
-    monkeypatch.setattr(config, "locate", lambda node: None)
-    return made
+    monkeypatch.setattr(sys.modules[__name__], "OPENED", Noting())
+    return OPENED
 
 
 @pytest.fixture
 def plan():
     key = Key(phase="ttfp", input_size=(8, 8), batch_size=1, precision="fp32", replicate=0)
     return SimpleNamespace(
-        gpu="gpu", data="data", model="model", device_lock=config.DeviceLock.fail, first_prediction_keys=lambda: [key]
+        gpu={"_target_": f"{__name__}.open_noting"},
+        data={"_target_": "perfexp.data.synthetic.Synthetic"},
+        model={"_target_": "perfexp.models.fake.FakeModel"},
+        device_lock=config.DeviceLock.fail,
+        first_prediction_keys=lambda: [key],
     )
 
 

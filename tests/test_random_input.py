@@ -177,7 +177,7 @@ def test_a_damaged_log_is_an_answer_or_one_line(seed, tmp_path_factory, capsys):
     answer(capsys, "speed", str(log), *given_)
 
 
-@DRAWN
+@settings(DRAWN, max_examples=EXAMPLES // 4)  # each draws a picture
 @given(seed=st.integers(0, 10**9))
 @example(seed=32845628)  # no launch has all that it takes
 def test_a_damaged_file_of_ncu_is_an_answer_or_one_line(seed, tmp_path_factory, capsys):

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfexp.statistics import estimators
-from tests.simulation import SERIES, autoregressive, true_median
-
-RUNS = 1000
+from tests.simulation import RUNS, SERIES, adapted, autoregressive, true_median
 
 
 @pytest.mark.parametrize("name", SERIES)
@@ -20,7 +18,7 @@ def test_the_median_interval_covers_the_truth(name, n):
     for _ in range(RUNS):
         interval = estimators.median_interval(SERIES[name](rng, n))
         covered += interval.low is not None and interval.low <= truth <= interval.high
-    assert covered / RUNS >= 0.92
+    assert covered / RUNS >= adapted(0.92, nominal=0.95)
 
 
 def test_a_strongly_correlated_short_series_has_mostly_no_interval_rather_than_a_wrong_one():
@@ -28,7 +26,7 @@ def test_a_strongly_correlated_short_series_has_mostly_no_interval_rather_than_a
     for _ in range(RUNS):
         interval = estimators.median_interval(SERIES["AR(1) 0.9"](rng, 40))
         wrong += interval.low is not None and not interval.low <= 1.0 <= interval.high
-    assert wrong / RUNS <= 0.08
+    assert wrong / RUNS <= adapted(0.08, nominal=0.05)
 
 
 def test_the_interval_of_iid_noise_is_not_needlessly_wide():
@@ -78,7 +76,7 @@ def test_the_percentile_interval_covers_the_truth(percentile):
     for _ in range(RUNS):
         interval = estimators.percentile_interval(rng.random(400), percentile)
         covered += interval.low is not None and interval.low <= percentile / 100 <= interval.high
-    assert covered / RUNS >= 0.92
+    assert covered / RUNS >= adapted(0.92, nominal=0.95)
 
 
 def warm_up(shape, n=400, noise=0.005, level=1.0, height=0.5, length=60):
@@ -114,8 +112,8 @@ def test_a_slow_warm_up_that_never_ends_is_tagged_as_drift():
 
 def test_steady_noise_is_hardly_ever_called_a_drift():
     rng = np.random.default_rng(8)
-    tagged = sum(estimators.drift(1 + 0.03 * rng.standard_normal(200)) is not None for _ in range(RUNS))
-    assert tagged <= 0.01 * RUNS
+    tagged = sum(estimators.drift(1 + 0.03 * rng.standard_normal(200)) is not None for _ in range(1000))
+    assert tagged <= 10
 
 
 def test_correlated_noise_is_hardly_ever_called_a_drift():
@@ -227,7 +225,7 @@ def test_the_interval_across_processes_covers_the_truth_and_one_of_the_pooled_ca
         across += interval.low <= 1.0 <= interval.high
         together = estimators.median_interval(calls.ravel(), tau=1.0)
         pooled += together.low <= 1.0 <= together.high
-    assert across / RUNS >= 0.93
+    assert across / RUNS >= adapted(0.93, nominal=0.95)
     assert pooled / RUNS <= 0.30
 
 
@@ -237,7 +235,7 @@ def test_the_interval_across_covers_the_truth_for_any_number_of_processes(proces
     for _ in range(RUNS):
         interval, _ = estimators.across_interval(np.exp(0.02 * rng.standard_normal(processes)))
         covered += interval.low <= 1.0 <= interval.high
-    assert covered / RUNS == pytest.approx(0.95, abs=0.02)
+    assert abs(covered / RUNS - 0.95) <= adapted(0.02, nominal=0)
 
 
 def test_the_interval_across_two_processes_is_that_of_the_formula():

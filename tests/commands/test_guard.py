@@ -219,12 +219,12 @@ def test_processes_that_send_one_record_to_a_server_at_once_make_one_run(server,
     record = make_record(sweep=SweepMembership(uid="s4", job=0, jobs=1))
     folder, context = leave_run(record, tmp_path), multiprocessing.get_context("spawn")
     uri = f"http://127.0.0.1:{server.port}"
-    processes = [context.Process(target=_publish, args=(uri, record, folder)) for _ in range(3)]
+    processes = [context.Process(target=_publish, args=(uri, record, folder)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
     client = MlflowClient(tracking_uri=server.store)
     found = client.search_runs([client.get_experiment_by_name("race").experiment_id])
     runs = {run.data.tags["perfexp.kind"]: run for run in found}

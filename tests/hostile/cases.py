@@ -27,10 +27,15 @@ def case(function):
     return function
 
 
+def _dumped(content):
+    """YAML, by the C library where it is there: some of it is long."""
+    return yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
+
+
 def set_command(place, *overrides, drop):
     """Put overrides into the stored commands of the run and of the sweep."""
     for folder, name, read, write in (
-        (place.run, "plan.yaml", yaml.safe_load, yaml.safe_dump),
+        (place.run, "plan.yaml", yaml.safe_load, _dumped),
         (place.sweep, "sweep.json", json.loads, json.dumps),
     ):
         content = read((folder / name).read_bytes())
@@ -148,6 +153,7 @@ def programs_and_nested_settings(place):
 
 @case
 def code_in_the_current_folder(place):
+    place.forks = False  # a new interpreter has a path of its own
     for name in ("torch", "yaml", "perfexp", "numpy", "mlflow", "psutil", "sitecustomize", "hydra_plugins"):
         (place.cwd / f"{name}.py").write_text(place.planted)
     (place.cwd / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
@@ -158,6 +164,7 @@ def code_in_the_current_folder(place):
 
 @case
 def a_repository_that_runs_programs(place):
+    place.forks = False  # a new interpreter has a path of its own
     (place.cwd / ".git" / "hooks").mkdir(parents=True)
     program = place.cwd / "program"
     program.write_text(f"#!/bin/sh\ntouch {place.canary}\n")
@@ -194,19 +201,25 @@ _OF_SWEEP = {
 }
 
 
+def _readers(place, path):
+    """The commands that read a file of a run or of a sweep, `resume` last."""
+    files, folder = (_OF_SWEEP, place.sweep) if path.is_relative_to(place.sweep) else (_OF_RUN, place.run)
+    wanted = (*files[path.name], f"resume={folder}")
+    return [command for command in commands(folder, place.out) if command[0] in wanted]
+
+
 def _in_place_of(place, make):
-    """Something in place of each file of a run and of a sweep, one after the other."""
-    for folder, files in ((place.run, _OF_RUN), (place.sweep, _OF_SWEEP)):
-        for name, readers in files.items():
-            path = folder / name
-            kept = place.root / "kept"
-            if path.exists():
-                path.rename(kept)
-            make(path)
-            yield [command for command in commands(folder, place.out) if command[0] in (*readers, f"resume={folder}")]
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-            if kept.exists():
-                kept.rename(path)
+    """Something in place of files of a run and of a sweep, one after the other; which of them, see `Place.some`."""
+    files = [*(place.run / name for name in _OF_RUN), *(place.sweep / name for name in _OF_SWEEP)]
+    for path in place.some(files):
+        kept = place.root / "kept"
+        if path.exists():
+            path.rename(kept)
+        make(path)
+        yield _readers(place, path)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        if kept.exists():
+            kept.rename(path)
 
 
 @case
@@ -349,8 +362,8 @@ def counts_beyond_all_measure(place):
         {"sweep": {"_target_": "perfexp.sweep.Sizes", "num_sizes": 10**12, "min_size": 1, "max_size": 10**13}},
         {"timeout_seconds": 1e300},
     ):
-        (place.run / "plan.yaml").write_text(yaml.safe_dump({**plan, **changed}))
-        yield place.run
+        (place.run / "plan.yaml").write_text(_dumped({**plan, **changed}))
+        yield _readers(place, place.run / "plan.yaml")
 
 
 # What a red team found -----------------------------------------------------------------------------------------------
@@ -462,6 +475,7 @@ def a_stage_that_holds_runs_of_others(place):
 
 @case
 def pipes_where_people_look(place):
+    place.forks = False
     os.mkfifo(place.cwd / "matplotlibrc")
     (place.run / "points.jsonl").unlink()
     yield [[f"resume={place.run}"]]
@@ -537,7 +551,7 @@ def halves_of_surrogate_pairs(place):
         changed = re.sub(rf'("?{key}"?: ?)[^\n,}}]+', r'\1"\\ud800"', before)
         assert "ud800" in changed, path
         path.write_text(changed)
-        yield path.parent
+        yield _readers(place, path)
         path.write_text(before)
 
 

@@ -3,7 +3,8 @@
     python -P tests/hostile/driver.py
 
 A line of JSON on stdin for each case: `command` (arguments), `cwd`, `environment`, `out` (a folder for what it prints),
-`watch` (see site/sitecustomize.py) and `seconds`. A line on stdout for each: `code`, None where it had to be killed.
+`watch` (see site/sitecustomize.py), `seconds`, and `forks` (whether a command's own processes are forked: see
+tests/forking.py). A line on stdout for each: `code`, None where it had to be killed.
 """
 
 import json
@@ -19,13 +20,25 @@ import mlflow.tracking  # noqa: F401 - imported once, for all cases
 import sitecustomize
 
 import perfexp.commands
+import perfexp.devices.fake
+import perfexp.host.process
 import perfexp.main
+import perfexp.models.fake
 import perfexp.reports.console
-import perfexp.reports.run_files
-import perfexp.tracking.mlflow_sink  # noqa: F401
+import perfexp.tracking.mlflow_sink
+import perfexp.tracking.sender
+import perfexp.tracking.sender_process
+import perfexp.worker.entry
+from perfexp.reports import run_files
+from tests import forking
 
 
 def main():
+    forking.modules.add("perfexp.tracking.sender")
+    for module in (perfexp.host.process, perfexp.tracking.sender_process):
+        module.subprocess = forking.forking
+    # drawing takes longer than everything else, and is the last step: what is drawn has been read by then
+    run_files._png = lambda picture: picture and b"a picture"
     for line in sys.stdin:
         case = json.loads(line)
         code = _wait(_forked(case), case["seconds"])
@@ -56,7 +69,8 @@ def _child(case):
         os.dup2(os.open(out / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["perfexp", *case["command"]]
-    sitecustomize.watch(case["watch"])
+    forking.enabled = case["forks"]
+    forking.KEPT.add(sitecustomize.watch(case["watch"]))
     from perfexp.__main__ import main as entry
 
     return entry()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
+from tests.rotation import some_of
+
 HERE = Path(__file__).parent
 #: Longest time that a command may take with a hostile folder, seconds.
 LIMIT_SECONDS = 60
@@ -66,11 +68,17 @@ class Place:
         canary: exists once planted code has run.
         answers: of the commands so far.
         originals: commands as they were stored.
+        store: an empty database of MLflow's, whose making takes seconds.
+        forks: whether commands may fork their processes instead of starting them.
+        at_most: so many files are replaced one after the other, by the commit; None for all.
     """
 
     root: Path
     answers: list = field(default_factory=list)
     originals: dict = field(default_factory=dict)
+    store: Path | None = None
+    forks: bool = True
+    at_most: int | None = None
 
     def __post_init__(self):
         self.run, self.sweep = self.root / "given" / "run", self.root / "given" / "sweep"
@@ -92,13 +100,19 @@ class Place:
         Args:
             base: folder of both.
         """
-        shutil.copytree(base, self.root / "given")
+        shutil.copytree(base, self.root / "given", ignore=shutil.ignore_patterns("store.db"))
+        self.store = base / "store.db"
         for file in (self.root / "given").rglob("*"):
             if file.is_file() and file.suffix in (".json", ".yaml", ".jsonl"):
                 file.write_bytes(file.read_bytes().replace(os.fsencode(base), os.fsencode(self.root / "given")))
 
+    def some(self, files):
+        """The files that are to be replaced."""
+        return files if self.at_most is None else some_of(files, self.at_most, self.root.name)
+
     def make_store(self, file, **experiment):
         """A database of MLflow's with the experiment that records go to."""
+        shutil.copyfile(self.store, file)
         client = MlflowClient(tracking_uri=f"sqlite:///{file}", registry_uri=f"sqlite:///{file}")
         client.create_experiment("perfexp", **experiment)
 
@@ -111,7 +125,10 @@ class Place:
         }
 
     def case(self, command):
-        """What the driver needs for a command."""
+        """What the driver needs for a command; where it is to make the store of MLflow's, an empty one is there."""
+        if command[0] == "log" and not os.path.lexists(self.cwd / "outputs"):
+            (self.cwd / "outputs").mkdir()
+            shutil.copyfile(self.store, self.cwd / "outputs" / "mlflow.db")
         watch = {
             "log": str(self.log),
             "allowed": [
@@ -136,6 +153,7 @@ class Place:
             "out": str(self.out),
             "watch": watch,
             "seconds": LIMIT_SECONDS,
+            "forks": self.forks,
         }
 
     def problems(self, before):
@@ -213,11 +231,14 @@ def driver():
 
 
 def make_base(folder):
-    """A run and a sweep, measured with the scripted device: what hostile folders are made of.
+    """A run and a sweep, measured with the scripted device, and a store: what hostile folders are made of.
 
     Args:
         folder: to be made.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{folder / 'store.db'}"
+    MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
     given = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "input_size=[32,64]", "probes.layers=true"]
     for command in (
         [*given, f"output_dir={folder / 'run'}"],

@@ -8,14 +8,15 @@ import pytest
 from tests.hostile.cases import CASES
 from tests.hostile.mutations import mutate
 from tests.hostile.place import Place, commands, driver, make_base
+from tests.rotation import some_of
 
-#: `benchmarks/hostile.py` tries many more.
-SEEDS = range(40)
+#: Mutations, and files that the corpus replaces in a folder, by the commit: `benchmarks/hostile.py` tries all and more.
+SEEDS, FILES = some_of(range(40), 10), 5
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("measured"))
+def base(shared_folder):
+    return shared_folder("hostile_base", make_base)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def driven():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_folder_does_nothing(name, base, driven, tmp_path):
-    place = Place(tmp_path)
+    place = Place(tmp_path, at_most=FILES)
     place.take(base)
     problems = []
     for step in CASES[name](place):

@@ -14,15 +14,50 @@ import psutil
 import pytest
 
 from perfexp.records.record import Record, Status
-from perfexp.worker import rank_process
+from perfexp.worker.entry import rank_process
 
+#: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
+NET = """
+import time
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 4, 3)
+        self.head = torch.nn.Linear(4, 10)
+
+    def forward(self, inputs):
+        if inputs.shape[-1] == 48:
+            time.sleep(0.2)
+        return self.head(self.convolution(inputs).mean((2, 3)))
+"""
 QUICK = [
-    *("gpu=cpu", "gpu.count=2", "input_size=32", "ttfp=false", "tracking=none", "quiet=true", "percentiles=[50]"),
+    *(
+        "gpu=cpu",
+        "execution.threads=1",
+        "gpu.count=2",
+        "input_size=32",
+        "ttfp=false",
+        "tracking=none",
+        "quiet=true",
+        "percentiles=[50]",
+    ),
     *("stopping=fixed", "stopping.warmup=1", "stopping.measure=6"),
 ]
-MODEL = ["model=resnet18", "mode=train", "batch_size=2"]
+MODEL = ["--config-dir=own", "model=net", "mode=train", "batch_size=2"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ranks talk through pipes")]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A folder as a user has it: the network and its configuration."""
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "net.yaml").write_text("_target_: few_numbers.Net\n")
+    (tmp_path / "few_numbers.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(rank_process.__file__).parents[2]))
 
 
 def perfexp(*arguments):
@@ -46,7 +81,7 @@ def ranks_of(folder):
 def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
     """A second job is where `torchrun -m perfexp --multirun` would hang."""
     folder = tmp_path / "sweep"
-    asked = ["-m", "model=resnet18", "mode=train", "batch_size=2,3", "probes.scaling=true"]
+    asked = ["-m", *MODEL[:-1], "batch_size=2,3", "probes.scaling=true"]
     ended = perfexp(*asked, *QUICK, f"output_dir={folder}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     records = [Record.load(path) for path in sorted(folder.glob("*/record.json"))]
@@ -192,7 +227,7 @@ def test_a_compiled_model_trains_by_two_ranks(tmp_path):
 
 def test_an_inference_is_made_by_all_ranks_at_once(tmp_path):
     folder = tmp_path / "run"
-    ended = perfexp("model=resnet18", "mode=inference", "batch_size=2", *QUICK, f"output_dir={folder}")
+    ended = perfexp(*MODEL, "mode=inference", *QUICK, f"output_dir={folder}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     [point] = Record.load(folder).points
     values = {metric.name: metric.value for metric in point.metrics}
@@ -222,7 +257,7 @@ def test_the_memory_that_is_not_enough_fails_a_point_and_the_others_go_on(tmp_pa
         (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: a port is a number"),
     ],
 )
-def test_what_several_ranks_can_not_do_is_refused(tmp_path, asked, said):
-    ended = perfexp(*MODEL, *QUICK, *asked, f"output_dir={tmp_path / 'run'}")
-    assert ended.returncode == 2
-    assert said in " ".join((ended.stdout + ended.stderr).split())
+def test_what_several_ranks_can_not_do_is_refused(run, asked, said):
+    code, printed, _ = run(*MODEL, *QUICK, *asked, "output_dir=run")
+    assert code == 2
+    assert said in " ".join(printed.split())

@@ -8,6 +8,8 @@ from builders import Builder
 from perfexp.records.paths import RunPaths
 from perfexp.reports import run_files
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def test_table_picture_and_report_are_written_and_claimed(build: Builder, tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)

@@ -18,7 +18,7 @@ _PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"}
 
 
 def watch(settings):
-    """Write down each violation, a line each.
+    """Write down each violation, a line each; returns the descriptor of the log.
 
     Args:
         settings: `log` and `allowed`.
@@ -43,6 +43,7 @@ def watch(settings):
             busy = False
 
     sys.addaudithook(seen)
+    return log
 
 
 def _violation(event, arguments, is_allowed):

@@ -1,0 +1,350 @@
+"""The command line from end to end: words, settings and places that can not be, and commands that measure nothing."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perfexp.__main__ import dispatch
+from perfexp.devices import auto
+from perfexp.plan import naming
+from perfexp.records.record import Status
+
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["model=fake", "-h"]])
+def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch(arguments) == 0
+    assert capsys.readouterr().out.startswith("perfexp measures how fast")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("model=resnet51", "resnet50"),
+        ("modle=resnet50", "model"),
+        ("batchsize=4", "batch_size"),
+        ("stopping.epsilonn=1", "epsilon"),
+        ("precision=fp8", "fp32"),
+        ("experiment=ful", "full"),
+        ("stopping.epsilon=abc", "stopping.epsilon"),
+        ("seed=x", "seed"),
+        ("input_size=0", "input_size=0"),
+        ("batch_size=[1,0]", "batch_size=0"),
+        ("batch_size=[1", "batch_size=[1"),
+        ("percentiles=[50,100]", "percentiles"),
+        ("epochs=1", "mode=train"),
+        ("replicate=0", "replicate=0"),
+        ("model._target_=os.system", "_target_"),
+        ("+model.kwargs={_target_:os.system}", "_target_"),
+        ("+novelty=1", "novelty"),
+        ("execution.cuda_graph=maybe", "execution.cuda_graph"),
+        ("execution.threads=0", "execution.threads=0"),
+        ("stopping.epsilon=0", "epsilon=0"),
+        ("+probe.x=${oc.decode:'{_target_: os.system}'}", "_target_"),
+        ("--experimental-rerun=x.pickle", "pickle"),
+    ],
+)
+def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument, told, tmp_path):
+    code, printed, records = run("gpu=fake", "model=fake", "tracking=none", argument)
+    assert code == 2
+    assert told in printed
+    assert "Traceback" not in printed
+    assert len(printed.strip().splitlines()) <= 3
+    assert records == []
+    assert not list(tmp_path.rglob("plan.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        *((f"hydra.{setting}", f"hydra.{setting.partition('=')[0]} is not taken") for setting in (
+            "run.dir=h", "run.dir=/proc/x", "sweep.dir=h", "sweep.subdir=h", "output_subdir=h", "job.chdir=true",
+            "verbose=true", "job_logging={version:7}", "sweeper=x",
+        )),
+        ("hydra=null", "hydra is not taken"),
+        ("~hydra.sweep.dir", "hydra.sweep.dir is not taken"),
+        ("-m hydra.sweeper.params={seed:'1,2'}", "-m KEY=A,B"),
+        ("-m seed=1,2 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size=0"),
+        ("-m batch_size=glob(*)", "'batch_size=glob(*)' matches no value"),
+        ("-m model=glob(zz*)", "'model=glob(zz*)' matches no value"),
+        ("-m seed=range(3,1)", "'seed=range(3,1)' matches no value"),
+        ("batch_size=glob(*)", "batch_size=glob(*)"),
+        ("-m --cfg job", "-m and --cfg exclude one another"),
+        ("--cfg job -p nope", "'nope' not found"),
+        ("--package mode", "--package is for --cfg"),
+        ("--resolve", "--resolve is for --cfg"),
+        ("--cfg nope", "invalid choice: 'nope'"),
+        ("--nope", "--nope"),
+        ("--shell-completion", "--shell-completion"),
+    ],
+)  # fmt: skip
+def test_what_hydra_does_not_take_or_perfexp_would_ignore_is_refused_in_one_line(run, arguments, told, tmp_path):
+    code, printed, _ = run(*FAKE, *arguments.split())
+    assert code == 2
+    [line] = printed.splitlines()
+    assert line.startswith("error: ")
+    assert "unexpected" not in line
+    assert told in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--cfg hydra", "sweeper:"),
+        ("--cfg job -p mode", "name: inference"),
+        ("--shell-completion install=bash", "hydra_bash_completion perfexp"),
+    ],
+)
+def test_flags_that_print_measure_nothing(run, arguments, told, tmp_path):
+    code, printed, _ = run(*FAKE, *arguments.split())
+    assert code == 0
+    assert told in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_needs_a_name_says_so(run):
+    code, printed, _ = run("model=torchvision", "gpu=fake", "tracking=none")
+    assert code == 2
+    assert "model.name" in printed
+
+
+def test_a_device_that_the_job_does_not_have_is_named_with_the_one_it_has(run):
+    code, printed, _ = run("model=fake", "gpu=cpu", "tracking=none")
+    assert code == 2
+    assert "gpu=fake" in printed
+
+
+@pytest.mark.parametrize("arguments", [FAKE, ("status",), ("ui",)])
+def test_a_current_folder_that_has_been_deleted_is_said_in_one_line(arguments, tmp_path):
+    code = (
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
+        "from perfexp.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout + done.stderr == (
+        "error: The current folder has been deleted: change to one that exists (cd DIR).\n"
+    )
+
+
+def test_a_folder_that_can_not_be_written_is_told(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, printed, _ = run(*FAKE, "output_dir=file/below")
+    assert code == 2
+    assert "output_dir" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_told(run, tmp_path):
+    (tmp_path / "ro").mkdir()
+    (tmp_path / "ro").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    code, printed, _ = run(*FAKE, "output_dir=ro/x")
+    assert code == 2
+    assert "can't be written" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["statuss"], "'statuss' is neither a command nor KEY=VALUE. Did you mean status"),
+        ([*FAKE, "resnet18"], "'resnet18' is neither a command nor KEY=VALUE. Possible: benchmark, "),
+        (["-m", "modle"], "'modle' is neither a command nor KEY=VALUE"),
+        (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
+        (["--config-dir=mine", "status"], "'status' is a command, and comes first"),
+        ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
+        ([*FAKE, "percentiles=50"], "percentiles is a list: percentiles=[…], of one value too."),
+        (["model=squeezenet1_1"], "Any other of torchvision's: model=torchvision model.name=NAME."),
+        ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is kept"),
+    ],
+)
+def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_path, arguments, said):
+    (tmp_path / "mine").mkdir()
+    code, printed, records = run(*arguments)
+    assert (code, records) == (2, [])
+    assert said in printed
+
+
+def test_a_disk_that_can_not_be_written_is_told_in_one_line(run, monkeypatch):
+    from perfexp.orchestration import job
+
+    def refuse(assignment, console):
+        raise OSError(errno.EROFS, "Read-only file system", "x/run.log")
+
+    monkeypatch.setattr(job, "run", refuse)
+    code, printed, _ = run(*FAKE, "output_dir=x")
+    assert code == 1
+    assert printed.startswith("error: Read-only file system: x/run.log. ")
+    assert len(printed.splitlines()) == 1
+
+
+def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp_path):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\nbad: [1, 2\nworse: 3\n")
+    code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
+    assert code == 2
+    assert "This is no YAML: " in printed
+    assert "tiny.yaml, line 3: " in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("setting", ["stopping.measure=0", "stopping.measure=-3", "stopping.warmup=-1"])
+def test_a_measurement_of_nothing_is_refused(run, setting):
+    code, printed, records = run(*FAKE, setting)
+    assert code == 2
+    assert "at least" in printed
+    assert records == []
+
+
+def test_a_password_is_not_written_anywhere(run, tmp_path):
+    secret = "tracking.uri='http://somebody:s3cr3t:p@ss@127.0.0.1:9'"
+    settings = ("model=fake", "gpu=fake", "ttfp=false", "stopping=fixed", "output_dir=x")
+    code, printed, records = run(*settings, secret.replace("t:p", "t/p"))  # no URL: a slash ends the name of a server
+    assert (code, records) == (2, [])
+    assert "s3cr3t" not in printed
+    code, printed, [record] = run(*settings, "tracking.request_timeout_seconds=1", secret)
+    assert code == 3
+    assert "perfexp log" in printed  # the server does not answer; how to send it later
+    assert "s3cr3t" not in printed
+    for file in (tmp_path / "x").iterdir():
+        assert b"s3cr3t" not in file.read_bytes(), file.name
+    assert record.status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["model=fake", "--config-dir=/somewhere"], "--config-dir=/somewhere"),
+        (["model=fake", "hydra.searchpath=[/somewhere]"], "hydra.searchpath"),
+        (["model=fake", "profiler=nsys", "profiler.tool=sh"], "profiler.tool"),
+        (["model=fake", "profiler=nsys", "profiler.options=[-x]"], "profiler.options"),
+        (["model=fake", "model._target_=os.system"], "_target_"),
+        (["model=fake", "seed=${oc.env:HOME}"], "oc.env"),
+        (None, "does not say by which command"),
+    ],
+)
+def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump({"command": command} if command else {}))
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert told in printed
+
+
+def test_nothing_to_resume_is_told(run):
+    code, printed, _ = run("resume=nowhere")
+    assert code == 2
+    assert "there is no run" in printed
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("model=fake", "gpu=h100"),
+        ("-m", "model=fake", "gpu=h100", "batch_size=1,2"),
+        ("-m", "model=fake", "gpu=h100", "batch_size=1,2", "replicate=2"),
+        ("-m", "model=fake", "gpu=fake", "batch_size=0,-1"),
+        ("model=resnet18", "gpu=cpu", "model.weights=nope.pth"),
+        (*FAKE, "input_size=0"),
+    ],
+)
+def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp_path, arguments, is_there):
+    if is_there:
+        (tmp_path / "x").mkdir()
+    code, printed, _ = run(*arguments, "tracking=none", *(["output_dir=x"] if is_there else []))
+    assert code == 2
+    assert "measuring takes" not in printed
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "x"] if is_there else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ("", 0, ["fake · default · inference · fp32 · eager", "  1 point, about 32 s", "  into outputs/"]),
+        ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points, about 32 s"]),
+        ("-m batch_size=1,2", 0, ["sweep over batch_size", "  2 runs, 2 points, about 64 s", "  batch_size=2-fake-"]),
+        ("-m batch_size=1,2 replicate=2 output_dir=s", 0, ["  2 runs, 4 points, about 2 min 08 s", "/s/"]),
+        ("-m batch_size=range(1,13)", 0, ["  12 runs, 12 points, about 6 min 24 s"]),
+        ("-m experiment=quick model.name=a,b", 0, ["  2 runs, 20 points", "outputs/2_quick/"]),
+        ("stopping=fixed", 0, ["  1 point, how long is not known beforehand"]),
+        ("batch_size=0", 2, ["batch_size=0 is no batch size"]),
+        ("epochs=1", 2, ["add mode=train"]),
+        ("-m batch_size=1,0", 2, ["batch_size=0 is no batch size", "  1 run, 1 point"]),
+        ("-m model=nope,fake", 2, ["model=nope"]),
+    ],
+)
+def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, arguments, code, told):
+    ended, printed, _ = run("model=fake", "gpu=fake", "tracking=none", "--dry-run", *arguments.split())
+    assert ended == code
+    assert all(text in printed for text in told), printed
+    assert ("Nothing has been measured." in printed) == any("point" in text for text in told)
+    assert len(printed.splitlines()) < 7
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("product", "folder"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A10G", "NVIDIA-A10G"),
+        ("cpu", "cpu"),
+        (None, "auto"),
+    ],
+)
+def test_the_folder_of_a_stage_names_the_device_that_auto_finds(run, monkeypatch, product, folder):
+    monkeypatch.setattr(auto, "foreseen", lambda index: product)
+    assert f"outputs/1_sanity/vgg16_default_{folder}/" in run("model=vgg16", "experiment=sanity", "--dry-run")[1]
+    assert naming.child_folder(None, Path("s"), 3, {"gpu": "auto"}) == Path(f"s/3_{folder}")
+
+
+def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "points.jsonl").write_text("")
+    assert run("model=fake", "gpu=h100", "tracking=none", "output_dir=x")[0] == 2
+    assert (tmp_path / "x" / "points.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tracking.uri=bogus://x", "sqlite:///FILE"),
+        ("tracking.uri=''", "sqlite:///FILE"),
+        ("tracking.deadline_seconds=nan", "positive"),
+        ("tracking.request_timeout_seconds=-1", "positive"),
+    ],
+)
+def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(setting, message, tmp_path):
+    command = [sys.executable, "-m", "perfexp", "model=fake", "gpu=fake", setting, "output_dir=x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
+    run(*FAKE, "output_dir=x")
+    plan = yaml.safe_load((tmp_path / "x" / "plan.yaml").read_bytes())
+    plan["command"] += ["tracking=mlflow", "tracking.uri=http://127.0.0.1:9/", "timeout_seconds=1e-9", "tracking=none"]
+    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump(plan))
+    code, printed, _ = run("resume=x")
+    assert code == 0
+    assert "127.0.0.1:9" not in printed
+
+
+def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
+    code, printed, records = run(*FAKE, "probes.energy_seconds=-1")
+    assert (code, records) == (2, [])
+    assert "probes.energy_seconds=-1: a positive time" in printed
