@@ -99,7 +99,7 @@ def grid(roofline: Roofline, *, is_whole: bool = False) -> Grid:
     return Grid(
         columns=(
             column("no.", lambda row: row.number),
-            column(roofline.noun[:-1], _name, is_prose=True),
+            column(roofline.noun[:-1], lambda row: cut(_name(row), 10**6 if is_whole else _NAME_LENGTH), is_prose=True),
             column("rows" if roofline.analytic else "launches", lambda row: str(row.load.launches), 3),
             column("time", lambda row: format_seconds(row.load.seconds)),
             column("share", lambda row: f"{row.time_share:.1%}"),
@@ -116,7 +116,7 @@ def grid(roofline: Roofline, *, is_whole: bool = False) -> Grid:
 
 
 def _name(row: Row) -> str:
-    return cut(one_line(f"range {row.name}" if row.level == "range" else row.label), _NAME_LENGTH)
+    return one_line(f"range {row.name}" if row.level == "range" else row.label)
 
 
 def _flops(row: Row, value: float | None, unit: str) -> str:

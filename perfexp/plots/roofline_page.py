@@ -19,8 +19,10 @@ from perfexp.summaries.subject import one_line
 
 #: Diameter in pixels of a part that takes all of the time, and of the smallest.
 _LARGEST, _SMALLEST = 70, 6
+#: Diameter of the smallest marker with its number on it.
+_WIDE = 18
 _STYLE = """body { font: 14px sans-serif; margin: 1em } p { max-width: 75em } .note { color: #a33c00 }
-td { padding: 0 .7em; text-align: right } td:nth-child(2) { text-align: left }"""
+td { padding: 0 .7em; text-align: right; white-space: nowrap } td:nth-child(2) { text-align: left }"""
 
 
 def page(roofline: Roofline, table: Grid) -> bytes:
@@ -100,7 +102,7 @@ def _points(
     rows = [row for row in rows if row.has_place]
     if not rows:
         return
-    sizes = size or [max(_LARGEST * row.time_share**0.5, _SMALLEST) for row in rows]
+    sizes = [size or max(_LARGEST * row.time_share**0.5, _SMALLEST) for row in rows]
     shown = [row.number for row in (*roofline.ranges, *numbered(roofline))]
     figure.add_scatter(
         x=[row.load.l2_intensity if by_l2 else row.load.intensity for row in rows],
@@ -109,7 +111,7 @@ def _points(
         name=name,
         visible=visible or "legendonly",
         text=[row.number if row.number in shown and row.level != "launch" and not by_l2 else "" for row in rows],
-        textposition="middle right" if size else "middle center",
+        textposition=["middle center" if diameter >= _WIDE else "middle right" for diameter in sizes],
         hovertext=[_hover(roofline, row) for row in rows],
         hoverinfo="text",
         marker={"size": sizes, "opacity": 0.75, **marker},

@@ -79,10 +79,10 @@ def compose(roofline: Roofline) -> Any:
     rows = [*distinct_ranges(roofline), *numbered(roofline)]
     markers = [_marker_box(axes, row, window) for row in rows]
     taken = [_marker_box(axes, roofline.total, window)] if _has_star(roofline) else []
-    for i, row in enumerate(rows):
-        _number(axes, row, window, taken, markers[:i] + markers[i + 1 :])
     for ceiling in ceilings_of(roofline, window):
         _ceiling(axes, ceiling, taken, markers)
+    for i, row in enumerate(rows):
+        _number(axes, row, window, taken, markers[:i] + markers[i + 1 :])
     _legend(axes, roofline)
     caption_of(figure, caption(roofline))
     return figure

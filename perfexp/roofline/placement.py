@@ -138,7 +138,7 @@ def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
     # work without a FLOP reaches nothing of the reference
     if load.flops is not None and not compute and peaks.reference:
         compute[NAMES[peaks.reference[0]]] = 0.0
-    return {name: rate / peak for name, rate, peak in memory if rate is not None and peak} | compute
+    return {name: rate / peak for name, rate, peak in memory if rate is not None and peak} | dict(compute)
 
 
 @dataclass(frozen=True, kw_only=True)
