@@ -13,6 +13,7 @@ from perfexp.commands.output import echo
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, installation, interrupts
 from perfexp.plots import roofline_files as sink
+from perfexp.plots import roofline_table
 from perfexp.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_layers
@@ -139,7 +140,7 @@ def _refuse_to_overwrite(files: Sequence[Path], inputs: Sequence[Path], *, force
 def _show(result: Roofline) -> None:
     """The table, the two most important sentences, and the caveats."""
     console = Console()
-    console.show_grid(result.title, sink.grid(result))
+    console.show_grid(result.title, roofline_table.console_grid(result))
     console.note(meaning(result, result.total))
     slowest = result.parts[0]
     console.note(f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}")

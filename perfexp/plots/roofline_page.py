@@ -11,10 +11,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from perfexp.plots.roofline_ceilings import COLORS, X_TITLE, Y_TITLE, ceilings_of, numbered, window_of
-from perfexp.records.units import digits, format_seconds
+from perfexp.plots.roofline_table import grid
 from perfexp.roofline.placement import Roofline, Row
-from perfexp.roofline.sentences import meaning, pretty
-from perfexp.summaries.grid import Grid
+from perfexp.roofline.sentences import meaning
 from perfexp.summaries.subject import one_line
 
 #: Diameter in pixels of a part that takes all of the time, and of the smallest.
@@ -25,12 +24,8 @@ _STYLE = """body { font: 14px sans-serif; margin: 1em } p { max-width: 75em } .n
 td { padding: 0 .7em; text-align: right; white-space: nowrap } td:nth-child(2) { text-align: left }"""
 
 
-def page(roofline: Roofline, table: Grid) -> bytes:
-    """The page; the same roofline gives the same bytes.
-
-    Args:
-        table: words of all rows, below the plot.
-    """
+def page(roofline: Roofline) -> bytes:
+    """A plot with all rows in a table below it; the same roofline gives the same bytes."""
     figure, window = go.Figure(), window_of(roofline)
     for ceiling in ceilings_of(roofline, window):
         is_level = ceiling.y[0] == ceiling.y[1]
@@ -75,16 +70,15 @@ def page(roofline: Roofline, table: Grid) -> bytes:
     notes = "".join(f"<p class=note>{html.escape(one_line(note))}</p>" for note in roofline.notes)
     return (
         f"<!DOCTYPE html><html><head><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style></head>"
-        f"<body><h2>{title}</h2><p>{summary}</p>{plot}{notes}{_table(table)}</body></html>"
+        f"<body><h2>{title}</h2><p>{summary}</p>{plot}{notes}{_table(roofline)}</body></html>"
     ).encode()
 
 
-def _table(table: Grid) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    head = line("th", [column.title for column in table.columns])
-    return f"<table>{head}{''.join(line('td', cells) for cells in table.lines)}</table>"
+def _table(roofline: Roofline) -> str:
+    table = grid(roofline, (roofline.total, *roofline.ranges, *roofline.parts))
+    lines = [("th", [column.title for column in table.columns]), *(("td", cells) for cells in table.lines)]
+    cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
 
 
 def _points(
@@ -120,27 +114,13 @@ def _points(
 
 def _hover(roofline: Roofline, row: Row) -> str:
     """The figures of a row, in lines."""
-    load = row.load
-    of_flops, of_bytes = ("≈ " if estimated else "" for estimated in (row.flops_are_estimated, row.bytes_are_estimated))
-    facts = [
-        f"<b>{row.number} {_escaped(row.label, 80)}</b>",
-        _escaped(row.name, 100) if row.name != row.label else "",
-        _escaped(row.where, 100),
-        f"{load.launches} launches, {format_seconds(load.seconds)}, {row.time_share:.1%} of the time",
-        f"{of_flops}{pretty(load.total_flops or 0.0, 'FLOP')}, "
-        f"{of_bytes}{pretty(load.dram_bytes or 0.0, 'B')} of DRAM, "
-        f"{of_flops or of_bytes}{digits(load.intensity or 0.0)} FLOP/B",
-        f"{of_flops}{pretty(load.flops_per_second or 0.0, 'FLOP/s')}, "
-        f"{of_bytes}{pretty(load.dram_bytes_per_second or 0.0, 'B/s')}",
-        ", ".join(
-            f"{'≈ ' if row.is_estimated(ceiling) else ''}{share:.1%} of {ceiling}"
-            for ceiling, share in row.shares.items()
-        ),
-        _escaped(meaning(roofline, row), 100),
-    ]
-    return "<br>".join(filter(None, facts))
-
-
-def _escaped(text: str, width: int) -> str:
-    lines = textwrap.wrap(one_line(text), width, max_lines=4, placeholder=" …")
-    return "<br>".join(map(html.escape, lines))
+    table = grid(roofline, [row])
+    figures = ", ".join(f"{column.title} {column.cells[0]}" for column in table.columns[2:])
+    shares = (
+        f"{'≈ ' if row.is_estimated(ceiling) else ''}{share:.1%} of {ceiling}" for ceiling, share in row.shares.items()
+    )
+    name = row.name if row.name != row.label else ""
+    texts = (name, row.where, figures, ", ".join(shares), meaning(roofline, row))
+    lines = (line for text in texts for line in textwrap.wrap(one_line(text), 100, max_lines=4, placeholder=" …"))
+    head = f"<b>{html.escape(one_line(f'{row.number} {row.label}'))}</b>"
+    return "<br>".join([head, *map(html.escape, lines)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -138,57 +139,53 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
         ((name, together(loads)) for name, loads in kernels.items()), key=lambda part: (-part[1].seconds, part[0])
     )
     labels = kernel_names.labels([name for name, _ in by_time])
-    row = partial(_row, peaks, total.seconds)
-    parts = {
-        name: row("kernel", name, load, label=label, number=str(rank))
-        for rank, ((name, load), label) in enumerate(zip(by_time, labels, strict=True), 1)
-    }
+    rows = partial(_rows, peaks, total.seconds)
+    parts = rows("kernel", [(*part, label, "") for part, label in zip(by_time, labels, strict=True)])
+    part_of = {row.name: row for row in parts}
+    launches = [
+        (launch.kernel, load, part_of[launch.kernel].label, "/".join((*launch.stack, *launch.spans)))
+        for launch, _, load in complete
+    ]
+    numbers = [part_of[launch.kernel].number for launch, *_ in complete]
     roofline = Roofline(
         title=title,
         peaks=peaks,
-        parts=tuple(parts.values()),
-        launches=tuple(
-            row(
-                "launch",
-                launch.kernel,
-                load,
-                label=parts[launch.kernel].label,
-                where="/".join((*launch.stack, *launch.spans)),
-                number=parts[launch.kernel].number,
-            )
-            for launch, _, load in complete
-        ),
-        ranges=tuple(
-            row("range", path, together(loads), where=owner, number=f"R{rank}")
-            for rank, ((path, owner), loads) in enumerate(ranges.items(), 1)
-        ),
-        total=row("total", "total", total),
+        parts=parts,
+        launches=rows("launch", launches, numbers),
+        ranges=rows("range", [(path, together(loads), path, owner) for (path, owner), loads in ranges.items()]),
+        total=rows("total", [("total", total, "total", "")], [""])[0],
     )
     used = [work for _, work, _ in complete]
     return replace(roofline, notes=(*table.notes, *caveats.of_counters(roofline, used, len(counted))))
 
 
-def _row(
+def _rows(
     peaks: Peaks,
     seconds: float,
     level: str,
-    name: str,
-    load: Load,
-    *,
-    label: str = "",
-    where: str = "",
-    number: str = "",
-) -> Row:
-    """A row of a roofline that takes some seconds as a whole."""
-    return Row(
-        level=level,
-        name=name,
-        label=label or name,
-        load=load,
-        shares=shares_of(load, peaks),
-        time_share=load.seconds / seconds,
-        where=where,
-        number=number,
+    entries: Iterable[tuple[str, Load, str, str]],
+    numbers: Iterable[str] | None = None,
+) -> tuple[Row, ...]:
+    """Rows of a level.
+
+    Args:
+        seconds: duration of the total.
+        entries: name, load, label and place of each row.
+        numbers: numbers of the rows; by default ranks.
+    """
+    ranks = (f"R{rank}" if level == "range" else str(rank) for rank in itertools.count(1))
+    return tuple(
+        Row(
+            level=level,
+            name=name,
+            label=label,
+            load=load,
+            shares=shares_of(load, peaks),
+            time_share=load.seconds / seconds,
+            where=where,
+            number=number,
+        )
+        for (name, load, label, where), number in zip(entries, numbers or ranks, strict=False)
     )
 
 
@@ -266,31 +263,21 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
     total = _sum(lines, kind)
-    row = partial(_row, peaks, total.seconds)
+    rows = partial(_rows, peaks, total.seconds)
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[_pass(line)].append(line)
-    labels = kernel_names.numbered([_layer(line) for line in timed])
+    layers = [
+        (_layer(line), _analytic([line["flops"]], [line["bytes_min"]], kind, _seconds(line)), label, _pass(line))
+        for line, label in zip(timed, kernel_names.numbered([_layer(line) for line in timed]), strict=True)
+    ]
     roofline = Roofline(
         title=title,
         peaks=peaks,
-        parts=tuple(
-            row(
-                "layer",
-                _layer(line),
-                _analytic([line["flops"]], [line["bytes_min"]], kind, _seconds(line)),
-                label=label,
-                where=_pass(line),
-                number=str(rank),
-            )
-            for rank, (line, label) in enumerate(zip(timed, labels, strict=True), 1)
-        ),
+        parts=rows("layer", layers),
         launches=(),
-        ranges=tuple(
-            row("range", name, _sum(own, kind), where="pass", number=f"R{rank}")
-            for rank, (name, own) in enumerate(passes.items(), 1)
-        ),
-        total=row("total", "total", total),
+        ranges=rows("range", [(name, _sum(own, kind), name, "pass") for name, own in passes.items()]),
+        total=rows("total", [("total", total, "total", "")], [""])[0],
         analytic=True,
     )
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))

@@ -146,7 +146,7 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
     # spreadsheets whose locale has a decimal comma separate columns by semicolons
-    collector = _Collector(source=source, wanted=wanted, otherwise="," if delimiter == ";" else ".")
+    collector = _Collector(source, wanted, otherwise="," if delimiter == ";" else ".")
     tables = 0
     for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2):
         before = len(collector.launches)
@@ -200,22 +200,15 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
     )
 
 
-class _Row(NamedTuple):
-    """A line below a header, by column."""
-
-    line: int
-    cells: dict[str, str]
-
-
 def _tables(
     lines: Sequence[str], delimiter: str, header: Sequence[str], source: str, *, first: int
-) -> list[list[_Row]]:
-    """The rows below the header; another table begins where the header is repeated.
+) -> list[list[tuple[int, dict[str, str]]]]:
+    """The rows below the header with their lines; another table begins where the header is repeated.
 
     Raises:
         UserError: a line is cut off, or is a different header.
     """
-    tables: list[list[_Row]] = [[]]
+    tables: list[list[tuple[int, dict[str, str]]]] = [[]]
     # columns behind the value in the long form belong to rules and may be missing
     least = header.index(_VALUE) + 1 if _VALUE in header else len(header)
     body = [(line_number, line) for line_number, line in enumerate(lines, first) if not line.startswith("==")]
@@ -235,7 +228,7 @@ def _tables(
             elif len(cells) < least:
                 raise _cut_off(source, line, f"{len(cells)} of {len(header)} columns")
             else:
-                tables[-1].append(_Row(line, dict(zip(header, cells, strict=False))))
+                tables[-1].append((line, dict(zip(header, cells, strict=False))))
     except csv.Error as error:
         raise _cut_off(source, body[max(reader.line_num, 1) - 1][0], str(error)) from error
     return tables
@@ -249,57 +242,43 @@ def _cut_off(source: str, line: int, reason: str) -> UserError:
 
 
 class _Cell(NamedTuple):
-    """One value: the same for both forms.
+    """A metric of a launch, which may be nameless; the same for both forms."""
 
-    Attributes:
-        launch: key of the launch within its table.
-        row: row with the launch's other columns.
-        name: metric; empty where the row has none.
-    """
-
-    launch: tuple[str, str]
-    row: _Row
-    name: str
-    unit: str
-    text: str
+    line: int
+    launch: tuple[str, ...]
+    columns: dict[str, str]
+    name: str = ""
+    unit: str = ""
+    text: str = ""
 
 
-def _long(rows: Iterable[_Row]) -> Iterator[_Cell]:
-    for row in rows:
-        label, launch = (row.cells.get(_NAME) or "").strip(), (row.cells.get("Process ID", ""), row.cells.get("ID", ""))
-        yield _Cell(launch, row, _LABELS.get(label, label), row.cells.get(_UNIT, ""), row.cells[_VALUE])
+def _long(rows: Iterable[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
+    for line, row in rows:
+        label, launch = (row.get(_NAME) or "").strip(), (row.get("Process ID", ""), row.get("ID", ""))
+        yield _Cell(line, launch, row, _LABELS.get(label, label), row.get(_UNIT, ""), row[_VALUE])
 
 
-def _wide(header: Sequence[str], rows: Sequence[_Row]) -> Iterator[_Cell]:
+def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
     units: dict[str, str] = {}
-    if rows and not (rows[0].cells.get("ID", "").strip() or rows[0].cells[_KERNEL].strip()):
-        units, rows = rows[0].cells, rows[1:]
-    matches = [(column, _NAME_AND_UNIT.fullmatch(column)) for column in header]
-    columns = [(column, match[1], match[2] or units.get(column, "")) for column, match in matches if match]
-    metrics = [entry for entry in columns if "__" in entry[1]]
-    for row in rows:
-        launch = (str(row.line), "")
-        yield _Cell(launch, row, "", "", "")  # a launch without metrics is a launch too
-        for column, name, unit in metrics:
-            yield _Cell(launch, row, name, unit, row.cells[column])
+    if rows and not (rows[0][1].get("ID", "").strip() or rows[0][1][_KERNEL].strip()):
+        (_, units), *rows = rows
+    matches = [(column, match) for column in header if (match := _NAME_AND_UNIT.fullmatch(column))]
+    for line, row in rows:
+        yield _Cell(line, (str(line),), row)  # a launch without metrics is a launch too
+        for column, match in matches:
+            if "__" in match[1]:
+                yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
 
 
-@dataclass(kw_only=True)
 class _Collector:
-    """Collects the launches of a file, table by table.
+    """Collects the launches of a file, table by table."""
 
-    Attributes:
-        otherwise: decimal mark where the numbers are ambiguous.
-        negative: impossible values, with their lines.
-    """
-
-    source: str
-    wanted: Callable[[str], bool]
-    otherwise: str
-    launches: list[Launch] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
-    unavailable: set[str] = field(default_factory=set)
-    negative: list[str] = field(default_factory=list)
+    def __init__(self, source: str, wanted: Callable[[str], bool], *, otherwise: str) -> None:
+        self.source, self.wanted, self.otherwise = source, wanted, otherwise
+        self.launches: list[Launch] = []
+        self.names: set[str] = set()
+        self.unavailable: set[str] = set()
+        self.negative: list[str] = []
 
     def add(self, cells: Sequence[_Cell]) -> None:
         """Add the launches of a table."""
@@ -312,18 +291,16 @@ class _Collector:
                 "be trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
             )
         self.names |= names
-        launches: dict[tuple[str, str], tuple[dict[str, str], dict[str, float]]] = {}
+        columns = {cell.launch: cell.columns for cell in reversed(cells)}
+        metrics: dict[tuple[str, ...], dict[str, float]] = {cell.launch: {} for cell in cells}
         for cell in cells:
-            if cell.launch not in launches:
-                launches[cell.launch] = (dict(cell.row.cells), {})
-            columns, metrics = launches[cell.launch]
             if cell.name == _PRODUCT:
-                columns[_PRODUCT] = cell.text
+                columns[cell.launch] = {**columns[cell.launch], _PRODUCT: cell.text}
             # the first of several equal names counts
-            if cell.name in wanted and cell.name not in metrics:
+            if cell.name in wanted and cell.name not in metrics[cell.launch]:
                 value = self._value(cell, mark)
-                metrics |= {} if value is None else {cell.name: value}
-        self.launches += [_launch(columns, metrics) for columns, metrics in launches.values()]
+                metrics[cell.launch] |= {} if value is None else {cell.name: value}
+        self.launches += [_launch(columns[launch], values) for launch, values in metrics.items()]
 
     def _value(self, cell: _Cell, mark: str) -> float | None:
         value, scale = number(cell.text, mark), factor(cell.unit)
@@ -335,7 +312,7 @@ class _Collector:
                 f"{self.source}: {cell.name} is in '{cell.unit}', an unknown unit. Export it with --print-units base."
             )
         if value < 0:
-            self.negative.append(f"{cell.name} at line {cell.row.line} ({cell.text.strip()})")
+            self.negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
             return None
         return value * scale
 

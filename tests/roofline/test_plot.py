@@ -14,6 +14,7 @@ import pytest
 
 from perfexp.plots import roofline_files as sink
 from perfexp.plots.roofline_plot import compose
+from perfexp.plots.roofline_table import console_grid
 from perfexp.roofline import Peaks, Roofline
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.counters import wanted
@@ -150,7 +151,7 @@ ALIKE = [
 
 def test_kernels_of_one_name_have_numbers_and_ends_in_the_table_the_plot_and_the_csv() -> None:
     found = roofline(ALIKE)
-    numbers, names = (column.cells[1:] for column in sink.grid(found).columns[:2])
+    numbers, names = (column.cells[1:] for column in console_grid(found).columns[:2])
     assert numbers == ("1", "2")
     assert [name[-6:] for name in names] == ["<…, 1>", "<…, 2>"]
     assert {len(name) for name in names} == {44}
@@ -171,12 +172,12 @@ def test_the_table_marks_estimates_and_nothing_else() -> None:
         (listing, {"work", "moved", "FLOP/B", "rate"}),
         (parse(long_form([counted()]), "x", wanted), set()),
     ):
-        grid = sink.grid(of_listing(listed, H100, "test"))
+        grid = console_grid(of_listing(listed, H100, "test"))
         assert {column.title for column in grid.columns if column.cells[0].startswith("≈")} == marked
 
 
 def test_the_console_shows_the_slowest_and_says_how_many_more() -> None:
-    grid = sink.grid(roofline(many(60)))
+    grid = console_grid(roofline(many(60)))
     assert len(grid.lines) == 1 + 4 + 10
     assert grid.columns[0].cells == ("", *(f"R{number}" for number in range(1, 5)), *map(str, range(1, 11)))
     assert "50 more kernels" in grid.notes[0]
