@@ -108,6 +108,7 @@ def ceilings_of(roofline: Roofline, window: Window) -> list[Ceiling]:
             y=(height, height),
             used=used,
             measured=measured,
+            below=measured,
         )
         for name, height, used, measured in levels
     ]

@@ -147,7 +147,7 @@ def _number(axes: Any, row: Row, window: Window, taken: list[Any], others: list[
     if _settle(axes, text, ends, taken + others) or _settle(axes, text, ends, taken):
         taken.append(text.get_window_extent())
         end_x, end_y = text.get_position()
-        if math.hypot(end_x - x, end_y - y) > radius + _DISTANCES[0]:
+        if math.hypot(end_x - x, end_y - y) > radius + _DISTANCES[0] + 1:
             line = Line2D([x, end_x], [y, end_y], color="#808080", linewidth=0.8, zorder=3.8, transform=None)
             axes.figure.add_artist(line)
     else:
