@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from perfexp.plots.canvas import caption_of, plain
@@ -49,6 +48,8 @@ _NAME_LENGTH = 34
 _ANGLES, _DISTANCES = (0, 180, 90, 270, 30, 150, 330, 210, 60, 120, 300, 240), (12, 22, 34, 50, 68, 88, 110)
 #: Radius of the smallest marker with its number on it, in pixels.
 _WIDE = 11
+#: Line between a marker and its number.
+_LEADER = {"arrowstyle": "-", "color": "#808080", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
 #: Distance of a ceiling from its name, in pixels.
 _BESIDE = 5
 #: Left, bottom, width and height of the axes, as fractions of the figure; the legend is right of them.
@@ -65,13 +66,14 @@ def plot(roofline: Roofline, form: str) -> bytes:
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        compose(roofline).savefig(buffer, format=form, metadata=metadata)
+        # the SVG backend has 72 pixels per inch, whatever the figure's dpi
+        compose(roofline, dpi=100 if form == "png" else 72).savefig(buffer, format=form, metadata=metadata)
     return buffer.getvalue()
 
 
-def compose(roofline: Roofline) -> Any:
-    """The matplotlib figure."""
-    figure = Figure(figsize=(12, 8), dpi=100, facecolor="white")
+def compose(roofline: Roofline, dpi: int = 100) -> Any:
+    """The matplotlib figure, whose texts are placed in pixels."""
+    figure = Figure(figsize=(12, 8), dpi=dpi, facecolor="white")
     FigureCanvasAgg(figure)
     axes, window = figure.add_axes(_AXES), window_of(roofline)
     _scales(axes, window)
@@ -79,10 +81,9 @@ def compose(roofline: Roofline) -> Any:
     rows = [*distinct_ranges(roofline), *numbered(roofline)]
     markers = [_marker_box(axes, row, window) for row in rows]
     taken = [_marker_box(axes, roofline.total, window)] if _has_star(roofline) else []
-    for ceiling in ceilings_of(roofline, window):
-        _ceiling(axes, ceiling, taken, markers)
+    taken += [_ceiling(axes, ceiling) for ceiling in ceilings_of(roofline, window)]
     for i, row in enumerate(rows):
-        _number(axes, row, window, taken, markers[:i] + markers[i + 1 :])
+        _number(axes, row.number, markers[i], taken, markers[:i] + markers[i + 1 :])
     _legend(axes, roofline)
     caption_of(figure, caption(roofline))
     return figure
@@ -115,9 +116,10 @@ def _area(row: Row) -> float:
 
 def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
     """Parts as discs, the largest behind; ranges as diamonds, the total as a star."""
-    for row in (row for row in roofline.parts if row.has_place):
-        color, place = COLORS[row.limit], _place(row, window)
-        axes.scatter(*place, s=_area(row), color=color, alpha=0.6, edgecolors="white", linewidths=0.8, zorder=4)
+    parts = [row for row in roofline.parts if row.has_place]
+    xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
+    areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
+    axes.scatter(xs, ys, s=areas, c=colors, alpha=0.6, edgecolors="white", linewidths=0.8, zorder=4)
     for row in with_l2(roofline):
         (x, y), color = _place(row, window), COLORS[row.limit]
         inner, _ = window.clip(row.load.l2_intensity, y)
@@ -134,73 +136,60 @@ def _has_star(roofline: Roofline) -> bool:
     return roofline.total.has_place and len(roofline.parts) > 1
 
 
-def _number(axes: Any, row: Row, window: Window, taken: list[Any], others: list[Any]) -> None:
-    """The number of a row on its marker, or as near as there is room, with a line to the marker."""
-    (x, y), radius = axes.transData.transform(_place(row, window)), _radius(axes, row)
-    places = [(0.0, 0), *((radius + distance, angle) for distance in _DISTANCES for angle in _ANGLES)]
-    ends = [
-        {"x": x + distance * math.cos(math.radians(angle)), "y": y + distance * math.sin(math.radians(angle))}
-        for distance, angle in (places if radius > _WIDE else places[1:])
-    ]
-    text = _text(axes, row.number, "black", ha="center", va="center", weight="bold", zorder=8)
-    # a number on another row's marker is better than none
-    if _settle(axes, text, ends, taken + others) or _settle(axes, text, ends, taken):
-        taken.append(text.get_window_extent())
-        end_x, end_y = text.get_position()
-        if math.hypot(end_x - x, end_y - y) > radius + _DISTANCES[0] + 1:
-            line = Line2D([x, end_x], [y, end_y], color="#808080", linewidth=0.8, zorder=3.8, transform=None)
-            axes.figure.add_artist(line)
-    else:
-        text.remove()
+def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[Any]) -> None:
+    """Write a number on its marker, or as near as there is room, with a line to the marker.
+
+    Args:
+        marker: box of the marker, in pixels.
+        taken: boxes without room, to which that of the number is added.
+        others: boxes of the other markers, which are covered only if need be.
+    """
+    (x, y), radius, inside = (marker.min + marker.max) / 2, marker.width / 2, axes.get_window_extent()
+    places = [(radius + distance, angle) for distance in _DISTANCES for angle in _ANGLES]
+    places = [(0.0, 0), *places] if radius > _WIDE else places
+    text = _text(axes, number, "black", ha="center", va="center", weight="bold", zorder=8)
+    for obstacles in (taken + others, taken):
+        for distance, angle in places:
+            end = x + distance * math.cos(math.radians(angle)), y + distance * math.sin(math.radians(angle))
+            text.set_position(end)
+            box = text.get_window_extent()
+            if inside.contains(*box.min) and inside.contains(*box.max) and not box.count_overlaps(obstacles):
+                taken.append(box)
+                if distance > radius + _DISTANCES[0]:
+                    axes.annotate("", end, (x, y), xycoords="figure pixels", arrowprops=_LEADER, zorder=3.8)
+                return
+    text.remove()
 
 
-def _ceiling(axes: Any, ceiling: Ceiling, taken: list[Any], markers: list[Any]) -> None:
-    """A ceiling with its name, which stands along the line where there is room."""
+def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
+    """Draw a ceiling with its name beside the line, and return the name's box."""
     color, style = _USED if ceiling.used else _UNUSED, (0, (5, 3)) if ceiling.measured else "-"
     axes.plot(ceiling.x, ceiling.y, color=color, linestyle=style, linewidth=2.0 if ceiling.used else 1.2, zorder=2)
     (x0, y0), (x1, y1) = (axes.transData.transform(end) for end in zip(ceiling.x, ceiling.y, strict=True))
-    angle = math.atan2(y1 - y0, x1 - x0)
-    places = [
-        {
-            "x": x0 + part * (x1 - x0) - side * _BESIDE * math.sin(angle),
-            "y": y0 + part * (y1 - y0) + side * _BESIDE * math.cos(angle),
-            "va": "bottom" if side > 0 else "top",
-        }
-        for side in ((-1, 1) if ceiling.below else (1, -1))
-        for part in ([0.04 * step for step in range(1, 20)] if angle else [0.99 - 0.04 * step for step in range(15)])
-    ]
-    alignment = {"rotation": math.degrees(angle), "rotation_mode": "anchor", "ha": "left" if angle else "right"}
-    text = _text(axes, ceiling.name, color, **alignment)
-    if not (_settle(axes, text, places, taken + markers) or _settle(axes, text, places, taken)):
-        text.set(**places[0])
-    taken.append(text.get_window_extent())
-
-
-def _settle(axes: Any, text: Any, places: Sequence[dict[str, Any]], taken: list[Any]) -> bool:
-    """Move a text to the first place that is inside the axes and free; False where there is none."""
-    inside = axes.get_window_extent()
-    for place in places:
-        text.set(**place)
-        box = text.get_window_extent()
-        if inside.contains(*box.min) and inside.contains(*box.max) and not box.count_overlaps(taken):
-            return True
-    return False
-
-
-def _radius(axes: Any, row: Row) -> float:
-    """The radius of a marker in pixels."""
-    return math.sqrt(_area(row) / math.pi) * float(axes.figure.dpi) / 72
+    angle, beside = math.atan2(y1 - y0, x1 - x0), -_BESIDE if ceiling.below else _BESIDE
+    # level names end at the right, sloping ones begin at the left; names of measured ceilings keep clear of them
+    part = (0.35 if ceiling.measured else 0.04) if angle else (0.6 if ceiling.measured else 0.99)
+    align = {
+        "ha": "left" if angle else "right",
+        "va": "top" if ceiling.below else "bottom",
+        "rotation_mode": "anchor",
+        "zorder": 2.5,
+    }
+    x, y = x0 + part * (x1 - x0) - beside * math.sin(angle), y0 + part * (y1 - y0) + beside * math.cos(angle)
+    return _text(axes, ceiling.name, color, x=x, y=y, rotation=math.degrees(angle), **align).get_window_extent()
 
 
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
-    (x, y), radius = axes.transData.transform(_place(row, window)), _radius(axes, row)
+    """The box around a marker, in pixels."""
+    (x, y), dpi = axes.transData.transform(_place(row, window)), axes.figure.dpi
+    radius = math.sqrt(_area(row) / math.pi) * dpi / 72
     return matplotlib.transforms.Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)
 
 
 def _text(axes: Any, words: str, color: str, **style: Any) -> Any:
     """A text whose place is in pixels."""
     settings = {"fontsize": 10, "color": color, "zorder": 7, "path_effects": _HALO, "transform": None, **style}
-    return axes.figure.text(0, 0, plain(words), **settings)
+    return axes.text(**{"x": 0, "y": 0, **settings}, s=plain(words))
 
 
 def _legend(axes: Any, roofline: Roofline) -> None:

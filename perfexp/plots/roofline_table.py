@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from perfexp.records.units import digits, format_seconds
 from perfexp.roofline.kernel_names import cut
-from perfexp.roofline.placement import DRAM, Roofline, Row
+from perfexp.roofline.placement import DRAM, Roofline, Row, ratio
 from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
@@ -42,7 +42,7 @@ def _line(roofline: Roofline, row: Row, kinds: Sequence[str], ceilings: Sequence
         "intensity_flops_per_byte": load.intensity,
         "l2_intensity_flops_per_byte": load.l2_intensity,
         "flops_per_second": load.flops_per_second,
-        "dram_bytes_per_second": load.dram_bytes_per_second,
+        "dram_bytes_per_second": ratio(load.dram_bytes, load.seconds),
         "compute_roof_percent": _percent(row.compute_share),
         "memory_roof_percent": _percent(row.memory_share),
         "binding_roof": row.binds,

@@ -146,21 +146,54 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
     # spreadsheets whose locale has a decimal comma separate columns by semicolons
-    collector = _Collector(source, wanted, otherwise="," if delimiter == ";" else ".")
+    otherwise = "," if delimiter == ";" else "."
+    launches: list[Launch] = []
+    names: set[str] = set()
+    unavailable: set[str] = set()
+    negative: list[str] = []
     tables = 0
     for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2):
-        before = len(collector.launches)
-        collector.add(list(_long(rows) if _VALUE in header else _wide(header, rows)))
-        tables += len(collector.launches) > before
-    if not tables:
+        cells = list(_long(rows) if _VALUE in header else _wide(header, rows))
+        present = {cell.name for cell in cells}
+        needed = set(filter(wanted, present))
+        mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=otherwise)
+        if mark is None:
+            raise UserError(
+                f"{source} writes some numbers with a decimal comma and others with a decimal point, so none can be "
+                "trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
+            )
+        columns = {cell.launch: cell.columns for cell in reversed(cells)}
+        products = {cell.launch: cell.text.strip() for cell in cells if cell.name == _PRODUCT}
+        metrics: dict[tuple[str, ...], dict[str, float]] = {cell.launch: {} for cell in cells}
+        for cell in (cell for cell in cells if cell.name in needed):
+            value = number(cell.text, mark)
+            if value is None:
+                unavailable |= {cell.name} if cell.text.strip() else set()
+            elif value < 0:
+                negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
+            else:  # the first of several equal names counts
+                metrics[cell.launch].setdefault(cell.name, value * _factor(cell, source))
+        launches += [_launch(columns[key], products.get(key, ""), values) for key, values in metrics.items()]
+        names |= present - {""}
+        tables += bool(metrics)
+    if not launches:
         raise UserError(f"{source} has a header and no kernel: the range or filter of ncu matched none.")
     return Listing(
         source=source,
-        launches=tuple(collector.launches),
-        names=frozenset(collector.names),
-        unavailable=frozenset(collector.unavailable),
-        notes=tuple(_notes(tables, collector.negative)),
+        launches=tuple(launches),
+        names=frozenset(names),
+        unavailable=frozenset(unavailable),
+        notes=tuple(_notes(tables, negative)),
     )
+
+
+def _factor(cell: _Cell, source: str) -> float:
+    scale = factor(cell.unit)
+    if scale is None:
+        raise UserError(
+            f"{source}: {cell.name} is in '{cell.unit}', an unknown unit. Export it with --print-units base."
+        )
+    return scale
 
 
 def _notes(tables: int, negative: Sequence[str]) -> Iterator[str]:
@@ -270,60 +303,13 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
                 yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
 
 
-class _Collector:
-    """Collects the launches of a file, table by table."""
-
-    def __init__(self, source: str, wanted: Callable[[str], bool], *, otherwise: str) -> None:
-        self.source, self.wanted, self.otherwise = source, wanted, otherwise
-        self.launches: list[Launch] = []
-        self.names: set[str] = set()
-        self.unavailable: set[str] = set()
-        self.negative: list[str] = []
-
-    def add(self, cells: Sequence[_Cell]) -> None:
-        """Add the launches of a table."""
-        names = {cell.name for cell in cells if cell.name}
-        wanted = set(filter(self.wanted, names))
-        mark = decimal_mark((cell.text for cell in cells if cell.name in wanted), otherwise=self.otherwise)
-        if mark is None:
-            raise UserError(
-                f"{self.source} writes some numbers with a decimal comma and others with a decimal point, so none can "
-                "be trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
-            )
-        self.names |= names
-        columns = {cell.launch: cell.columns for cell in reversed(cells)}
-        metrics: dict[tuple[str, ...], dict[str, float]] = {cell.launch: {} for cell in cells}
-        for cell in cells:
-            if cell.name == _PRODUCT:
-                columns[cell.launch] = {**columns[cell.launch], _PRODUCT: cell.text}
-            # the first of several equal names counts
-            if cell.name in wanted and cell.name not in metrics[cell.launch]:
-                value = self._value(cell, mark)
-                metrics[cell.launch] |= {} if value is None else {cell.name: value}
-        self.launches += [_launch(columns[launch], values) for launch, values in metrics.items()]
-
-    def _value(self, cell: _Cell, mark: str) -> float | None:
-        value, scale = number(cell.text, mark), factor(cell.unit)
-        if value is None:
-            self.unavailable |= {cell.name} if cell.text.strip() else set()
-            return None
-        if scale is None:
-            raise UserError(
-                f"{self.source}: {cell.name} is in '{cell.unit}', an unknown unit. Export it with --print-units base."
-            )
-        if value < 0:
-            self.negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
-            return None
-        return value * scale
-
-
-def _launch(columns: Mapping[str, str], metrics: Mapping[str, float]) -> Launch:
+def _launch(columns: Mapping[str, str], product: str, metrics: Mapping[str, float]) -> Launch:
     return Launch(
         kernel=columns[_KERNEL],
         stack=_ranges(columns, "Push/Pop_Range"),
         spans=_ranges(columns, "Start/Stop_Range"),
         capability=columns.get("CC", ""),
-        product=columns.get(_PRODUCT, "").strip(),
+        product=product,
         metrics=metrics,
     )
 

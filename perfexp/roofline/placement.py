@@ -67,27 +67,17 @@ class Load:
     @property
     def intensity(self) -> float | None:
         """FLOPs per byte of DRAM; None where nothing was moved."""
-        return _ratio(self.total_flops, self.dram_bytes)
+        return ratio(self.total_flops, self.dram_bytes)
 
     @property
     def l2_intensity(self) -> float | None:
         """FLOPs per byte of L2; None where nothing was moved."""
-        return _ratio(self.total_flops, self.l2_bytes)
+        return ratio(self.total_flops, self.l2_bytes)
 
     @property
     def flops_per_second(self) -> float | None:
         """Achieved rate of all data types together."""
-        return _ratio(self.total_flops, self.seconds)
-
-    @property
-    def dram_bytes_per_second(self) -> float | None:
-        """Achieved bandwidth of DRAM."""
-        return _ratio(self.dram_bytes, self.seconds)
-
-    @property
-    def l2_bytes_per_second(self) -> float | None:
-        """Achieved bandwidth of L2."""
-        return _ratio(self.l2_bytes, self.seconds)
+        return ratio(self.total_flops, self.seconds)
 
 
 def together(loads: Iterable[Load]) -> Load:
@@ -121,16 +111,17 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return total
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
+def ratio(above: float | None, below: float | None) -> float | None:
+    """A quotient; None where one figure is unknown or the divisor is 0."""
     return None if above is None or not below else above / below
 
 
 def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
     """The achieved rates of a load over their peaks, by the name of the ceiling (`DRAM`, `L2`, `FP32`, …)."""
-    memory = (
-        (DRAM, load.dram_bytes_per_second, peaks.dram_bytes_per_second),
-        (L2, load.l2_bytes_per_second, peaks.l2_bytes_per_second),
-    )
+    memory = {
+        DRAM: ratio(ratio(load.dram_bytes, load.seconds), peaks.dram_bytes_per_second),
+        L2: ratio(ratio(load.l2_bytes, load.seconds), peaks.l2_bytes_per_second),
+    }
     compute: defaultdict[str, float] = defaultdict(float)
     for kind, flops in (load.flops or {}).items():
         if (ceiling := peaks.of(kind)) and load.seconds:
@@ -138,7 +129,7 @@ def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
     # work without a FLOP reaches nothing of the reference
     if load.flops is not None and not compute and peaks.reference:
         compute[NAMES[peaks.reference[0]]] = 0.0
-    return {name: rate / peak for name, rate, peak in memory if rate is not None and peak} | dict(compute)
+    return {name: share for name, share in memory.items() if share is not None} | dict(compute)
 
 
 @dataclass(frozen=True, kw_only=True)

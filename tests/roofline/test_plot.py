@@ -42,7 +42,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 def numbers_of(figure: Any, found: Roofline) -> dict[str, Any]:
     """The boxes of the numbers in a plot."""
     known = {row.number for row in (*found.ranges, *found.parts)}
-    return {text.get_text(): text.get_window_extent() for text in figure.texts if text.get_text() in known}
+    return {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts if text.get_text() in known}
 
 
 def legend_of(figure: Any) -> list[str]:
@@ -83,6 +83,13 @@ def test_the_plot_has_its_size_and_is_always_the_same(count: int) -> None:
     assert svg == sink.draw(found, "svg")
 
 
+def test_all_texts_of_the_svg_are_inside() -> None:
+    svg = sink.draw(roofline(many(12)), "svg").decode()
+    places = re.findall(r"translate\((\S+) (\S+)\) (?:rotate\(\S+\) )?scale", svg)
+    assert len(places) > 20
+    assert all(0 <= float(x) <= 864 and 0 <= float(y) <= 576 for x, y in places)  # 12 × 8 inches in points
+
+
 def test_many_kernels_on_one_spot_have_numbers_apart() -> None:
     found = roofline([counted(f"a_kernel_with_quite_a_long_name_{number}") for number in range(40)])
     numbers = numbers_of(compose(found), found)
@@ -92,7 +99,7 @@ def test_many_kernels_on_one_spot_have_numbers_apart() -> None:
 
 
 def test_the_ceilings_are_named_with_their_heights_and_equal_ones_are_one() -> None:
-    words = {text.get_text() for text in compose(roofline(many(8, l2_roof=True))).texts}
+    words = {text.get_text() for text in compose(roofline(many(8, l2_roof=True))).axes[0].texts}
     told = " ".join(words)
     for name in ("FP32 67 TFLOP/s", "TF32 tensor 494 TFLOP/s", "FP16 tensor = BF16 tensor 989 TFLOP/s"):
         assert name in words
