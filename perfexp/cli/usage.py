@@ -36,7 +36,7 @@ perfexp measures how fast a deep-learning model trains and infers, and says how 
   perfexp show DIR                                               the report of a run again
   perfexp status                                                 what is done, failed, missing, being measured
   perfexp export DIR                                             one table of many runs, CSV and Parquet
-  perfexp roofline DIR                                           which roof holds the kernels or layers back
+  perfexp roofline DIR                                           which ceiling limits kernels or layers
   perfexp stats DIR                                              tables of an nsys profile again
   perfexp speed DIR                                              the speed file of a training, also from a log
   perfexp benchmark fastscnn sp fp32 2 500 5                     train a model and leave its speed file here

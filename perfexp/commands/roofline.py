@@ -1,9 +1,8 @@
-"""roofline: how near kernels and layers come to the device's peaks, from ncu's counters or a run's record."""
+"""roofline: distance of kernels and layers from the device's peaks, from ncu's counters or a run's record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +13,15 @@ from perfexp.commands.output import echo
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, installation, interrupts
 from perfexp.plots import roofline_files as sink
+from perfexp.plots import roofline_table
 from perfexp.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_layers
 from perfexp.reports.console import Console
-from perfexp.roofline import is_listing, of_csv, of_record, of_text
-from perfexp.roofline import peaks as peak
+from perfexp.roofline import is_listing, of_csv, of_record
 from perfexp.roofline.listing import EXPORT
-from perfexp.roofline.peaks import of_plan
+from perfexp.roofline.peaks import by_hand, named, of_plan
+from perfexp.roofline.sentences import meaning
 
 if TYPE_CHECKING:
     from perfexp.host.gpu_sheets import GpuFile
@@ -34,25 +34,25 @@ _RECORD = "record.json"
 def roofline(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="CSV|FILE.ncu-rep|DIR", help="What ncu left, or a run's folder or record.json."),
+        typer.Argument(metavar="CSV|FILE.ncu-rep|DIR", help="ncu's output, or a run's folder or record.json."),
     ],
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take the peaks of this data sheet: t4, h200, ….")
+        str | None, typer.Option(metavar="NAME", help="Use the peaks of this data sheet: t4, h200, ….")
     ] = None,
     peak_compute: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak of the device.")] = None,
     peak_bw: Annotated[float | None, typer.Option(metavar="GB/s", help="Peak bandwidth of its memory.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the picture.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the plot.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PNG", help="The picture; SVG and HTML go beside it. By default beside the input."),
+        typer.Option(metavar="PNG", help="The plot; SVG and HTML go beside it. By default beside the input."),
     ] = None,
     summary: Annotated[
         Path | None, typer.Option(metavar="CSV", help="All figures, a line for each kernel, launch and range.")
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own (gpu/NAME.yaml).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Draw the roofline of kernels that ncu profiled, or of a run's layers, and say what holds each back.
+    """Draw the roofline of kernels that ncu profiled, or of a run's layers, and explain what limits each.
 
     Of a run with several sizes or batches, the largest point of each phase is drawn.
 
@@ -60,55 +60,33 @@ def roofline(
     that ncu or the run recorded, in this order.
     """
     sheets = gpu_sheets.read([installation.conf_dir(), *([config_dir] if config_dir else [])])
-    known = peak.given(peak_compute, peak_bw)
-    known = known.or_else(peak.named(gpu, sheets)) if gpu else known
-    found = [each for place in places for each in _found(place, known, sheets, label)]
-    if len(found) > 1 and (out or summary):
-        raise UserError(f"--out and --summary name one file, and there are {len(found)} rooflines. Leave them out.")
-    planned = [(each, _targets(each, out, summary)) for each in found]
-    _refuse_to_overwrite([path for _, targets in planned for path in targets.values()], places, force=force)
-    for each, targets in planned:
-        _show(each.roofline)
-        _write(each, targets)
+    peaks = by_hand(peak_compute, peak_bw)
+    peaks = peaks.or_else(named(gpu, sheets)) if gpu else peaks
+    rooflines = [result for place in places for result in _rooflines(place, peaks, sheets, label)]
+    if len(rooflines) > 1 and (out or summary):
+        raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
+    planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
+    _refuse_to_overwrite([path for *_, targets in planned for path in targets.values()], places, force=force)
+    for result, folder, targets in planned:
+        _show(result)
+        _write(result, folder, targets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A roofline and where its files go.
-
-    Attributes:
-        roofline: what was found.
-        stem: of its files, without suffix.
-    """
-
-    roofline: Roofline
-    stem: Path
-
-
-def _found(place: Path, known: Peaks, sheets: Mapping[str, GpuFile], label: str | None) -> Iterator[_Found]:
-    """The rooflines of one place.
-
-    Raises:
-        UserError: there is none.
-    """
+def _rooflines(
+    place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
+) -> Iterator[tuple[Path, Roofline]]:
+    """The rooflines of one argument, with the paths of their files without suffix."""
     if not place.exists():
         raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {_RECORD}.")
     if place.is_dir() or place.suffix == ".json":
-        yield from _of_run(place, known, sheets, label)
-    else:
-        if place.suffix == ".ncu-rep":
-            drawn = of_text(_exported(place), place, known, sheets=sheets, title=label)
-        else:
-            drawn = of_csv(place, known, sheets=sheets, title=label)
-        yield _Found(roofline=drawn, stem=place.with_name(f"{place.stem}_roofline"))
+        yield from _of_run(place, peaks, sheets, label)
+        return
+    text = _exported(place) if place.suffix == ".ncu-rep" else None
+    yield place.with_name(f"{place.stem}_roofline"), of_csv(place, peaks, text=text, sheets=sheets, title=label)
 
 
 def _exported(report: Path) -> str:
-    """What ncu says of a report, which it alone can read.
-
-    Raises:
-        UserError: ncu is not there, or can't read it.
-    """
+    """A report as CSV, by ncu, the only tool that reads it."""
     try:
         with interrupts.handled():
             return ncu.exported(tools.find("ncu"), report).decode()
@@ -119,76 +97,67 @@ def _exported(report: Path) -> str:
         ) from error
 
 
-def _of_run(place: Path, known: Peaks, sheets: Mapping[str, GpuFile], label: str | None) -> Iterator[_Found]:
-    """The files of ncu that a run's manifest names, and its layers."""
+def _of_run(
+    place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
+) -> Iterator[tuple[Path, Roofline]]:
+    """The rooflines of ncu's files in a run's manifest, and of its layers."""
     record, folder = Record.load(place), place if place.is_dir() else place.parent
-    of_run = known.or_else(of_plan(record.plan))
-    tables = list(_tables(folder))
+    # links are not followed out of the folder
+    files = [folder / name for name in RunPaths(folder).claimed() if name.endswith(".csv")]
+    inside = [path for path in files if path.resolve().is_relative_to(folder.resolve()) and path.is_file()]
+    tables = [path for path in inside if is_listing(path)]
     for path in tables:
         title = label or f"{record.name} · {path.stem}"
-        stem = folder / f"{path.stem}_roofline"
-        yield _Found(roofline=of_csv(path, of_run, sheets=sheets, title=title), stem=stem)
+        result = of_csv(path, peaks.or_else(of_plan(record.plan)), sheets=sheets, title=title)
+        yield folder / f"{path.stem}_roofline", result
     if tables and not any(is_layers(point.key) for point in record.points):
         return
-    layers = of_record(record, known, sheets=sheets, title=label)
-    for phase, found in layers.items():
-        yield _Found(roofline=found, stem=folder / (f"roofline_{phase}" if len(layers) > 1 else "roofline"))
+    for stem, result in sink.stems(of_record(record, peaks, sheets=sheets, title=label)).items():
+        yield folder / stem, result
 
 
-def _tables(folder: Path) -> Iterator[Path]:
-    """The CSVs of ncu that a run wrote; links are not followed out of its folder."""
-    for name in RunPaths(folder).claimed():
-        path = folder / name
-        inside = path.resolve().is_relative_to(folder.resolve())
-        if path.suffix == ".csv" and inside and path.is_file() and is_listing(path):
-            yield path
-
-
-def _targets(found: _Found, out: Path | None, summary: Path | None) -> dict[str, Path]:
-    """The files by what they are."""
+def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
+    """The files by kind."""
     if out and out.suffix.lower() not in ("", ".png"):
-        raise UserError(f"--out {out}: the picture is a PNG; SVG and HTML of it are written beside it.")
-    targets = sink.files(out.with_suffix("") if out else found.stem)
-    if summary:
-        targets["csv"] = summary
-    return targets
+        raise UserError(f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it.")
+    targets = sink.files(out.with_suffix("") if out else stem)
+    return targets | ({"csv": summary} if summary else {})
 
 
 def _refuse_to_overwrite(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
-    given = {path.resolve() for path in inputs}
-    if mine := [str(file) for file in files if file.resolve() in given]:
-        raise UserError(f"{', '.join(mine)} is what is read. Choose another file with --out PNG or --summary CSV.")
-    there = [str(file) for file in files if file.exists()]
-    if there and not force:
+    sources = {path.resolve() for path in inputs}
+    if overwritten := [str(file) for file in files if file.resolve() in sources]:
+        raise UserError(f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV.")
+    existing = [str(file) for file in files if file.exists()]
+    if existing and not force:
         raise UserError(
-            f"{', '.join(there)} would be overwritten. Choose others with --out and --summary, or add --force."
+            f"{', '.join(existing)} would be overwritten. Choose others with --out and --summary, or add --force."
         )
-    gone = next((file for file in files if not file.parent.is_dir()), None)
-    if gone:
-        raise UserError(f"There is no folder {gone.parent} for {gone.name}. Make it, or choose another.")
+    if missing := next((file for file in files if not file.parent.is_dir()), None):
+        raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
 
 
-def _show(found: Roofline) -> None:
-    """The table, and what it means."""
+def _show(result: Roofline) -> None:
+    """The table, the two most important sentences, and the caveats."""
     console = Console()
-    console.show_grid(found.title, sink.grid(found))
-    console.note(found.meaning(found.total))
-    slowest = found.parts[0]
-    console.note(f"{slowest.label} ({slowest.time_share:.0%} of the time): {found.meaning(slowest)}")
-    for note in found.notes:
+    console.show_grid(result.title, roofline_table.console_grid(result))
+    console.note(meaning(result, result.total))
+    slowest = result.parts[0]
+    console.note(f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}")
+    for note in result.notes:
         console.note(note)
 
 
-def _write(found: _Found, targets: dict[str, Path]) -> None:
-    folder = RunPaths(found.stem.parent)
-    inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(folder.root)]
+def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> None:
+    paths = RunPaths(folder)
+    inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(paths.root)]
     try:
-        if folder.manifest.is_file():
-            folder.claim(*inside)
+        if paths.manifest.is_file():
+            paths.claim(*inside)
     except OSError as error:
-        raise _unwritable(folder.manifest, error) from error
+        raise _unwritable(paths.manifest, error) from error
     try:
-        written = sink.write(found.roofline, targets)
+        written = sink.write(result, targets)
     except OSError as error:
         raise _unwritable(error.filename, error) from error
     echo(f"written: {', '.join(map(str, written))}")

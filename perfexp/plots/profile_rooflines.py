@@ -1,4 +1,4 @@
-"""Profile rooflines: the picture and the table of what ncu counted in a run, or of its layers where ncu could not."""
+"""Rooflines of ncu's counters in a run, or of the run's layers where ncu could not count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfexp.profilers import ProfilerFailed, refuse_to_overwrite
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Diagnostic, Point, Record, Status, is_layers
 from perfexp.roofline import of_csv, of_record
-from perfexp.roofline.peaks import matching, of_plan
+from perfexp.roofline.peaks import device_of, matching, of_plan
 from perfexp.summaries import profile_summary
 
 if TYPE_CHECKING:
@@ -23,11 +23,10 @@ _COUNTED = "_ncu.csv"
 
 
 def write(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
-    """Write the rooflines of a run under ncu; their names join those of the profile's files.
+    """Write the rooflines of a run under ncu, and add their names to the files of its profile.
 
     Args:
-        record: of any run; where there is no roofline, its profile says why.
-        paths: of the run's folder.
+        record: any run; a profile without a roofline gets a diagnostic.
         sheets: data sheets, by name.
 
     Raises:
@@ -36,25 +35,23 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> Non
     for point in profile_summary.points(record):
         facts = point.facts["profile"]
         if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not _has_layers(record)):
-            continue  # of a device that ncu can't look at the profile's own error says what can
+            continue  # the profile's own error names the profilers that support the device
         try:
             for stem, roofline in _rooflines(record, point, paths, sheets):
                 targets = sink.files(paths.root / stem)
                 refuse_to_overwrite(list(targets.values()), paths.root, "the roofline is not drawn")
                 paths.claim(*targets.values())
                 facts["files"] = [*facts.get("files", ()), *(path.name for path in sink.write(roofline, targets))]
-        except ProfilerFailed as error:
-            remedy = "move it away and repeat the command"
+        except (ProfilerFailed, UserError) as error:
+            is_foreign_file = isinstance(error, ProfilerFailed)
+            remedy = "move it away and repeat the command" if is_foreign_file else _remedy(record, point, sheets)
             point.doubts.append(Diagnostic(code="roofline_missing", detail=str(error), remedy=remedy))
-        except UserError as error:
-            doubt = Diagnostic(code="roofline_missing", detail=str(error), remedy=_remedy(record, point, sheets))
-            point.doubts.append(doubt)
 
 
 def _remedy(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
-    """How there would be a roofline: by layers, by counters, or by peaks, whichever is missing."""
+    """The remedy for whichever is missing: layers, counters or peaks."""
     if point.status is not Status.OK and not _has_layers(record):
-        return "repeat the command with probes.layers=true in another output_dir: it is drawn of layers then"
+        return "repeat the command with probes.layers=true in another output_dir, for a roofline of the layers"
     peaks = _peaks(record, sheets)
     if peaks.flops_per_second and peaks.dram_bytes_per_second:
         return "repeat the command with profiler.metrics=null, which counts what a roofline needs"
@@ -68,21 +65,16 @@ def _has_layers(record: Record) -> bool:
 def _rooflines(
     record: Record, point: Point, paths: RunPaths, sheets: Mapping[str, GpuFile]
 ) -> Iterator[tuple[str, Roofline]]:
-    """Of the counters; where there are none, of what the layers compute by definition, which says so itself."""
-    peaks = _peaks(record, sheets)
-    tables = [Path(str(name)) for name in point.facts["profile"].get("files") or () if str(name).endswith(_COUNTED)]
-    if point.status is Status.OK:
-        for table in tables:
-            title = f"{record.name} · {table.stem}"
-            yield f"{table.stem}_roofline", of_csv(paths.root / table.name, peaks, sheets=sheets, title=title)
+    """Rooflines of the counters, or analytic ones of the layers, by the names of their files without suffix."""
+    if point.status is not Status.OK:
+        yield from sink.stems(of_record(record, sheets=sheets)).items()
         return
-    layers = of_record(record, sheets=sheets)
-    for phase, roofline in layers.items():
-        yield f"roofline_{phase}" if len(layers) > 1 else "roofline", roofline
+    for name in map(str, point.facts["profile"].get("files") or ()):
+        if name.endswith(_COUNTED):
+            path = paths.root / Path(name).name
+            title = f"{record.name} · {path.stem}"
+            yield f"{path.stem}_roofline", of_csv(path, _peaks(record, sheets), sheets=sheets, title=title)
 
 
 def _peaks(record: Record, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Those of the plan's GPU, or of the data sheet that fits the device's name."""
-    device = record.environment.get("device")
-    product = str(device.get("name") or "") if isinstance(device, Mapping) else ""
-    return of_plan(record.plan).or_else(matching(product, sheets))
+    return of_plan(record.plan).or_else(matching(device_of(record)[0], sheets))

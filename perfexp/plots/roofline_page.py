@@ -1,4 +1,4 @@
-"""Page of a roofline: an interactive one by plotly, whole in itself."""
+"""Interactive page of a roofline by plotly, which needs no network."""
 
 from __future__ import annotations
 
@@ -10,123 +10,117 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perfexp.plots.roofline_ceilings import Kind, kind_of, roofs_of, window_of
-from perfexp.records.units import digits, format_seconds
-from perfexp.roofline.below import Roofline
-from perfexp.roofline.placement import DRAM, L2, Row
-from perfexp.roofline.sentences import pretty
+from perfexp.plots.roofline_ceilings import COLORS, X_TITLE, Y_TITLE, ceilings_of, numbered, window_of
+from perfexp.plots.roofline_table import grid
+from perfexp.roofline.placement import Roofline, Row
+from perfexp.roofline.sentences import meaning
 from perfexp.summaries.subject import one_line
 
-_COLOURS = {Kind.memory: "#0072B2", Kind.compute: "#D55E00", Kind.neither: "#7f7f7f"}
-#: Diameter in pixels of a part that takes all of the time, and the least of all.
+#: Diameter in pixels of a part that takes all of the time, and of the smallest.
 _LARGEST, _SMALLEST = 70, 6
+#: Diameter of the smallest marker with its number on it.
+_WIDE = 18
+_STYLE = """body { font: 14px sans-serif; margin: 1em } p { max-width: 75em } .note { color: #a33c00 }
+td { padding: 0 .7em; text-align: right; white-space: nowrap } td:nth-child(2) { text-align: left }"""
 
 
 def page(roofline: Roofline) -> bytes:
-    """A page that needs no network; the same roofline gives the same bytes.
+    """A plot with all rows in a table below it; the same roofline gives the same bytes."""
+    figure, window = go.Figure(), window_of(roofline)
+    for ceiling in ceilings_of(roofline, window):
+        is_level = ceiling.y[0] == ceiling.y[1]
+        figure.add_scatter(
+            x=ceiling.x,
+            y=ceiling.y,
+            name=ceiling.name,
+            mode="lines+text",
+            text=("", ceiling.name) if is_level else (ceiling.name, ""),
+            textposition="top left" if is_level else "middle right",
+            hoverinfo="name",
+            line={
+                "color": "#202020" if ceiling.used else "#9a9a9a",
+                "dash": "dash" if ceiling.measured else "solid",
+                "width": 2.5 if ceiling.used else 1.5,
+            },
+            legendgroup="ceilings",
+            legendgrouptitle_text="ceilings",
+        )
+    parts = [row for row in roofline.parts if row.has_place]
+    for limit, color in COLORS.items():
+        rows = [row for row in parts if row.limit is limit]
+        _points(figure, roofline, rows, f"{roofline.noun} {limit.value}", color=color)
+    l2 = [row for row in parts if row.load.l2_intensity and roofline.peaks.l2_bytes_per_second]
+    _points(figure, roofline, l2, "by L2 bytes", by_l2=True, size=12, symbol="circle-open", color="#009E73")
+    _points(figure, roofline, roofline.ranges, "ranges", size=12, symbol="diamond-open", color="black")
+    _points(figure, roofline, [roofline.total], "total", size=12, symbol="star", color="black")
+    _points(figure, roofline, roofline.launches, "each launch", False, symbol="circle-open", color="#CC79A7")
+    figure.update_layout(
+        template="plotly_white",
+        height=780,
+        margin={"t": 20},
+        legend={"itemsizing": "constant"},
+        hoverlabel={"align": "left", "bgcolor": "white"},
+    )
+    for axis, title, limits in (("xaxis", X_TITLE, window.x), ("yaxis", Y_TITLE, window.y)):
+        ends = [math.log10(limit) for limit in limits]
+        figure.update_layout({axis: {"type": "log", "title": title, "range": ends, "dtick": 1}})
+    figure.update_yaxes(exponentformat="SI")
+    plot = figure.to_html(include_plotlyjs=True, full_html=False, div_id="roofline", config={"displaylogo": False})
+    title, summary = html.escape(one_line(roofline.title)), html.escape(one_line(meaning(roofline, roofline.total)))
+    notes = "".join(f"<p class=note>{html.escape(one_line(note))}</p>" for note in roofline.notes)
+    return (
+        f"<!DOCTYPE html><html><head><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style></head>"
+        f"<body><h2>{title}</h2><p>{summary}</p>{plot}{notes}{_table(roofline)}</body></html>"
+    ).encode()
 
-    Args:
-        roofline: of any file or record.
-    """
-    placed = [row for row in roofline.parts if row.load.intensity and row.load.flops_per_second]
-    figure = go.Figure()
-    window = window_of(roofline, [*placed, *(row for row in roofline.ranges if row.load.intensity)])
-    for roof in roofs_of(roofline, window):
-        dash, width = ("dash" if roof.seen else "solid"), (2.5 if roof.used else 1.5)
-        line = {"color": "#202020" if roof.used else "#9a9a9a", "dash": dash, "width": width}
-        x, y = ((ends[0], ends[0] ** 0.85 * ends[1] ** 0.15, ends[1]) for ends in (roof.x, roof.y))
-        texts = ("", "", roof.name) if roof.level else ("", roof.name, "")
-        position = "bottom right" if roof.below else "top left"
-        where = {"x": x, "y": y, "mode": "lines+text", "text": texts, "textposition": position}
-        group = {"legendgroup": "roofs", "legendgrouptitle_text": "roofs"}
-        figure.add_trace(go.Scatter(**where, line=line, name=roof.name, hoverinfo="name", **group))
-    for kind, colour in _COLOURS.items():
-        rows = [row for row in placed if kind_of(row) is kind]
-        figure.add_trace(_points(roofline, rows, f"{roofline.noun} {kind.value}", color=colour))
-    inner = [row for row in placed if row.load.l2_intensity and roofline.peaks.l2_bytes_per_second]
-    if inner:
-        figure.add_trace(_points(roofline, inner, "by L2 bytes", l2=True, symbol="circle-open", color="#009E73"))
-    ranges = [row for row in roofline.ranges if row.load.intensity]
-    if ranges:
-        figure.add_trace(_points(roofline, ranges, "ranges", symbol="diamond-open", color="black"))
-    if roofline.total.load.intensity:
-        figure.add_trace(_points(roofline, [roofline.total], "all of it", symbol="star", color="black"))
-    if launches := [row for row in roofline.launches if row.load.intensity]:
-        hidden = _points(roofline, launches, "each launch", symbol="circle-open", color="#CC79A7")
-        figure.add_trace(hidden.update(visible="legendonly"))
-    _layout(figure, roofline, window.x, window.y)
-    text = figure.to_html(include_plotlyjs=True, full_html=True, div_id="roofline", config={"displaylogo": False})
-    return str(text).replace("<head>", f"<head><title>{html.escape(one_line(roofline.title))}</title>", 1).encode()
+
+def _table(roofline: Roofline) -> str:
+    table = grid(roofline, (roofline.total, *roofline.ranges, *roofline.parts))
+    lines = [("th", [column.title for column in table.columns]), *(("td", cells) for cells in table.lines)]
+    cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
 
 
 def _points(
-    roofline: Roofline, rows: Sequence[Row], name: str, *, l2: bool = False, symbol: str = "circle", **marker: Any
-) -> Any:
-    fixed = symbol in ("star", "diamond-open") or l2
-    size = 12 if fixed else [max(_LARGEST * row.time_share**0.5, _SMALLEST) for row in rows]
-    return go.Scatter(
-        x=[row.load.l2_intensity if l2 else row.load.intensity for row in rows],
+    figure: Any,
+    roofline: Roofline,
+    rows: Sequence[Row],
+    name: str,
+    visible: bool = True,
+    *,
+    by_l2: bool = False,
+    size: int | None = None,
+    **marker: Any,
+) -> None:
+    """Add rows to the figure, with the numbers of the slowest."""
+    rows = [row for row in rows if row.has_place]
+    if not rows:
+        return
+    sizes = [size or max(_LARGEST * row.time_share**0.5, _SMALLEST) for row in rows]
+    shown = [row.number for row in (*roofline.ranges, *numbered(roofline))]
+    figure.add_scatter(
+        x=[row.load.l2_intensity if by_l2 else row.load.intensity for row in rows],
         y=[row.load.flops_per_second for row in rows],
-        mode="markers",
+        mode="markers+text",
         name=name,
-        text=[_hover(roofline, row) for row in rows],
-        hovertemplate="%{text}<extra></extra>",
-        marker={"size": size, "symbol": symbol, "opacity": 0.75, **marker},
+        visible=visible or "legendonly",
+        text=[row.number if row.number in shown and row.level != "launch" and not by_l2 else "" for row in rows],
+        textposition=["middle center" if diameter >= _WIDE else "middle right" for diameter in sizes],
+        hovertext=[_hover(roofline, row) for row in rows],
+        hoverinfo="text",
+        marker={"size": sizes, "opacity": 0.75, **marker},
     )
 
 
 def _hover(roofline: Roofline, row: Row) -> str:
-    """What is known of a row, in lines."""
-    load = row.load
-    of_flops, of_bytes = ("≈ " if each else "" for each in (row.flops_are_estimated, row.bytes_are_estimated))
-    facts = [
-        f"<b>{_escaped(row.label, 80)}</b>",
-        _escaped(row.name, 100) if row.name != row.label else "",
-        _escaped(row.where, 100),
-        f"{load.launches} launches, {format_seconds(load.seconds)}, {row.time_share:.1%} of the time",
-        f"{of_flops}{pretty(load.total_flops or 0.0, 'FLOP')}, "
-        f"{of_bytes}{pretty(load.dram_bytes or 0.0, 'B')} of DRAM, "
-        f"{of_flops or of_bytes}{digits(load.intensity or 0.0)} FLOP/B",
-        f"{of_flops}{pretty(load.flops_per_second or 0.0, 'FLOP/s')}, "
-        f"{of_bytes}{pretty(load.dram_bytes_per_second or 0.0, 'B/s')}",
-        ", ".join(
-            f"{'≈ ' if _is_estimated(row, name) else ''}{share:.1%} of {name}"
-            for name, share in row.standing.shares.items()
-        ),
-        _escaped(roofline.meaning(row), 100),
-    ]
-    return "<br>".join(filter(None, facts))
-
-
-def _is_estimated(row: Row, roof: str) -> bool:
-    """Whether the part of a roof is; bytes of L2 are counted or not there."""
-    return roof != L2 and (row.memory_is_estimated if roof == DRAM else row.compute_is_estimated)
-
-
-def _escaped(text: str, width: int) -> str:
-    lines = textwrap.wrap(one_line(text), width, max_lines=4, placeholder=" …")
-    return "<br>".join(map(html.escape, lines))
-
-
-def _layout(figure: Any, roofline: Roofline, x: tuple[float, float], y: tuple[float, float]) -> None:
-    notes = "<br>".join(_escaped(note, 180) for note in roofline.notes)
-    title, said = _escaped(roofline.title, 100), _escaped(roofline.meaning(roofline.total), 160)
-    figure.update_layout(
-        title={"text": f"<b>{title}</b><br><sub>{said}</sub>"},
-        template="plotly_white",
-        height=820,
-        margin={"t": 90, "b": 70 + 16 * (notes.count("<br>") + 1)},
-        legend={"itemsizing": "constant"},
-        hoverlabel={"align": "left", "bgcolor": "white"},
-        xaxis={"type": "log", "title": "arithmetic intensity (FLOP per byte of DRAM)", "minor": {"showgrid": False}},
-        yaxis={"type": "log", "title": "achieved rate (FLOP/s)", "exponentformat": "SI"},
+    """The figures of a row, in lines."""
+    table = grid(roofline, [row])
+    figures = ", ".join(f"{column.title} {column.cells[0]}" for column in table.columns[2:])
+    shares = (
+        f"{'≈ ' if row.is_estimated(ceiling) else ''}{share:.1%} of {ceiling}" for ceiling, share in row.shares.items()
     )
-    figure.update_xaxes(range=[_log(x[0]), _log(x[1])], dtick=1)
-    figure.update_yaxes(range=[_log(y[0]), _log(y[1])], dtick=1)
-    if notes:
-        at = {"xref": "paper", "yref": "paper", "x": 0, "y": 0, "yshift": -60, "yanchor": "top", "xanchor": "left"}
-        figure.add_annotation(text=notes, showarrow=False, align="left", font={"size": 11, "color": "#a33c00"}, **at)
-
-
-def _log(value: float) -> float:
-    return math.log10(value)
+    name = row.name if row.name != row.label else ""
+    texts = (name, row.where, figures, ", ".join(shares), meaning(roofline, row))
+    lines = (line for text in texts for line in textwrap.wrap(one_line(text), 100, max_lines=4, placeholder=" …"))
+    head = f"<b>{html.escape(one_line(f'{row.number} {row.label}'))}</b>"
+    return "<br>".join([head, *map(html.escape, lines)])

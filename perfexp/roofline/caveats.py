@@ -1,123 +1,157 @@
-"""Notes: what has to be known to read a roofline: what is estimated, what is missing, and what has no place."""
+"""Caveats of a roofline: estimates, missing figures, foreign peaks, incomplete training steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from perfexp.records.record import Diagnostic
-from perfexp.roofline.below import Roofline
-from perfexp.roofline.completeness import missing_backward
 from perfexp.roofline.counters import Counted
-from perfexp.roofline.placement import PROCESS, THREAD
+from perfexp.roofline.placement import PROCESS, THREAD, Basis, Roofline
 from perfexp.roofline.sentences import pretty
 
-#: A launch tells the memory's peak where it uses this part of it or more.
+#: Share of the memory's peak from which a launch shows that peak.
 _BUSY = 0.2
-#: A roof this far from what the file's own percentages are of is not that of its device.
+#: Largest relative difference between a memory ceiling and the peak behind the file's own percentages.
 _CONTRADICTION = 0.1
+#: Share of the time from which a gap is reported.
+_WORTH_A_NOTE = 0.005
+_FORWARD = re.compile(r"forward|fwd", re.IGNORECASE)
+_BACKWARD = re.compile(r"backward|bwd", re.IGNORECASE)
+_TRAINING = re.compile(r"train|backward|bwd|optimi[sz]er", re.IGNORECASE)
+#: A backward pass has about twice the kernels of its forward pass; one with less than half of them is incomplete.
+_MIN_BACKWARD = 0.5
+#: Fewer forward kernels are inconclusive.
+_MIN_FORWARD = 5
 
 
-def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterable[str]:
-    """Of a file of ncu.
+def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterator[str]:
+    """The caveats of a file of ncu.
 
     Args:
-        roofline: without notes.
-        counted: what each launch did that is in it.
-        launches: how many the file has.
+        counted: work of each launch in the roofline.
+        launches: number of launches in the file.
     """
     yield from _foreign(roofline)
     yield from _contradicted(roofline, counted)
-    backward = [missing_backward({row.name: row.load.launches for row in roofline.ranges if row.where == kind})
-                for kind in (THREAD, PROCESS)]  # fmt: skip
-    # a process-wide range that holds the backward pass holds it, whatever the threads' ranges lack
-    spans = any(row.where == PROCESS for row in roofline.ranges)
-    if told := backward[1] if spans else backward[0]:
-        yield told
+    # ranges of the process include other threads, so they decide where there are any
+    owner = PROCESS if any(row.where == PROCESS for row in roofline.ranges) else THREAD
+    ranges = {row.name: row.load.launches for row in roofline.ranges if row.where == owner}
+    if incomplete := missing_backward(ranges):
+        yield incomplete
     if roofline.percentages:
         peak = pretty((roofline.peaks.reference or ("", 0.0))[1], "FLOP/s")
         yield (
             "FLOPs are estimates: the file has percentages of peak only, and sm__throughput is the busiest part of the "
-            f"SM (any pipe, also loads and stores), not FLOPs; it is taken as a part of {peak}."
+            f"SM (any pipe, also loads and stores), not FLOPs; the estimate is its share of {peak}."
         )
-    if any(each.flops is None and each.dram_bytes is None for each in counted):
+    if any(row.load.bytes_basis is Basis.percentage for row in roofline.launches):
         yield "Bytes are estimates: dram__throughput × peak bandwidth × time."
-    if any(each.estimated for each in counted):
+    if any(work.estimated for work in counted):
         yield (
-            "FLOPs of the tensor cores are estimates: instructions were counted and taken for the usual size of this "
-            "chip; sm__ops_path_tensor_src_*.sum counts operations."
+            "FLOPs of the tensor cores are estimates: counted instructions times their usual size on this chip; "
+            "sm__ops_path_tensor_src_*.sum counts operations."
         )
     if roofline.estimated:
-        yield "≈ stands before what is estimated and what follows from that; times are measured."
-    if lacking := sorted({name for each in counted for name in each.lacking}):
-        yield f"FLOPs are too small: {', '.join(lacking[:4])} {'is' if len(lacking) == 1 else 'are'} not in the file."
-    if moves := sum(each.moves for each in counted):
+        yield "≈ marks estimates and figures derived from them; times are measured."
+    if lacking := sorted({name for work in counted for name in work.lacking}):
+        yield f"FLOPs are too low: {', '.join(lacking[:4])} {'is' if len(lacking) == 1 else 'are'} not in the file."
+    if moves := sum(work.moves for work in counted):
         yield (
             f"{pretty(moves, 'FLOP')} of half precision in kernels of single precision are left out: they move "
             "constants."
         )
     if left := launches - len(counted):
-        yield f"{left} of {launches} launches lack metrics that others have, and are left out: is the file whole?"
-    yield from _unroofed(roofline)
+        yield f"{left} of {launches} launches lack metrics that others have, and are left out. Is the file complete?"
+    yield from _without_ceiling(roofline)
 
 
-def _foreign(roofline: Roofline) -> Iterable[str]:
-    """Of peaks that are not those of the device that was measured."""
+def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Iterator[str]:
+    """The caveats of a record's layers.
+
+    Args:
+        diagnostics: warnings about the layers' times.
+    """
+    yield from _foreign(roofline)
+    yield from (f"Doubtful ({diagnostic.code}): {diagnostic.detail}." for diagnostic in diagnostics)
+    yield (
+        "FLOPs and bytes are analytic: the definition of each layer (direct convolution, each operand moved once), not "
+        "counts; ≈ marks them and figures derived from them. Times are measured. Winograd and FFT need fewer FLOPs and "
+        "may lie above a ceiling: this is not an error."
+    )
+    unknown = sum(row.time_share for row in roofline.parts if row.binds is None)
+    if unknown >= _WORTH_A_NOTE:
+        yield f"{unknown:.0%} of the time is in rows without analytic FLOPs or bytes, such as backward passes."
+    yield from _without_ceiling(roofline)
+
+
+def _foreign(roofline: Roofline) -> Iterator[str]:
     peaks = roofline.peaks
     if peaks.foreign:
         yield (
-            f"The peaks are another device's than the one that was measured: {', '.join(peaks.sources)}; measured on "
-            f"{peaks.foreign}. Parts of a roof say what of that device it would be, not how well this one is used."
+            f"The peaks belong to another device than the measured one: {', '.join(peaks.sources)}; measured on "
+            f"{peaks.foreign}. Shares of a ceiling are shares of that device's, not the utilization of this one."
         )
 
 
-def _contradicted(roofline: Roofline, counted: Sequence[Counted]) -> Iterable[str]:
-    """A memory roof that is not the one that ncu's percentages are of.
+def _contradicted(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[str]:
+    """A memory ceiling that differs from the peak behind ncu's percentages.
 
     `dram__throughput` is the busiest part of the memory, so bytes per second over it are the peak or less: the launch
     where they are most comes closest.
     """
-    given = roofline.peaks.dram_bytes_per_second
+    stated = roofline.peaks.dram_bytes_per_second
     implied = max(
         (
-            each.dram_bytes / each.seconds / each.dram_share
-            for each in counted
-            if each.dram_bytes and each.seconds and each.dram_share and each.dram_share >= _BUSY
+            work.dram_bytes / work.seconds / work.dram_share
+            for work in counted
+            if work.dram_bytes and work.seconds and work.dram_share and work.dram_share >= _BUSY
         ),
         default=None,
     )
-    if given and implied and abs(implied / given - 1) > _CONTRADICTION:
+    if stated and implied and abs(implied / stated - 1) > _CONTRADICTION:
         yield (
-            f"Warning: the memory roof ({pretty(given, 'B/s')}, {', '.join(roofline.peaks.sources)}) contradicts the "
-            f"file: its bytes and percentages are those of a peak of {pretty(implied, 'B/s')}. Is --gpu the device "
-            "that was profiled?"
+            f"Warning: the memory ceiling ({pretty(stated, 'B/s')}, {', '.join(roofline.peaks.sources)}) contradicts "
+            f"the file: its bytes and percentages imply a peak of {pretty(implied, 'B/s')}. Is --gpu the device that "
+            "was profiled?"
         )
 
 
-def _unroofed(roofline: Roofline) -> Iterable[str]:
-    """FLOPs that have no roof, and work that has no place."""
-    kinds = [kind for kind, flops in (roofline.total.load.flops or {}).items() if flops and not roofline.peaks.of(kind)]
-    if kinds:
-        yield f"No peak is known for {', '.join(kinds)}: these FLOPs are counted and have no roof."
+def _without_ceiling(roofline: Roofline) -> Iterator[str]:
+    flops = roofline.total.load.flops or {}
+    if kinds := [kind for kind, amount in flops.items() if amount and not roofline.peaks.of(kind)]:
+        yield f"No peak is known for {', '.join(kinds)}: these FLOPs are counted and have no ceiling."
     without = sum(row.time_share for row in roofline.parts if row.load.flops is not None and not row.load.total_flops)
-    if without >= 0.005:
-        yield f"{without:.0%} of the time is in {roofline.noun} without a FLOP, which have no place in the picture."
+    if without >= _WORTH_A_NOTE:
+        yield f"{without:.0%} of the time is in {roofline.noun} without a FLOP, which have no place in the plot."
 
 
-def of_definitions(roofline: Roofline, doubts: Sequence[Diagnostic]) -> Iterable[str]:
-    """Of the layers of a record.
+def missing_backward(launches: Mapping[str, int]) -> str | None:
+    """A warning about a training step without its backward pass, with the remedy; None where nothing looks missing.
+
+    NVTX push/pop ranges belong to the thread that pushed them (NVIDIA, NVTX C API, "Push/Pop ranges"), and autograd
+    launches the backward pass from a thread of its own for each device (PyTorch, "Autograd mechanics").
 
     Args:
-        roofline: without notes.
-        doubts: of the layers' times.
+        launches: number of kernels in each range, by its path.
     """
-    yield from _foreign(roofline)
-    yield from (f"Doubtful ({doubt.code}): {doubt.detail}." for doubt in doubts)
-    yield (
-        "FLOPs and bytes are analytic: what layers take by definition (direct convolution, each operand moved once), "
-        "not counted ones; ≈ stands before them and what follows from them. Times are measured. Winograd and FFT do "
-        "fewer FLOPs and may lie above a roof: that is no error."
+    if not any(_TRAINING.search(path) for path in launches):
+        return None
+    forward, backward = (_launches_in(launches, name) for name in (_FORWARD, _BACKWARD))
+    if forward < _MIN_FORWARD or backward >= _MIN_BACKWARD * forward:
+        return None
+    seen = "1 kernel" if backward == 1 else f"{backward or 'no'} kernels"
+    return (
+        f"This training step looks incomplete: {forward} kernels in its forward pass and {seen} in its backward one, "
+        "which should have more. Autograd launches the backward pass from another thread, and push/pop ranges belong "
+        "to the thread that pushed them, so a filter on such a range leaves it out. Use ranges of the process "
+        "(torch.cuda.nvtx.range_start and range_end) or cudaProfilerStart/Stop with ncu --profile-from-start off."
     )
-    unknown = sum(row.time_share for row in roofline.parts if row.standing.binds is None)
-    if unknown >= 0.005:
-        yield f"{unknown:.0%} of the time is in rows whose bytes or FLOPs no definition gives, as backward passes."
-    yield from _unroofed(roofline)
+
+
+def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
+    """Kernels in the outermost ranges with a name."""
+    paths = {path: path.rpartition("/") for path in launches}
+    return sum(
+        count for path, count in launches.items() if name.search(paths[path][2]) and not name.search(paths[path][0])
+    )

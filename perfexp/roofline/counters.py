@@ -1,4 +1,4 @@
-"""Counters: FLOPs and bytes of a launch from what ncu counted, whichever of its metrics there are.
+"""FLOPs and bytes of a launch from ncu's counters, whichever of them were collected.
 
 * **FLOPs of the CUDA cores** are additions + products + 2 × fused multiply-adds of threads that were not masked out,
   per precision. Half-precision instructions are packed: each counts for two numbers, as in ncu's own roofline sections
@@ -6,24 +6,24 @@
 * **FLOPs of the tensor cores** are `sm__ops_path_tensor_src_*`, which count operations (a multiply-accumulate is two).
   NVIDIA recommends them because instructions differ in size per variant and chip
   (https://forums.developer.nvidia.com/t/number-of-floating-point-operations-in-one-hmma-instruction/275450). Where only
-  the instructions of the pipe were counted, `HMMA_FLOPS` gives a size that holds for the usual one: an estimate.
+  the instructions of the pipe were counted, `HMMA_FLOPS` gives the size of the usual one: an estimate.
 * **Bytes** are those of DRAM, read and written, and of L2 where it was counted.
 * `ncu --set roofline` gives rates: a count per cycle, times cycles per second, times the duration. Sources: ncu's
   section files SpeedOfLight_HierarchicalSingleRooflineChart, …HalfRooflineChart, …TensorRooflineChart.
-* **Percentages of peak** alone give rates of a given peak. `sm__throughput` is the busiest of many parts of an SM, be
-  it the load/store unit; it is an upper bound of FLOPs, not FLOPs (ncu's Profiling Guide, "Metrics Guide").
+* **Percentages of peak** alone give rates relative to a stated peak. `sm__throughput` is that of the busiest part of
+  an SM, which may be the load/store unit: an upper bound of FLOPs (ncu's Profiling Guide, "Metrics Guide").
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfexp.roofline.listing import Launch
 
 _OPERATION = "sass_thread_inst_executed_op_{}_pred_on"
-#: FLOPs of an instruction of the CUDA cores, by the roof that they count against.
+#: FLOPs of an instruction of the CUDA cores, by data type.
 _CORES = {
     "fp32": {"fadd": 1, "fmul": 1, "ffma": 2},
     "fp64": {"dadd": 1, "dmul": 1, "dfma": 2},
@@ -38,10 +38,8 @@ HMMA_FLOPS = {"7.0": 512, "7.2": 512, "7.5": 2048, "8.0": 4096, "8.6": 4096, "8.
 _DMMA_FLOPS = 512
 
 _SECONDS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "gpu__time_duration.max")
-_CYCLES, _CLOCKS = (
-    "sm__cycles_elapsed.avg",
-    ("smsp__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second"),
-)
+_CYCLES, _SM_CLOCK = "sm__cycles_elapsed.avg", "sm__cycles_elapsed.avg.per_second"
+_CLOCKS = ("smsp__cycles_elapsed.avg.per_second", _SM_CLOCK)
 _OF_PEAK = ".avg.pct_of_peak_sustained_elapsed"
 _SM = f"sm__throughput{_OF_PEAK}"
 _DRAM = (f"dram__throughput{_OF_PEAK}", f"gpu__dram_throughput{_OF_PEAK}")
@@ -50,16 +48,16 @@ _DRAM_BYTES, _L2_BYTES = "dram__bytes", "lts__t_bytes"
 #: Bytes read and written, as ncu names them on older and on newer chips (Blackwell).
 _DIRECTIONS = (("dram__bytes_read", "dram__bytes_write"), ("dram__bytes_op_read", "dram__bytes_op_write"))
 _MEMORY = (_DRAM_BYTES, _L2_BYTES, *(name for pair in _DIRECTIONS for name in pair))
-#: What a roof is on a chip: a counter, and the clock that its peak per cycle goes by.
+#: Peak per cycle, clock, and factor from the counter to FLOPs or bytes, by ceiling.
 _PEAKS = {
     "dram": ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second", 1),
     "l2": ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second", 1),
-    "fp32": ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", _CLOCKS[1], 2),
-    "fp64_vector": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _CLOCKS[1], 2),
-    "half": ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained", _CLOCKS[1], 4),
+    "fp32": ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", _SM_CLOCK, 2),
+    "fp64_vector": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _SM_CLOCK, 2),
+    "half": ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained", _SM_CLOCK, 4),
 }
 _INSTRUCTIONS = frozenset(
-    f"{unit}__{_OPERATION.format(name)}" for each in _CORES.values() for name in each for unit in ("sm", "smsp")
+    f"{unit}__{_OPERATION.format(name)}" for sizes in _CORES.values() for name in sizes for unit in ("sm", "smsp")
 )
 _FORMS = (".sum", ".sum.per_second", ".sum.per_cycle_elapsed")
 _NAMES = frozenset(
@@ -69,7 +67,7 @@ _NAMES = frozenset(
 )
 _DERIVED = re.compile(r"derived__smsp__sass_thread_inst_executed_op_(\w+)_pred_on_x(\d)")
 
-#: What collects everything for a hierarchical roofline, for chips whose tensor cores count operations and for others.
+#: Command that collects all counters of a hierarchical roofline, whether a chip's tensor cores count operations or not.
 COLLECT = (
     "ncu --nvtx --clock-control none --metrics gpu__time_duration.sum,dram__bytes.sum,lts__t_bytes.sum,"
     "lts__t_bytes.sum.pct_of_peak_sustained_elapsed,"
@@ -77,38 +75,32 @@ COLLECT = (
     "regex:sm__ops_path_tensor_src_.*,regex:sm__inst_executed_pipe_tensor.* --csv COMMAND"
 )
 
-
-def wanted(name: str) -> bool:
-    """Whether a metric says something of a roofline.
-
-    Args:
-        name: by ncu.
-    """
-    if name in _NAMES or _DERIVED.fullmatch(name):
-        return True
-    base, _, form = name.partition(".sum")
-    return name.startswith(f"{base}.sum") and f".sum{form}" in _FORMS and _is_counter(base)
-
-
 #: Names of kernels that compute in single precision, unless they also name another one.
 _SINGLE = re.compile(r"\bfloat\b|(?<![a-z])c?f32")
 _NOT_SINGLE = re.compile(r"half|bfloat|(?<![a-z])b?f16|[hi]?s?16816|1688|[hi]gemm|e4m3|e5m2|int8", re.I)
 
 
+def wanted(name: str) -> bool:
+    """Whether a roofline needs a metric of ncu."""
+    if name in _NAMES or _DERIVED.fullmatch(name):
+        return True
+    base, dot_sum, form = name.partition(".sum")
+    is_counter = base in _INSTRUCTIONS or _TENSOR.fullmatch(base) or _PIPE.fullmatch(base)
+    return bool(is_counter) and f"{dot_sum}{form}" in _FORMS
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What one launch did, as far as the metrics say.
+    """The work of one launch; None where no metric gives a quantity.
 
     Attributes:
-        seconds: how long it took.
-        flops: by the roof that they count against (`fp32`, `half`, `tensor fp16`, …); None where nothing counted them.
-        dram_bytes: read and written; None likewise.
-        l2_bytes: through L2; None likewise.
+        flops: FLOPs by data type (`fp32`, `half`, `tensor fp16`, …).
+        dram_bytes: bytes read and written.
         sm_share: `sm__throughput`, a fraction of peak.
-        dram_share: `dram__throughput`, likewise.
+        dram_share: `dram__throughput`, a fraction of peak.
         estimated: whether the size of a matrix instruction was assumed.
-        lacking: counters without which these FLOPs are too small.
-        moves: FLOPs of half precision that were counted in a kernel of single precision, and are not among `flops`.
+        lacking: missing counters, without which the FLOPs are too low.
+        moves: half-precision instructions that only move constants, as FLOPs that are not among `flops`.
     """
 
     seconds: float | None
@@ -123,44 +115,83 @@ class Counted:
 
 
 def count(launch: Launch) -> Counted:
-    """What a launch did.
-
-    Args:
-        launch: with its metrics.
-    """
-    metrics = launch.metrics
-    seconds = _seconds(metrics)
-    flops, lacking = _of_cores(metrics, seconds)
-    moves = _moves(launch.kernel, flops)
-    tensor, estimated, unsized = _of_tensor_cores(metrics, seconds, launch.capability)
+    """Compute the work of a launch."""
+    counters = _Counters(launch.metrics)
+    flops, lacking = _core_flops(counters)
+    moves = _remove_moves(launch.kernel, flops)
+    tensor, estimated, unsized = _tensor_flops(counters, launch.capability)
     counted = {**flops, **tensor}
     return Counted(
-        seconds=seconds,
+        seconds=counters.seconds,
         flops=counted or None,
-        dram_bytes=_dram_bytes(metrics, seconds),
-        l2_bytes=_amount(metrics, _L2_BYTES, seconds),
-        sm_share=metrics.get(_SM),
-        dram_share=_first(metrics, _DRAM),
+        dram_bytes=_dram_bytes(counters),
+        l2_bytes=counters.amount(_L2_BYTES),
+        sm_share=launch.metrics.get(_SM),
+        dram_share=counters.first(_DRAM),
         estimated=estimated,
         lacking=(*(lacking if counted else ()), *unsized),
         moves=moves,
     )
 
 
-def _dram_bytes(metrics: Mapping[str, float], seconds: float | None) -> float | None:
-    """Bytes of DRAM, read and written; None where they were not counted."""
-    whole = _amount(metrics, _DRAM_BYTES, seconds)
-    if whole is not None:
-        return whole
-    for read, written in _DIRECTIONS:
-        both = _amount(metrics, read, seconds), _amount(metrics, written, seconds)
-        if both[0] is not None and both[1] is not None:
-            return both[0] + both[1]
+def recorded_peaks(launch: Launch) -> dict[str, float]:
+    """Peaks that ncu recorded with a launch, per second at its clocks: `dram`, `l2`, `fp32`, `fp64_vector`, `half`."""
+    counters = _Counters(launch.metrics)
+    peaks = {
+        name: launch.metrics[counter] * launch.metrics[clock] * factor
+        for name, (counter, clock, factor) in _PEAKS.items()
+        if counter in launch.metrics and clock in launch.metrics
+    }
+    share, moved = counters.first(_L2_OF_PEAK), counters.amount(_L2_BYTES)
+    if share and counters.seconds and moved:
+        peaks.setdefault("l2", moved / counters.seconds / share)
+    return {name: value for name, value in peaks.items() if value > 0}
+
+
+class _Counters:
+    """The metrics of a launch."""
+
+    def __init__(self, metrics: Mapping[str, float]) -> None:
+        self.metrics = metrics
+        self.clock = self.first(_CLOCKS)
+        seconds = self.first(_SECONDS)
+        if seconds is None and _CYCLES in metrics and (clock := metrics.get(_SM_CLOCK)):
+            seconds = metrics[_CYCLES] / clock
+        self.seconds = seconds or None
+
+    def first(self, names: tuple[str, ...]) -> float | None:
+        return next((self.metrics[name] for name in names if name in self.metrics), None)
+
+    def amount(self, base: str) -> float | None:
+        """The sum of a counter, or its rate times the duration."""
+        total = self.metrics.get(f"{base}.sum")
+        if total is not None or self.seconds is None:
+            return total
+        rate = self.metrics.get(f"{base}.sum.per_second")
+        if rate is None and self.clock and (per_cycle := self.metrics.get(f"{base}.sum.per_cycle_elapsed")) is not None:
+            rate = per_cycle * self.clock
+        return None if rate is None else rate * self.seconds
+
+    def matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], float]]:
+        """Amounts of the counters whose name matches."""
+        for base in dict.fromkeys(name.partition(".sum")[0] for name in self.metrics):
+            if (match := pattern.fullmatch(base)) and (amount := self.amount(base)) is not None:
+                yield match, amount
+
+
+def _dram_bytes(counters: _Counters) -> float | None:
+    total = counters.amount(_DRAM_BYTES)
+    if total is not None:
+        return total
+    for directions in _DIRECTIONS:
+        read, written = map(counters.amount, directions)
+        if read is not None and written is not None:
+            return read + written
     return None
 
 
-def _moves(kernel: str, flops: dict[str, float]) -> float:
-    """Take FLOPs of half precision that are none out; returns how many.
+def _remove_moves(kernel: str, flops: dict[str, float]) -> float:
+    """Remove half-precision FLOPs that only move constants, and return their number.
 
     NVIDIA's assembler puts a constant into a register by an HFMA2 of zeros (for sm_90 `HFMA2.MMA R5, -RZ, RZ, 0, 0`, as
     nvdisasm shows), and the counter counts it: an addition of float32 tensors had twice as many of these as of its own.
@@ -171,117 +202,55 @@ def _moves(kernel: str, flops: dict[str, float]) -> float:
     return moves
 
 
-def recorded_peaks(launch: Launch) -> dict[str, float]:
-    """Peaks that ncu recorded with a launch, per second at its clocks: of `dram`, `l2`, `fp32`, `fp64_vector`, `half`.
-
-    Args:
-        launch: with its metrics.
-    """
-    metrics = launch.metrics
-    found = {
-        name: metrics[counter] * metrics[clock] * each
-        for name, (counter, clock, each) in _PEAKS.items()
-        if counter in metrics and clock in metrics
-    }
-    share, seconds = _first(metrics, _L2_OF_PEAK), _seconds(metrics)
-    through = _amount(metrics, "lts__t_bytes", seconds)
-    if "l2" not in found and share and seconds and through:
-        found["l2"] = through / seconds / share
-    return {name: value for name, value in found.items() if value > 0}
-
-
-def _seconds(metrics: Mapping[str, float]) -> float | None:
-    found = _first(metrics, _SECONDS)
-    if found is None and _CYCLES in metrics and (clock := metrics.get(_CLOCKS[1])):
-        found = metrics[_CYCLES] / clock
-    return found or None
-
-
-def _of_cores(metrics: Mapping[str, float], seconds: float | None) -> tuple[dict[str, float], list[str]]:
-    """FLOPs of the CUDA cores; and counters that are missing of a precision whose others are there."""
+def _core_flops(counters: _Counters) -> tuple[dict[str, float], list[str]]:
+    """FLOPs of the CUDA cores by precision, and the missing counters of precisions that have some."""
     flops: dict[str, float] = {}
     lacking: list[str] = []
-    for precision, operations in _CORES.items():
-        found = {operation: _instructions(metrics, operation, each, seconds) for operation, each in operations.items()}
-        known = {operation: value for operation, value in found.items() if value is not None}
-        if known:
-            flops[precision] = sum(known.values())
-            lacking += [f"smsp__{_OPERATION.format(name)}.sum" for name in found if name not in known]
+    for precision, sizes in _CORES.items():
+        amounts = {operation: _instructions(counters, operation) for operation in sizes}
+        counted = [sizes[operation] * amount for operation, amount in amounts.items() if amount is not None]
+        if counted:
+            flops[precision] = sum(counted)
+            lacking += [f"smsp__{_OPERATION.format(name)}.sum" for name, amount in amounts.items() if amount is None]
     return flops, lacking
 
 
-def _instructions(metrics: Mapping[str, float], operation: str, each: int, seconds: float | None) -> float | None:
-    """FLOPs of one operation."""
+def _instructions(counters: _Counters, operation: str) -> float | None:
     for unit in ("smsp", "sm"):
-        found = _amount(metrics, f"{unit}__{_OPERATION.format(operation)}", seconds)
-        if found is not None:
-            return found * each
-    clock = _first(metrics, _CLOCKS)
-    for name, value in metrics.items():
+        amount = counters.amount(f"{unit}__{_OPERATION.format(operation)}")
+        if amount is not None:
+            return amount
+    for name, value in counters.metrics.items():
         derived = _DERIVED.fullmatch(name)
-        if derived and derived[1] == operation and clock and seconds:
-            return value * clock * seconds * each / int(derived[2])
+        if derived and derived[1] == operation and counters.clock and counters.seconds:
+            return value * counters.clock * counters.seconds / int(derived[2])
     return None
 
 
-def _of_tensor_cores(
-    metrics: Mapping[str, float], seconds: float | None, capability: str
-) -> tuple[dict[str, float], bool, list[str]]:
-    """FLOPs of the tensor cores, whether they are estimated, and counters whose instructions have no known size."""
+def _tensor_flops(counters: _Counters, capability: str) -> tuple[dict[str, float], bool, list[str]]:
+    """FLOPs of the tensor cores, whether they are estimated, and counters whose instructions have an unknown size."""
     by_source: dict[str, dict[str, float]] = {}
-    for base in dict.fromkeys(name.partition(".sum")[0] for name in metrics):
-        found = _TENSOR.fullmatch(base)
-        value = _amount(metrics, base, seconds) if found else None
-        if found and value is not None:
-            by_source.setdefault(found["source"], {})[found["rest"]] = value
+    for match, amount in counters.matching(_TENSOR):
+        by_source.setdefault(match["source"], {})[match["rest"]] = amount
     if by_source:
-        return {f"tensor {source}": _once(counts) for source, counts in by_source.items()}, False, []
-    return _of_pipe(metrics, seconds, capability)
+        return {f"tensor {source}": _without_overlap(counts) for source, counts in by_source.items()}, False, []
+    pipes = {match["kind"] or "": amount for match, amount in counters.matching(_PIPE)}
+    flops = {"tensor fp64": pipes["_op_dmma"] * _DMMA_FLOPS} if "_op_dmma" in pipes else {}
+    # the whole pipe includes double precision
+    matrix = pipes.get("_op_hmma", pipes.get("", 0.0) - pipes.get("_op_dmma", 0.0) if "" in pipes else None)
+    size = HMMA_FLOPS.get(capability)
+    if matrix is not None and size:
+        flops["tensor"] = matrix * size
+    unsized = ["sm__ops_path_tensor_src_*.sum"] if matrix and not size else []
+    return flops, any(flops.values()), unsized
 
 
-def _once(counts: Mapping[str, float]) -> float:
-    """The operations of one source type by counters that overlap: all, by destination, with and without sparsity."""
+def _without_overlap(counts: Mapping[str, float]) -> float:
+    """Operations of one source type by counters that overlap: all, by destination, with and without sparsity."""
     if "" in counts:
         return counts[""]
-    whole = {rest: value for rest, value in counts.items() if "_sparsity_" not in rest}
-    parts = {rest: value for rest, value in counts.items() if rest.partition("_sparsity_")[0] not in whole}
-    return sum(whole.values()) + sum(value for rest, value in parts.items() if "_sparsity_" in rest)
-
-
-def _of_pipe(
-    metrics: Mapping[str, float], seconds: float | None, capability: str
-) -> tuple[dict[str, float], bool, list[str]]:
-    found: dict[str, float] = {}
-    for base in dict.fromkeys(name.partition(".sum")[0] for name in metrics):
-        pipe = _PIPE.fullmatch(base)
-        value = _amount(metrics, base, seconds) if pipe else None
-        if pipe and value is not None:
-            found[pipe["kind"] or ""] = value
-    size = HMMA_FLOPS.get(capability)
-    matrix = found.get("_op_hmma", found.get("", 0.0) - found.get("_op_dmma", 0.0) if "" in found else None)
-    flops = {"tensor fp64": found["_op_dmma"] * _DMMA_FLOPS} if "_op_dmma" in found else {}
-    if matrix is None:
-        return flops, any(flops.values()), []
-    if size is None:
-        return flops, any(flops.values()), ["sm__ops_path_tensor_src_*.sum"] if matrix else []
-    return {**flops, "tensor": matrix * size}, matrix > 0 or any(flops.values()), []
-
-
-def _amount(metrics: Mapping[str, float], base: str, seconds: float | None) -> float | None:
-    """A counter's sum, or what its rate makes in the time."""
-    whole = metrics.get(f"{base}.sum")
-    if whole is not None or seconds is None:
-        return whole
-    rate = metrics.get(f"{base}.sum.per_second")
-    if rate is None and (each := metrics.get(f"{base}.sum.per_cycle_elapsed")) is not None:
-        clock = _first(metrics, _CLOCKS)
-        rate = each * clock if clock else None
-    return None if rate is None else rate * seconds
-
-
-def _is_counter(base: str) -> bool:
-    return base in _INSTRUCTIONS or bool(_TENSOR.fullmatch(base) or _PIPE.fullmatch(base))
-
-
-def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None:
-    return next((metrics[name] for name in names if name in metrics), None)
+    return sum(
+        value
+        for rest, value in counts.items()
+        if "_sparsity_" not in rest or rest.partition("_sparsity_")[0] not in counts
+    )

@@ -1,6 +1,6 @@
-"""Listing: an ncu CSV in any of its forms, as kernel launches with their metrics in SI.
+"""ncu's CSV in any of its forms, parsed into kernel launches with their metrics in SI.
 
-The forms are those of `ncu --csv`: long (`--page details`, a line for each metric, its unit in a column) and wide
+The forms of `ncu --csv` are long (`--page details`, a line for each metric, its unit in a column) and wide
 (`--page raw`, a line for each launch, units in the second line). Source: Nsight Compute CLI, "Console Output",
 https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
 """
@@ -20,7 +20,7 @@ from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.roofline.numbers import decimal_mark, factor, number
 
-#: What the "details" page calls metrics that have a name of their own.
+#: Metrics that the "details" page shows under a label.
 _LABELS = {
     "Duration": "gpu__time_duration.sum",
     "DRAM Throughput": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -28,11 +28,11 @@ _LABELS = {
     "SOL SM": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
 }
 _KERNEL, _NAME, _UNIT, _VALUE = "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
-#: Metric that says what the GPU is called.
+#: Metric with the name of the GPU.
 _PRODUCT = "device__attribute_display_name"
-_IN_HEADER = re.compile(r"(.+) \[(.*)\]")
-#: Columns by which the tables of other tools are known.
-_OTHERS = {
+_NAME_AND_UNIT = re.compile(r"(.+?)(?: \[(.*)\])?")
+#: Columns that identify the tables of other tools.
+_OTHER_TOOLS = {
     "Total Time (ns)": "nsys stats",
     "Time (%)": "nsys stats",
     "Total Time": "nsys stats",
@@ -41,11 +41,12 @@ _OTHERS = {
     "KernelName": "rocprof",
     "DurationNs": "rocprof",
 }
-#: So many values are named in a note.
-_TOLD = 3
-#: Limit on a listing, all of which is read into memory.
-_MOST_BYTES = 1 << 29
-#: How a report becomes a file that can be read.
+#: Number of a process-wide range, before its domain; a range of a thread has none.
+_RANGE_NUMBER = re.compile(r"^\d+:(?=[^:]*:)")
+_MAX_NAMED = 3
+#: Limit on a file, since all of it is read into memory.
+_MAX_BYTES = 1 << 29
+#: Command that converts a report into a CSV.
 EXPORT = "ncu --import FILE.ncu-rep --page raw --csv --print-units base > FILE.csv"
 
 
@@ -54,21 +55,17 @@ class Launch:
     """One launch of a kernel.
 
     Attributes:
-        number: ncu's own.
         kernel: name with template arguments.
         stack: push/pop ranges of the launching thread, the outermost first.
         spans: start/end ranges of the process that were open.
-        device: index.
         capability: compute capability, `7.5`.
-        product: name of the GPU, where the file has it.
+        product: name of the GPU; empty where the file has none.
         metrics: values in SI by ncu's names, percentages as fractions.
     """
 
-    number: str
     kernel: str
     stack: tuple[str, ...] = ()
     spans: tuple[str, ...] = ()
-    device: str = ""
     capability: str = ""
     product: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -76,14 +73,14 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a file says.
+    """The contents of a file.
 
     Attributes:
-        source: what to call it.
-        launches: in the order of the file.
-        names: of all metrics in it, those among them that nobody asked for.
-        unavailable: metrics that ncu was asked for and could not give (`n/a`).
-        notes: what has to be known of the file.
+        source: name of the file in messages.
+        launches: launches in the order of the file.
+        names: names of all metrics, unwanted ones included.
+        unavailable: metrics that ncu could not measure (`n/a`).
+        notes: caveats about the file.
     """
 
     source: str
@@ -93,77 +90,37 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-class _Row(NamedTuple):
-    """A line below a header."""
-
-    line: int
-    cells: dict[str, str]
-
-
-@dataclass(kw_only=True)
-class _Seen:
-    """What is seen of a file besides its launches.
-
-    Attributes:
-        names: of all metrics.
-        unavailable: those without a value.
-        negative: values that can't be, with their lines.
-    """
-
-    names: set[str] = field(default_factory=set)
-    unavailable: set[str] = field(default_factory=set)
-    negative: list[str] = field(default_factory=list)
-
-
-#: The number of a range of the process, before its domain; a range of a thread has none.
-_NUMBERED = re.compile(r"^\d+:(?=[^:]*:)")
-
-
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
     """Read a file.
 
     Args:
-        path: of the CSV.
-        wanted: whether a metric is kept.
+        wanted: predicate on names of metrics.
 
     Raises:
-        UserError: it is not there, empty, cut off, of another tool, or not in a known encoding or unit.
+        UserError: the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
     """
     try:
-        content = untrusted.read_bytes(path.resolve(), _MOST_BYTES)
+        content = untrusted.read_bytes(path.resolve(), _MAX_BYTES)
     except OSError as error:
         raise UserError(
             f"{path} can't be read: {error.strerror}. Name a CSV that ncu wrote, or a run's folder."
         ) from error
-    return parse(decode(content, str(path)), str(path), wanted)
+    return parse(_decode(content, str(path)), str(path), wanted)
 
 
 def is_listing(path: Path) -> bool:
-    """Whether a file has the columns of ncu.
-
-    Args:
-        path: of any file.
-    """
+    """Whether a file has ncu's columns."""
     try:
         with path.open("rb") as file:
-            text = decode(file.read(2**16), str(path), whole=False)
+            text = _decode(file.read(2**16), str(path), is_whole=False)
         _header(text.splitlines(keepends=True), str(path))
     except (OSError, UserError):
         return False
     return True
 
 
-def decode(content: bytes, source: str, *, whole: bool = True) -> str:
-    """Bytes as text: UTF-8 with or without its mark, or UTF-16, which PowerShell's `>` writes.
-
-    Args:
-        content: of the file.
-        source: what to call it.
-        whole: whether nothing follows behind these bytes.
-
-    Raises:
-        UserError: it is none of these.
-    """
+def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
+    """Decode UTF-8 with or without its byte order mark, or UTF-16, which PowerShell's `>` writes."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif content[:200].count(0) > len(content[:200]) // 4:
@@ -171,47 +128,81 @@ def decode(content: bytes, source: str, *, whole: bool = True) -> str:
     else:
         encoding = "utf-8-sig"
     try:
-        text = codecs.getincrementaldecoder(encoding)().decode(content, final=whole)
+        text = codecs.getincrementaldecoder(encoding)().decode(content, final=is_whole)
     except UnicodeDecodeError as error:
         raise UserError(
             f"{source} is neither UTF-8 nor UTF-16 text (byte {error.start}). If it is a report, export it: {EXPORT}. "
             f"Text in another encoding: iconv -f ENCODING -t UTF-8 {source}"
         ) from error
     if "\0" in text:
-        raise UserError(f"{source} is no text. If it is a report of ncu, name it .ncu-rep or export it: {EXPORT}")
+        raise UserError(f"{source} is not text. If it is a report of ncu, name it .ncu-rep or export it: {EXPORT}")
     return text
 
 
 def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
-    """What a CSV says; see `read`."""
+    """Parse a CSV; see `read`."""
     if not text.strip():
-        raise UserError(f"{source} is empty. ncu leaves such a file where it failed; it says why on the console.")
+        raise UserError(f"{source} is empty. ncu leaves such a file after a failure; read its messages on the console.")
     lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
-    found = [rows for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2) if rows]
-    otherwise, seen = "," if delimiter == ";" else ".", _Seen()
-    read_one = _long if _VALUE in header else _wide
-    tables = [read_one(header, rows, source, wanted, otherwise, seen) for rows in found]
-    launches = tuple(launch for table in tables for launch in table)
+    # spreadsheets whose locale has a decimal comma separate columns by semicolons
+    otherwise = "," if delimiter == ";" else "."
+    launches: list[Launch] = []
+    names: set[str] = set()
+    unavailable: set[str] = set()
+    negative: list[str] = []
+    tables = 0
+    for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2):
+        cells = list(_long(rows) if _VALUE in header else _wide(header, rows))
+        present = {cell.name for cell in cells}
+        needed = set(filter(wanted, present))
+        mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=otherwise)
+        if mark is None:
+            raise UserError(
+                f"{source} writes some numbers with a decimal comma and others with a decimal point, so none can be "
+                "trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
+            )
+        columns = {cell.launch: cell.columns for cell in reversed(cells)}
+        products = {cell.launch: cell.text.strip() for cell in cells if cell.name == _PRODUCT}
+        metrics: dict[tuple[str, ...], dict[str, float]] = {cell.launch: {} for cell in cells}
+        for cell in (cell for cell in cells if cell.name in needed):
+            value = number(cell.text, mark)
+            if value is None:
+                unavailable |= {cell.name} if cell.text.strip() else set()
+            elif value < 0:
+                negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
+            else:  # the first of several equal names counts
+                metrics[cell.launch].setdefault(cell.name, value * _factor(cell, source))
+        launches += [_launch(columns[key], products.get(key, ""), values) for key, values in metrics.items()]
+        names |= present - {""}
+        tables += bool(metrics)
     if not launches:
-        raise UserError(f"{source} has a header and no kernel: the range or filter that ncu was given caught none.")
+        raise UserError(f"{source} has a header and no kernel: the range or filter of ncu matched none.")
     return Listing(
         source=source,
-        launches=launches,
-        names=frozenset(seen.names),
-        unavailable=frozenset(seen.unavailable),
-        notes=tuple(_notes(sum(map(bool, tables)), seen)),
+        launches=tuple(launches),
+        names=frozenset(names),
+        unavailable=frozenset(unavailable),
+        notes=tuple(_notes(tables, negative)),
     )
 
 
-def _notes(tables: int, seen: _Seen) -> Iterator[str]:
-    """What has to be known of a file."""
+def _factor(cell: _Cell, source: str) -> float:
+    scale = factor(cell.unit)
+    if scale is None:
+        raise UserError(
+            f"{source}: {cell.name} is in '{cell.unit}', an unknown unit. Export it with --print-units base."
+        )
+    return scale
+
+
+def _notes(tables: int, negative: Sequence[str]) -> Iterator[str]:
     if tables > 1:
         yield f"The file holds {tables} tables with the same header: the launches of all of them are counted."
-    if seen.negative:
-        more = len(seen.negative) - _TOLD
-        told = ", ".join(seen.negative[:_TOLD]) + (f" and {more} more" if more > 0 else "")
-        yield f"Values below zero are left out, since no counter has one: {told}. Is the file damaged?"
+    if negative:
+        more = len(negative) - _MAX_NAMED
+        values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        yield f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
 
 
 def _is_header(cells: Sequence[str]) -> bool:
@@ -219,50 +210,41 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
-    """Where the header is, what separates its columns, and the columns."""
-    for number_, line in enumerate(lines):
+    """The index of the header, the delimiter of its columns, and the columns."""
+    for index, line in enumerate(lines):
         if line.startswith("==") or not line.strip():
             continue
         for delimiter in (",", ";", "\t"):
             cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
             if _is_header(cells):
-                return number_, delimiter, cells
-            _refuse_others(cells, source)
-    _refuse_messages(lines, source)
-    first = next(line.strip()[:100] for line in lines if line.strip())
-    raise UserError(
-        f"{source} is no table of ncu: no line has the columns ID and {_KERNEL}. It begins with '{first}'. "
-        f"Make one with: {EXPORT}"
-    )
-
-
-def _refuse_others(cells: Sequence[str], source: str) -> None:
-    tool = next((_OTHERS[cell] for cell in cells if cell in _OTHERS), None)
-    if tool:
-        raise UserError(
-            f"{source} is a table of {tool}, which has times but neither FLOPs nor bytes. A roofline needs the "
-            f"counters of Nsight Compute: profile with ncu, then {EXPORT}"
-        )
-
-
-def _refuse_messages(lines: Sequence[str], source: str) -> None:
-    """Where ncu wrote nothing but messages, its own words are told."""
-    told = [line.strip() for line in lines if line.strip()]
-    if all(line.startswith("==") for line in told):
-        reason = next((line for line in told if "ERROR" in line or "WARNING" in line), told[-1])
+                return index, delimiter, cells
+            if tool := next((_OTHER_TOOLS[cell] for cell in cells if cell in _OTHER_TOOLS), None):
+                raise UserError(
+                    f"{source} is a table of {tool}, which has times but neither FLOPs nor bytes. A roofline needs the "
+                    f"counters of Nsight Compute: profile with ncu, then {EXPORT}"
+                )
+    texts = [line.strip() for line in lines if line.strip()]
+    if all(line.startswith("==") for line in texts):
+        reason = next((line for line in texts if "ERROR" in line or "WARNING" in line), texts[-1])
         raise UserError(f"{source} holds no kernel, only messages of ncu: {reason}")
+    raise UserError(
+        f"{source} is not a table of ncu: no line has the columns ID and {_KERNEL}. It begins with "
+        f"'{texts[0][:100]}'. Make one with: {EXPORT}"
+    )
 
 
 def _tables(
     lines: Sequence[str], delimiter: str, header: Sequence[str], source: str, *, first: int
-) -> list[list[_Row]]:
-    """The lines below the header as cells by column; where the header comes again, another table begins.
+) -> list[list[tuple[int, dict[str, str]]]]:
+    """The rows below the header with their lines; another table begins where the header is repeated.
 
     Raises:
-        UserError: a line is cut off, or is another header.
+        UserError: a line is cut off, or is a different header.
     """
-    tables: list[list[_Row]] = [[]]
-    body = [(number_, line) for number_, line in enumerate(lines, first) if not line.startswith("==")]
+    tables: list[list[tuple[int, dict[str, str]]]] = [[]]
+    # columns behind the value in the long form belong to rules and may be missing
+    least = header.index(_VALUE) + 1 if _VALUE in header else len(header)
+    body = [(line_number, line) for line_number, line in enumerate(lines, first) if not line.startswith("==")]
     reader = csv.reader((line for _, line in body), delimiter=delimiter, strict=True)
     try:
         for cells in reader:
@@ -273,136 +255,74 @@ def _tables(
                 if names != list(header):
                     raise UserError(
                         f"{source}: another table begins at line {line}, with other columns than the first. "
-                        "Give each a file of its own."
+                        "Write each table to its own file."
                     )
                 tables.append([])
-                continue
-            if len(cells) < _least(header) or (len(cells) < len(header) and _VALUE not in header):
+            elif len(cells) < least:
                 raise _cut_off(source, line, f"{len(cells)} of {len(header)} columns")
-            tables[-1].append(_Row(line, dict(zip(header, cells, strict=False))))
+            else:
+                tables[-1].append((line, dict(zip(header, cells, strict=False))))
     except csv.Error as error:
         raise _cut_off(source, body[max(reader.line_num, 1) - 1][0], str(error)) from error
     return tables
 
 
-def _least(header: Sequence[str]) -> int:
-    """Columns that a line has at least: in the long form those behind the value are for rules, and may lack."""
-    return header.index(_VALUE) + 1 if _VALUE in header else 1
-
-
-def _cut_off(source: str, line: int, seen: str) -> UserError:
+def _cut_off(source: str, line: int, reason: str) -> UserError:
     return UserError(
-        f"{source} is cut off or damaged at line {line} ({seen}). Export it again, and see that the disk is not full: "
-        f"{EXPORT}"
+        f"{source} is cut off or damaged at line {line} ({reason}). Check that the disk is not full, and export it "
+        f"again: {EXPORT}"
     )
 
 
-def _long(
-    header: Sequence[str], rows: Sequence[_Row], source: str, wanted: Callable[[str], bool], otherwise: str, seen: _Seen
-) -> list[Launch]:
-    mark = _agreed((row[_VALUE] for _, row in rows if wanted(_metric(row))), source, otherwise)
-    metrics: dict[tuple[str, str], dict[str, float]] = {}
-    about: dict[tuple[str, str], dict[str, str]] = {}
+class _Cell(NamedTuple):
+    """A metric of a launch, which may be nameless; the same for both forms."""
+
+    line: int
+    launch: tuple[str, ...]
+    columns: dict[str, str]
+    name: str = ""
+    unit: str = ""
+    text: str = ""
+
+
+def _long(rows: Iterable[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
     for line, row in rows:
-        key = (row.get("Process ID", ""), row.get("ID", ""))
-        known = about.setdefault(key, dict(row))
-        name = _metric(row)
-        seen.names |= {name} if name else set()
-        if name == _PRODUCT:
-            known[_PRODUCT] = row[_VALUE]
-        into = metrics.setdefault(key, {})
-        if wanted(name):
-            _keep(into, seen, name, row[_VALUE], row.get(_UNIT, ""), mark, source, line)
-    return [_launch(about[key], found) for key, found in metrics.items()]
+        label, launch = (row.get(_NAME) or "").strip(), (row.get("Process ID", ""), row.get("ID", ""))
+        yield _Cell(line, launch, row, _LABELS.get(label, label), row.get(_UNIT, ""), row[_VALUE])
 
 
-def _metric(row: Mapping[str, str]) -> str:
-    """The metric that a row of the long form is of."""
-    label = (row.get(_NAME) or "").strip()
-    return _LABELS.get(label, label)
+def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
+    units: dict[str, str] = {}
+    if rows and not (rows[0][1].get("ID", "").strip() or rows[0][1][_KERNEL].strip()):
+        (_, units), *rows = rows
+    matches = [(column, match) for column in header if (match := _NAME_AND_UNIT.fullmatch(column))]
+    for line, row in rows:
+        yield _Cell(line, (str(line),), row)  # a launch without metrics is a launch too
+        for column, match in matches:
+            if "__" in match[1]:
+                yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
 
 
-def _wide(
-    header: Sequence[str], rows: Sequence[_Row], source: str, wanted: Callable[[str], bool], otherwise: str, seen: _Seen
-) -> list[Launch]:
-    columns = {column: _in_header(column) for column in header}
-    _, first = rows[0]
-    units = first if not (first.get("ID", "").strip() or first[_KERNEL].strip()) else {}
-    body = rows[1:] if units else rows
-    metrics = {column: name for column, (name, _) in columns.items() if "__" in name}
-    kept = {column: name for column, name in metrics.items() if wanted(name)}
-    mark = _agreed((row[column] for _, row in body for column in kept), source, otherwise)
-    seen.names |= set(metrics.values())
-    launches = []
-    for line, row in body:
-        found: dict[str, float] = {}
-        for column, name in kept.items():
-            unit = columns[column][1] or units.get(column, "")
-            _keep(found, seen, name, row[column], unit, mark, source, line)
-        launches.append(_launch(row, found))
-    return launches
-
-
-def _in_header(column: str) -> tuple[str, str]:
-    """A metric's name and its unit, of `name [unit]`."""
-    found = _IN_HEADER.fullmatch(column)
-    return (found[1], found[2]) if found else (column, "")
-
-
-def _agreed(cells: Iterable[str], source: str, otherwise: str) -> str:
-    mark = decimal_mark(cells, otherwise=otherwise)
-    if mark is None:
-        raise UserError(
-            f"{source} writes some numbers with a decimal comma and others with a decimal point, so that none can be "
-            "trusted. Export it again with LC_ALL=C, and do not mend it in a spreadsheet."
-        )
-    return mark
-
-
-def _keep(
-    into: dict[str, float], seen: _Seen, name: str, cell: str, unit: str, mark: str, source: str, line: int
-) -> None:
-    """Keep a metric, if it has a value that can be; the first of several equal names counts."""
-    if name in into:
-        return
-    value = number(cell, mark)
-    if value is None:
-        seen.unavailable |= {name} if cell.strip() else set()
-        return
-    scale = factor(unit)
-    if scale is None:
-        raise UserError(f"{source}: {name} is in '{unit}', which is no known unit. Export it with --print-units base.")
-    if value < 0:
-        seen.negative.append(f"{name} at line {line} ({cell.strip()})")
-        return
-    into[name] = value * scale
-
-
-def _launch(row: Mapping[str, str], metrics: Mapping[str, float]) -> Launch:
+def _launch(columns: Mapping[str, str], product: str, metrics: Mapping[str, float]) -> Launch:
     return Launch(
-        number=row.get("ID", ""),
-        kernel=row[_KERNEL],
-        stack=_ranges(row, "Push/Pop_Range"),
-        spans=_ranges(row, "Start/Stop_Range"),
-        device=row.get("Device", ""),
-        capability=row.get("CC", ""),
-        product=row.get(_PRODUCT, "").strip(),
+        kernel=columns[_KERNEL],
+        stack=_ranges(columns, "Push/Pop_Range"),
+        spans=_ranges(columns, "Start/Stop_Range"),
+        capability=columns.get("CC", ""),
+        product=product,
         metrics=metrics,
     )
 
 
-def _ranges(row: Mapping[str, str], kind: str) -> tuple[str, ...]:
-    """The names of a launch's NVTX ranges: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`.
-
-    Those of the process have a number of their own before the domain.
-    """
-    cell = next((cell for column, cell in row.items() if kind in column), "").strip()
+def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:
+    """The names of a launch's NVTX ranges: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`."""
+    cell = next((cell for column, cell in columns.items() if kind in column), "").strip()
     entries = re.findall(r'"([^"]*)"', cell) or ([cell] if cell else [])
-    return tuple(filter(None, (_range_name(_NUMBERED.sub("", entry)) for entry in entries)))
+    return tuple(filter(None, (_range_name(_RANGE_NUMBER.sub("", entry)) for entry in entries)))
 
 
 def _range_name(entry: str) -> str:
-    """The name, between the domain and six fields of payload, colour and message."""
+    """The name between the domain and six fields of payload, color and message."""
     rest = entry.partition(":")[2] or entry
     parts = rest.rsplit(":", 6)
     return (parts[0] if len(parts) == 7 else rest).strip()

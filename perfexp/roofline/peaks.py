@@ -1,4 +1,4 @@
-"""Peaks: the rates that nothing can exceed, and who says so."""
+"""Peak rates of a device and their sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
 from perfexp.records.record import Point, Record, is_layers, timed_key
 
-#: What a roof is called; a data sheet's FP64, half-precision and TF32 peaks are those of matrix units, where there are.
+#: Names of ceilings. A data sheet's FP64, FP16 and TF32 peaks are those of matrix units, where there are any.
 NAMES = {
     "peak": "compute",
     "fp64": "FP64 tensor",
@@ -24,60 +24,54 @@ NAMES = {
     "bf16": "BF16 tensor",
     "fp8": "FP8 tensor",
 }
-#: Under which peak FLOPs are looked for, where it is not their own name.
+#: Peaks for FLOPs of a data type whose peak has another name.
 _FALLBACKS = {
     "fp64": ("fp64_vector", "fp64"),
     "half": ("half", "fp16"),
     "tensor": ("fp16",),
     "tensor fp6_fp8": ("fp8",),
 }
+#: How to add unknown hardware.
+ADD = "gpu/NAME.yaml (as conf/gpu/t4.yaml) to a folder of your own, name it with --config-dir,"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """Roofs of a device.
+    """Ceilings of a device.
 
     Attributes:
-        flops_per_second: by data type; `peak` alone where somebody gave one figure for all.
-        dram_bytes_per_second: of the device's memory; None where it is not known.
-        l2_bytes_per_second: of the L2 cache; no data sheet says it.
-        ceilings: what the device was seen to reach: data types and `dram`.
-        sources: where the figures come from.
-        match: searched in the name of a device to know whether it is theirs; None where that can't be known.
-        foreign: the device that was measured, where they are those of another.
+        flops_per_second: peaks by data type; `peak` alone where the user passed one figure for all.
+        l2_bytes_per_second: bandwidth of the L2 cache, which data sheets do not give.
+        measured: rates that the device reached in the run, by data type and for `dram`.
+        sources: origins of the figures.
+        match: regular expression for names of devices with these peaks; None where the device is unknown.
+        foreign: the measured device, where the peaks are those of another.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
     dram_bytes_per_second: float | None = None
     l2_bytes_per_second: float | None = None
-    ceilings: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     match: str | None = None
     foreign: str = ""
 
     def of(self, kind: str) -> tuple[str, float] | None:
-        """The name of the roof for FLOPs of a kind, and its height; None where it is not known.
+        """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown.
 
         Args:
             kind: `fp32`, `half`, `tensor fp16`, ….
         """
-        if "peak" in self.flops_per_second:
-            return "peak", self.flops_per_second["peak"]
-        own = kind.removeprefix("tensor ")
-        names = _FALLBACKS.get(kind, (own,))
+        names = ("peak",) if "peak" in self.flops_per_second else _FALLBACKS.get(kind, (kind.removeprefix("tensor "),))
         return next(((name, self.flops_per_second[name]) for name in names if name in self.flops_per_second), None)
 
     @property
     def reference(self) -> tuple[str, float] | None:
-        """The roof that a percentage of an unnamed peak is taken of: the one that was given, or FP32's."""
+        """The ceiling of percentages without a data type: the user's, or that of FP32."""
         return self.of("fp32")
 
     def or_else(self, other: Peaks) -> Peaks:
-        """These peaks, and another's where these say nothing.
-
-        Args:
-            other: that count less.
-        """
+        """These peaks, and another's where these are unknown."""
         compute = self.flops_per_second or other.flops_per_second
         memory = self.dram_bytes_per_second or other.dram_bytes_per_second
         used = (not self.flops_per_second and compute) or (not self.dram_bytes_per_second and memory)
@@ -86,23 +80,23 @@ class Peaks:
             flops_per_second=compute,
             dram_bytes_per_second=memory,
             l2_bytes_per_second=self.l2_bytes_per_second or other.l2_bytes_per_second,
-            ceilings=self.ceilings or other.ceilings,
+            measured=self.measured or other.measured,
             sources=(*self.sources, *(other.sources if used else ())),
             match=self.match or (other.match if used else None),
         )
 
-    def held_against(self, product: str) -> Peaks:
-        """These peaks, which know whether they are another device's than the one that was measured.
+    def compared_with(self, product: str) -> Peaks:
+        """The same peaks, marked as foreign if they belong to another device than the measured one.
 
         Args:
-            product: name of the device that was measured; empty where it is not known.
+            product: name of the measured device; empty where it is unknown.
         """
-        own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
-        return self if own else replace(self, foreign=product)
+        is_own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
+        return self if is_own else replace(self, foreign=product)
 
 
-def given(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
-    """Peaks by hand.
+def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
+    """Peaks from the command line.
 
     Args:
         compute_tflops: 10¹² FLOPs per second.
@@ -114,7 +108,7 @@ def given(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks
     for option, value in (("--peak-compute", compute_tflops), ("--peak-bw", memory_gigabytes)):
         if value is not None and not 0 < value < float("inf"):
             raise UserError(
-                f"{option} {value:g}: a peak is above zero. Leave it out to take the data sheet's (--gpu NAME)."
+                f"{option} {value:g}: a peak is above zero. Leave it out to use the data sheet's (--gpu NAME)."
             )
     return Peaks(
         flops_per_second={} if compute_tflops is None else {"peak": compute_tflops * 1e12},
@@ -124,103 +118,77 @@ def given(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks
 
 
 def of_sheet(facts: GpuFacts) -> Peaks:
-    """Peaks of a data sheet.
-
-    Args:
-        facts: as a file of conf/gpu gives them.
-    """
+    """Peaks of a data sheet."""
     compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if peak and name in NAMES}
-    known = compute or facts.memory_bytes_per_second
     return Peaks(
         flops_per_second=compute,
         dram_bytes_per_second=facts.memory_bytes_per_second,
-        sources=(f"data sheet of {facts.product or 'the device'}",) if known else (),
+        sources=(f"data sheet of {facts.product or 'the device'}",) if compute or facts.memory_bytes_per_second else (),
     )
 
 
-def of_plan(plan: Mapping[str, Any]) -> Peaks:
-    """Peaks of the data sheet that a run was planned with.
-
-    Args:
-        plan: the resolved configuration.
-    """
-    node = plan.get("gpu")
-    return of_sheet(GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None))
-
-
-def of_record_point(record: Record, point: Point) -> Peaks:
-    """Peaks that a run recorded: its plan's data sheet, and what the device was seen to reach.
-
-    Args:
-        record: of any run.
-        point: of its layers.
-    """
-    timed = next((each for each in record.points if each.key == timed_key(point.key) and not is_layers(each.key)), None)
-    compute, memory = (_metric(timed, f"ceiling/{name}_per_second") for name in ("flops", "bytes"))
-    seen = {data_type(point.key.precision): compute, "dram": memory}
-    ceilings = {name: value for name, value in seen.items() if value}
-    return replace(of_plan(record.plan), ceilings=ceilings)
-
-
-def by_ceilings(peaks: Peaks) -> Peaks:
-    """What the device was seen to reach, as its peaks.
-
-    Args:
-        peaks: with ceilings.
-    """
-    compute = {name: value for name, value in peaks.ceilings.items() if name != "dram"}
-    known = bool(peaks.ceilings)
-    return Peaks(
-        flops_per_second=compute,
-        dram_bytes_per_second=peaks.ceilings.get("dram"),
-        sources=("a matrix product and a copy, measured in the run",) if known else (),
-    )
-
-
-def data_type(precision: str) -> str:
-    """Of which data type the matrix products of a precision are.
-
-    Args:
-        precision: its name, `fp32`, `amp_bf16`, ….
-    """
-    return precision.removeprefix("amp_")
-
-
-def named(name: str, known: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of a device by the name of its file.
+def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
+    """Peaks of the data sheet with a name.
 
     Args:
         name: `t4`, `h200`, ….
-        known: files of the gpu group.
 
     Raises:
-        UserError: there is none, or it has no data sheet.
+        UserError: there is none, or it has no peaks.
     """
-    known = {stem: file for stem, file in known.items() if of_sheet(file.facts).sources}
-    sheet = known.get(name) or known.get(name.lower())
+    sheets = {stem: file for stem, file in sheets.items() if of_sheet(file.facts).sources}
+    sheet = sheets.get(name) or sheets.get(name.lower())
     if sheet is None:
         raise UserError(
-            f"There is no data sheet of a GPU '{name}'. {did_you_mean(name.lower(), known)} For another, add {ADD} "
+            f"There is no data sheet of a GPU '{name}'. {did_you_mean(name.lower(), sheets)} For another, add {ADD} "
             "or give --peak-compute TFLOP/s and --peak-bw GB/s."
         )
     return replace(of_sheet(sheet.facts), match=sheet.match)
 
 
-#: What is added for hardware that is not known.
-ADD = "gpu/NAME.yaml (as conf/gpu/t4.yaml) to a folder of your own, name it with --config-dir,"
+def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
+    """Peaks of the one data sheet that matches the name that a driver reports; otherwise none."""
+    name = gpu_sheets.matching(sheets, product)
+    return of_sheet(sheets[name].facts) if name else Peaks()
 
 
-def matching(product: str, known: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of a device by the name that its driver reports; none unless just one file is for it.
+def of_plan(plan: Mapping[str, Any]) -> Peaks:
+    """Peaks of the data sheet in a resolved configuration."""
+    node = plan.get("gpu")
+    return of_sheet(GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None))
+
+
+def device_of(record: Record) -> tuple[str, str]:
+    """The name and the kind (`cuda`, `cpu`, …) of a record's device; empty where they are unknown."""
+    device = record.environment.get("device")
+    facts = device if isinstance(device, Mapping) else {}
+    return str(facts.get("name") or ""), str(facts.get("kind") or "")
+
+
+def of_layers(record: Record, point: Point) -> Peaks:
+    """Peaks of the data sheet in a record's plan, and the rates that the device reached.
 
     Args:
-        product: `Tesla T4`, ….
-        known: files of the gpu group.
+        point: its layers.
     """
-    name = gpu_sheets.matching(known, product)
-    return of_sheet(known[name].facts) if name else Peaks()
+    timed = next((one for one in record.points if one.key == timed_key(point.key) and not is_layers(one.key)), None)
+    names = {data_type(point.key.precision): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
+    metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
+    return replace(
+        of_plan(record.plan),
+        measured={kind: metric.value for kind, metric in metrics.items() if metric and metric.value},
+    )
 
 
-def _metric(point: Point | None, name: str) -> float | None:
-    metric = point.metric(name) if point else None
-    return metric.value if metric else None
+def from_measured(peaks: Peaks) -> Peaks:
+    """The rates that the device reached, as its peaks."""
+    return Peaks(
+        flops_per_second={name: value for name, value in peaks.measured.items() if name != "dram"},
+        dram_bytes_per_second=peaks.measured.get("dram"),
+        sources=("a matrix product and a copy, measured in the run",) if peaks.measured else (),
+    )
+
+
+def data_type(precision: str) -> str:
+    """The data type of the matrix products of a precision: `amp_bf16` → `bf16`."""
+    return precision.removeprefix("amp_")

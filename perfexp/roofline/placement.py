@@ -1,53 +1,54 @@
-"""Standing: how the work of a kernel, a range or a layer stands to the roofs.
+"""The data of a roofline: the work of kernels, ranges or layers, and the share of each ceiling that it reaches.
 
-The model is that of Williams, Waterman and Patterson, Roofline (CACM 52:4, 2009): no more than the smaller of peak
-FLOP/s and intensity × bandwidth can be reached. With several kinds of FLOPs each has its own roof, since the pipes run
-side by side, and the one that is fullest counts.
+The model is that of Williams, Waterman and Patterson, Roofline (CACM 52:4, 2009): attainable FLOP/s are the smaller of
+peak FLOP/s and intensity × bandwidth. Each data type has a compute ceiling of its own, since the pipes run side by
+side, and the fullest pipe counts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 
 from perfexp.roofline.peaks import NAMES, Peaks
 
 DRAM, L2 = "DRAM", "L2"
-#: Of what a range is: push/pop ranges are of a thread, start/end ranges of the process.
+#: Owners of a range: push/pop ranges belong to a thread, start/end ranges to the process.
 THREAD, PROCESS = "of a thread", "of the process"
-#: From this part of a roof on, the roof is what holds it back; below it, none does. ncu's rules draw the line there.
+#: From this share of a ceiling on, the ceiling is the limit; below it, none is. ncu's rules draw the line there.
 NEAR = 0.6
 
 
 class Basis(StrEnum):
-    """Where a number of FLOPs or bytes comes from; times are measured, whatever the work rests on."""
+    """Where a number of FLOPs or bytes comes from; times are always measured."""
 
-    #: By the device.
     counted = "counted"
-    #: Instructions were counted, and taken for the usual size.
+    #: Counted instructions times their usual size.
     instructions = "instructions"
-    #: A measured part of a peak.
+    #: A measured share of a peak.
     percentage = "percentage"
-    #: By definition of the layer.
+    #: The definition of the layer.
     analytic = "analytic"
-    #: Of several of them together.
     mixed = "mixed"
+
+
+class Limit(Enum):
+    """The kind of ceiling that limits a row."""
+
+    memory = "near a memory ceiling"
+    compute = "near a compute ceiling"
+    neither = "near neither"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What was done in some time.
+    """Work and its duration; None where a quantity is unknown.
 
     Attributes:
-        seconds: of all launches.
-        launches: how many.
-        flops: by the roof that they count against; None where they are not known.
-        dram_bytes: read and written; None likewise.
-        l2_bytes: through L2; None likewise.
-        flops_basis: where the FLOPs come from.
-        bytes_basis: where the bytes of DRAM do.
+        flops: FLOPs by data type (`fp32`, `half`, `tensor fp16`, …).
+        dram_bytes: bytes read and written.
     """
 
     seconds: float
@@ -60,50 +61,35 @@ class Load:
 
     @property
     def total_flops(self) -> float | None:
-        """Of all kinds."""
+        """FLOPs of all data types."""
         return None if self.flops is None else sum(self.flops.values())
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs per byte of DRAM; None where one is not known, or nothing was moved."""
-        return _ratio(self.total_flops, self.dram_bytes)
+        """FLOPs per byte of DRAM; None where nothing was moved."""
+        return ratio(self.total_flops, self.dram_bytes)
 
     @property
     def l2_intensity(self) -> float | None:
-        """FLOPs per byte of L2."""
-        return _ratio(self.total_flops, self.l2_bytes)
+        """FLOPs per byte of L2; None where nothing was moved."""
+        return ratio(self.total_flops, self.l2_bytes)
 
     @property
     def flops_per_second(self) -> float | None:
-        """Achieved."""
-        return _ratio(self.total_flops, self.seconds)
-
-    @property
-    def dram_bytes_per_second(self) -> float | None:
-        """Achieved."""
-        return _ratio(self.dram_bytes, self.seconds)
-
-    @property
-    def l2_bytes_per_second(self) -> float | None:
-        """Achieved."""
-        return _ratio(self.l2_bytes, self.seconds)
+        """Achieved rate of all data types together."""
+        return ratio(self.total_flops, self.seconds)
 
 
 def together(loads: Iterable[Load]) -> Load:
-    """Several loads as one; what is not known of one is not known of all.
-
-    Args:
-        loads: at least one.
-    """
+    """The sum of at least one load; a quantity that is unknown in one is unknown in the sum."""
     parts = list(loads)
-    kinds = [part.flops for part in parts]
-    sums: defaultdict[str, float] = defaultdict(float)
-    for name, flops in (item for kind in kinds if kind is not None for item in kind.items()):
-        sums[name] += flops
+    flops: defaultdict[str, float] = defaultdict(float)
+    for kind, amount in (item for part in parts for item in (part.flops or {}).items()):
+        flops[kind] += amount
     return Load(
         seconds=sum(part.seconds for part in parts),
         launches=sum(part.launches for part in parts),
-        flops=None if None in kinds else dict(sums),
+        flops=None if any(part.flops is None for part in parts) else dict(flops),
         dram_bytes=_sum(part.dram_bytes for part in parts),
         l2_bytes=_sum(part.l2_bytes for part in parts),
         flops_basis=_basis(part.flops_basis for part in parts),
@@ -111,117 +97,146 @@ def together(loads: Iterable[Load]) -> Load:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Parts of the roofs that a load reaches.
+def _basis(bases: Iterable[Basis]) -> Basis:
+    distinct = set(bases)
+    return distinct.pop() if len(distinct) == 1 else Basis.mixed
 
-    Attributes:
-        shares: by the name of the roof (`DRAM`, `L2`, `FP32`, …): achieved rate ÷ peak.
-    """
 
-    shares: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def memory_share(self) -> float | None:
-        """Of the peak bandwidth of DRAM."""
-        return self.shares.get(DRAM)
-
-    @property
-    def compute_share(self) -> float | None:
-        """Of the peak of the fullest pipe."""
-        return max((share for name, share in self.shares.items() if name not in (DRAM, L2)), default=None)
-
-    @property
-    def binds(self) -> str | None:
-        """The roof that would be hit first if everything went faster; None where FLOPs or bytes are not known."""
-        if self.memory_share is None or self.compute_share is None:
+def _sum(values: Iterable[float | None]) -> float | None:
+    total = 0.0
+    for value in values:
+        if value is None:
             return None
-        return max(self.shares, key=lambda name: self.shares[name])
-
-    @property
-    def share(self) -> float | None:
-        """Of the roof that binds."""
-        return self.shares[self.binds] if self.binds else None
+        total += value
+    return total
 
 
-def stand(load: Load, peaks: Peaks) -> Standing:
-    """How a load stands to the roofs.
+def ratio(above: float | None, below: float | None) -> float | None:
+    """A quotient; None where one figure is unknown or the divisor is 0."""
+    return None if above is None or not below else above / below
 
-    Args:
-        load: that took some time.
-        peaks: of the device.
-    """
-    shares: dict[str, float] = {}
-    for name, achieved, peak in (
-        (DRAM, load.dram_bytes_per_second, peaks.dram_bytes_per_second),
-        (L2, load.l2_bytes_per_second, peaks.l2_bytes_per_second),
-    ):
-        if achieved is not None and peak:
-            shares[name] = achieved / peak
-    by_roof: defaultdict[str, float] = defaultdict(float)
+
+def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
+    """The achieved rates of a load over their peaks, by the name of the ceiling (`DRAM`, `L2`, `FP32`, …)."""
+    memory = {
+        DRAM: ratio(ratio(load.dram_bytes, load.seconds), peaks.dram_bytes_per_second),
+        L2: ratio(ratio(load.l2_bytes, load.seconds), peaks.l2_bytes_per_second),
+    }
+    compute: defaultdict[str, float] = defaultdict(float)
     for kind, flops in (load.flops or {}).items():
-        roof = peaks.of(kind)
-        if roof and load.seconds:
-            by_roof[NAMES[roof[0]]] += flops / load.seconds / roof[1]
-    if load.flops is not None and not by_roof and peaks.reference:
-        by_roof[NAMES[peaks.reference[0]]] = 0.0
-    return Standing(shares=shares | dict(by_roof))
+        if (ceiling := peaks.of(kind)) and load.seconds:
+            compute[NAMES[ceiling[0]]] += flops / load.seconds / ceiling[1]
+    # work without a FLOP reaches nothing of the reference
+    if load.flops is not None and not compute and peaks.reference:
+        compute[NAMES[peaks.reference[0]]] = 0.0
+    return {name: share for name, share in memory.items() if share is not None} | dict(compute)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A kernel, a launch, a range, a layer, or all of it.
+    """A kernel, a launch, a range, a layer, or the total.
 
     Attributes:
         level: `kernel`, `launch`, `range`, `layer` or `total`.
-        name: of the kernel or layer; of a range its path, `train_step/forward`.
+        name: whole name of a kernel or layer, or path of a range (`train_step/forward`).
         label: short name.
-        load: what it did.
-        standing: to the roofs.
-        time_share: of all.
-        where: of a launch its ranges, of a range whether it is of a thread or of the process.
-        mark: the end of the label, or a word of it, that tells it from other rows, if it needs one.
+        shares: shares of the ceilings, by name.
+        time_share: share of the total time.
+        where: ranges of a launch, owner of a range, or pass of a layer.
+        number: number in plot and tables: `1` for the slowest kernel or layer, `R1` for the first range.
     """
 
     level: str
     name: str
     label: str
     load: Load
-    standing: Standing
+    shares: Mapping[str, float]
     time_share: float
     where: str = ""
-    mark: str = ""
+    number: str = ""
+
+    @property
+    def memory_share(self) -> float | None:
+        """Share of the peak bandwidth of DRAM."""
+        return self.shares.get(DRAM)
+
+    @property
+    def compute_share(self) -> float | None:
+        """Share of the peak of the fullest pipe."""
+        return max((share for name, share in self.shares.items() if name not in (DRAM, L2)), default=None)
+
+    @property
+    def binds(self) -> str | None:
+        """The ceiling that would be hit first if everything went faster; None where FLOPs or bytes are unknown."""
+        if self.memory_share is None or self.compute_share is None:
+            return None
+        return max(self.shares, key=lambda name: self.shares[name])
+
+    @property
+    def share(self) -> float | None:
+        """Share of the ceiling that binds."""
+        return self.shares[self.binds] if self.binds else None
+
+    @property
+    def limit(self) -> Limit:
+        """The kind of the ceiling that is near."""
+        if self.share is None or self.share < NEAR:
+            return Limit.neither
+        return Limit.memory if self.binds in (DRAM, L2) else Limit.compute
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the row is a point in the plane of intensity and rate."""
+        return bool(self.load.intensity and self.load.flops_per_second)
 
     @property
     def flops_are_estimated(self) -> bool:
-        """Whether the FLOPs, and what is made of them, rest on something else than counters."""
+        """Whether the FLOPs rest on something else than counters."""
         return self.load.flops_basis is not Basis.counted
 
     @property
     def bytes_are_estimated(self) -> bool:
-        """Whether the bytes do."""
+        """Whether the bytes rest on something else than counters."""
         return self.load.bytes_basis is not Basis.counted
 
-    @property
-    def compute_is_estimated(self) -> bool:
-        """Whether the part of the compute roof is: a percentage was measured as it is."""
-        return self.load.flops_basis not in (Basis.counted, Basis.percentage)
+    def is_estimated(self, ceiling: str) -> bool:
+        """Whether the share of a ceiling is an estimate; a measured percentage is not, and L2 is always counted."""
+        basis = self.load.bytes_basis if ceiling == DRAM else self.load.flops_basis
+        return ceiling != L2 and basis not in (Basis.counted, Basis.percentage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """The data of a plot, its tables and sentences.
+
+    Attributes:
+        parts: kernels by name, or layers by pass; the slowest first.
+        launches: single launches in their order; empty for a record.
+        ranges: ranges by path, in the order in which they began; passes of a record.
+        notes: caveats.
+        analytic: whether FLOPs and bytes come from the definition of the layers.
+    """
+
+    title: str
+    peaks: Peaks
+    parts: tuple[Row, ...]
+    launches: tuple[Row, ...]
+    ranges: tuple[Row, ...]
+    total: Row
+    notes: tuple[str, ...] = ()
+    analytic: bool = False
 
     @property
-    def memory_is_estimated(self) -> bool:
-        """Whether the part of the memory roof is."""
-        return self.load.bytes_basis not in (Basis.counted, Basis.percentage)
+    def noun(self) -> str:
+        """The plural noun for the parts."""
+        return "layers" if self.analytic else "kernels"
 
+    @property
+    def percentages(self) -> bool:
+        """Whether FLOPs are shares of peak of the busiest part of the SM."""
+        return any(row.load.flops_basis is Basis.percentage for row in self.launches)
 
-def _basis(found: Iterable[Basis]) -> Basis:
-    each = set(found)
-    return each.pop() if len(each) == 1 else Basis.mixed
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return None if above is None or not below else above / below
+    @property
+    def estimated(self) -> bool:
+        """Whether FLOPs or bytes of a launch are estimates."""
+        return any(row.flops_are_estimated or row.bytes_are_estimated for row in self.launches)

@@ -1,15 +1,15 @@
-"""Sentences: what a place below the roofs means, in plain words."""
+"""Plain sentences about the place of work below the ceilings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 
 from perfexp.records.units import digits, format_seconds
-from perfexp.roofline.placement import DRAM, L2, NEAR, Row
+from perfexp.roofline.placement import DRAM, L2, NEAR, Limit, Roofline, Row
 
-#: Launches shorter than this are mostly ramp-up and ramp-down.
+#: Shorter launches are mostly ramp-up and ramp-down.
 _SHORT_SECONDS = 5e-6
-#: Above a roof by more than what clocks and rounding explain.
+#: Share of a ceiling that clocks and rounding do not explain.
 _ABOVE = 1.02
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -18,9 +18,8 @@ def pretty(value: float, unit: str, *, stated: bool = False) -> str:
     """A quantity with a decimal prefix: `8.10 TFLOP/s`.
 
     Args:
-        value: in the unit.
         unit: `FLOP`, `B`, `FLOP/s`, `B/s`.
-        stated: whether it is a figure of a data sheet, with its own digits (up to four) and no zeros behind them.
+        stated: whether it is a data sheet's figure, shown with its own digits (up to four) and no trailing zeros.
     """
     factor, prefix = next(
         ((factor, prefix) for factor, prefix in _PREFIXES if abs(value) >= factor * 0.9995), (1.0, "")
@@ -29,162 +28,84 @@ def pretty(value: float, unit: str, *, stated: bool = False) -> str:
     return f"{f'{number:.4g}' if stated else digits(number)} {prefix}{unit}"
 
 
-def meaning(row: Row, *, analytic: bool = False, percentages: bool = False) -> str:
-    """One sentence on where a row stands.
-
-    Args:
-        row: of any level but the total.
-        analytic: whether FLOPs and bytes are those that the layer takes by definition.
-        percentages: whether its FLOPs are a part of peak that the busiest part of the SM had.
-    """
-    standing, load = row.standing, row.load
-    binds, share = standing.binds, standing.share
-    of_memory, of_compute = shares(row)
+def meaning(roofline: Roofline, row: Row) -> str:
+    """One sentence on what limits a row of a roofline."""
+    if row is roofline.total:
+        return _summary(roofline)
+    binds, share = row.binds, row.share
     if binds is None or share is None:
-        return _unknown(row)
+        return _without_place(row)
+    seconds = row.load.seconds / row.load.launches
+    memory, compute, reached = (_percent(row, name) for name in (DRAM, _compute(row), binds))
     if share > _ABOVE:
-        reached = {DRAM: of_memory, L2: _percent(share)}.get(binds, of_compute)
-        return _above(binds, reached, analytic=analytic)
-    if share < NEAR and load.seconds / load.launches < _SHORT_SECONDS:
+        return f"It lies above the ceiling ({reached} of {binds}){_reason_above(roofline, binds)}"
+    if share < NEAR and seconds < _SHORT_SECONDS:
         return (
-            f"A launch takes {format_seconds(load.seconds / load.launches)}: too short to fill the device, so neither "
-            "roof matters; fewer, larger kernels (fusion, a graph) do."
+            f"A launch takes {format_seconds(seconds)}: too short to fill the device, so neither ceiling matters; use "
+            "fewer, larger kernels (fusion, a graph)."
         )
     if share < NEAR:
-        reached = f"{of_memory} of DRAM, {of_compute} of compute"
+        reached = f"{memory} of DRAM, {compute} of compute"
         if row.level == "range":
-            return f"As a whole it is near neither roof ({reached}): its parts differ, or wait; they say more."
-        if analytic:
+            return f"As a whole it is near neither ceiling ({reached}): its parts differ, or wait; see them instead."
+        if roofline.analytic:
             return (
-                f"It reaches {reached} by the work that it takes by definition; what it waits for, "
-                "only the counters of a profiler show (profiler=ncu)."
+                f"It reaches {reached} by its analytic work; only the counters of a profiler show what it waits for "
+                "(profiler=ncu)."
             )
         return (
-            f"Neither roof holds it back ({reached}): latency does, as with too few threads, dependent instructions or "
+            f"Neither ceiling limits it ({reached}): latency does, as with too few threads, dependent instructions or "
             "scattered access."
         )
     if binds == DRAM:
-        return f"Memory holds it back ({of_memory} of DRAM's bandwidth): it gets faster by moving fewer bytes only."
+        return f"Memory limits it ({memory} of DRAM's bandwidth): only moving fewer bytes makes it faster."
     if binds == L2:
-        return f"The L2 cache holds it back ({_percent(share)} of its bandwidth): reuse in shared memory is left."
-    if percentages:
-        return f"The SM holds it back: its busiest part is {of_compute} used, which may be another than the FLOPs."
-    return f"Compute holds it back ({of_compute} of {binds}): only fewer or cheaper operations make it faster."
+        return f"The L2 cache limits it ({reached} of its bandwidth): reuse data in shared memory."
+    if roofline.percentages:
+        return f"The SM limits it: its busiest part, which may not compute FLOPs, is {compute} used."
+    return f"Compute limits it ({compute} of {binds}): only fewer or cheaper operations make it faster."
 
 
-def whole(total: Row, parts: Sequence[Row], *, noun: str, analytic: bool = False, percentages: bool = False) -> str:
-    """One sentence on all of it.
-
-    Args:
-        total: row.
-        parts: its kernels or layers.
-        noun: what the parts are called, in the plural.
-        analytic: see `meaning`.
-        percentages: likewise.
-    """
-    kinds = {
-        "near the memory roof": 0.0,
-        "near the compute roof": 0.0,
-        "near neither roof": 0.0,
-        "without both figures": 0.0,
-    }
-    for part in parts:
-        binds, share = part.standing.binds, part.standing.share
-        if binds is None or share is None:
-            kinds["without both figures"] += part.time_share
-        elif share < NEAR:
-            kinds["near neither roof"] += part.time_share
-        else:
-            kinds[f"near the {'memory' if binds in (DRAM, L2) else 'compute'} roof"] += part.time_share
-    parted = ", ".join(f"{_percent(share)} are {kind}" for kind, share in kinds.items() if round(100 * share) > 0)
-    compute = "compute roof" + (" by the SM's busiest part" if percentages else "")
-    known = (total.standing.memory_share, total.standing.compute_share)
-    reached = " and ".join(
-        f"{text} of the {name}"
-        for name, text, share in zip(("memory roof", compute), shares(total), known, strict=True)
-        if share is not None
-    )
-    said = f"; as a whole it reaches {reached}" if reached else ""
-    return f"Of {format_seconds(total.load.seconds)} in {noun}, {parted}{said}."
+def _reason_above(roofline: Roofline, ceiling: str) -> str:
+    if not roofline.analytic:
+        return ": the peak is another device's or clock's."
+    if ceiling in (DRAM, L2):
+        return ": its data stays in a cache."
+    return ", counted in FLOPs of direct convolution: Winograd and FFT need fewer, so this is not an error."
 
 
-def shares(row: Row) -> tuple[str, str]:
-    """The parts of the memory roof and of the compute roof as words, `≈` before what is estimated.
-
-    Args:
-        row: of any level.
-    """
-    found = (
-        (row.standing.memory_share, row.memory_is_estimated),
-        (row.standing.compute_share, row.compute_is_estimated),
-    )
-    memory, compute = (
-        f"{'≈ ' if estimated and share is not None else ''}{_percent(share)}" for share, estimated in found
-    )
-    return memory, compute
-
-
-def short(kernel: str) -> str:
-    """A kernel's name without its types: what it is called, and the functor that makes a general one special.
-
-    Args:
-        kernel: as the profiler gives it.
-    """
-    bare = _without(kernel.replace("(anonymous namespace)::", "").replace("<unnamed>::", ""), "(", ")")
-    called = _without(bare, "<", ">").strip()
-    name = called.split(" ")[-1].rsplit("::", 1)[-1] or kernel.strip()
-    special = _functor(kernel) if name.endswith(("elementwise_kernel", "apply_kernel", "reduce_kernel")) else ""
-    return f"{special} · {name}" if special else name
-
-
-def _functor(kernel: str) -> str:
-    """What a kernel of torch's is made for, by the names in its template arguments."""
-    inside = kernel[kernel.find("<") :] if "<" in kernel else ""
-    words = "".join(character if character.isalnum() or character == "_" else " " for character in inside).split()
-    hints = [word for word in words if _is_hint(word)]
-    return hints[0].removeprefix("launch_") if hints else ""
-
-
-def _is_hint(word: str) -> bool:
-    general = ("TensorListMetadata", "elementwise_kernel", "ReduceOp", "func_wrapper_t", "OffsetCalculator")
-    telling = (
-        "Functor" in word or word.startswith("launch_") or word.endswith(("_kernel_cuda", "_kernel_impl", "Ops", "Op"))
-    )
-    return telling and not word.startswith(general)
-
-
-def _without(text: str, opening: str, closing: str) -> str:
-    """A text without what stands in brackets, nested ones too."""
-    kept, depth = [], 0
-    for character in text:
-        depth += character == opening
-        if not depth:
-            kept.append(character)
-        depth -= character == closing and depth > 0
-    return "".join(kept)
-
-
-def _above(roof: str, share: str, *, analytic: bool) -> str:
-    if analytic and roof not in (DRAM, L2):
-        return (
-            f"It lies above the roof ({share} of {roof}), counted in FLOPs of direct convolution: Winograd "
-            "and FFT need fewer, so that is no error."
-        )
-    if analytic:
-        return f"It lies above the roof ({share} of {roof}): its data stays in a cache."
-    return f"It lies above the roof ({share} of {roof}): the peak is another device's or clock's."
-
-
-def _unknown(row: Row) -> str:
+def _without_place(row: Row) -> str:
     if not row.load.seconds:
         return "It took no time."
-    missing = [
-        name
-        for name, value in (("FLOPs", row.standing.compute_share), ("bytes", row.standing.memory_share))
-        if value is None
-    ]
-    return f"Its {' and '.join(missing)}, or their roof, are not known: it has no place in the picture."
+    shares = (("FLOPs", row.compute_share), ("bytes", row.memory_share))
+    missing = [name for name, share in shares if share is None]
+    return f"Its {' and '.join(missing)}, or their ceiling, are unknown: it has no place in the plot."
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}" if 0 < share < 0.0095 else f"{share:.0%}"
+def _summary(roofline: Roofline) -> str:
+    """One sentence on the total."""
+    total, kinds = roofline.total, defaultdict[str, float](float)
+    for part in roofline.parts:
+        kinds["without both figures" if part.share is None else part.limit.value] += part.time_share
+    order = (*(limit.value for limit in Limit), "without both figures")
+    spent = ", ".join(f"{kinds[kind]:.0%} are {kind}" for kind in order if round(100 * kinds[kind]) > 0)
+    names = {DRAM: "memory ceiling", _compute(total): "compute ceiling"}
+    if roofline.percentages:
+        names[_compute(total)] += " by the SM's busiest part"
+    reached = [f"{_percent(total, name)} of the {words}" for name, words in names.items() if name in total.shares]
+    overall = f"; as a whole it reaches {' and '.join(reached)}" if reached else ""
+    return f"Of {format_seconds(total.load.seconds)} in {roofline.noun}, {spent}{overall}."
+
+
+def _compute(row: Row) -> str:
+    """The compute ceiling of the fullest pipe."""
+    return max((name for name in row.shares if name not in (DRAM, L2)), key=lambda name: row.shares[name], default="")
+
+
+def _percent(row: Row, ceiling: str) -> str:
+    """The share of a ceiling, after `≈` if it is an estimate."""
+    share = row.shares.get(ceiling)
+    if share is None:
+        return "–"
+    sign = "≈ " if row.is_estimated(ceiling) else ""
+    return f"{sign}{share:.1%}" if 0 < share < 0.0095 else f"{sign}{share:.0%}"

@@ -17,7 +17,7 @@ from perfexp.host.installation import conf_dir
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.plots.roofline_plot import _caption
+from perfexp.plots.roofline_plot import caption
 from perfexp.records.record import Point, Record, Status, layers_key
 from perfexp.roofline import of_record
 from perfexp.roofline.peaks import named
@@ -34,17 +34,20 @@ def table(tmp_path):
     return path
 
 
-def test_picture_page_and_table_go_beside_the_input(table, capsys):
+def test_plot_page_and_table_go_beside_the_input(table, capsys):
     assert commands.run(["roofline", str(table), "--gpu", "h100"]) == 0
     kinds = ("png", "svg", "html", "csv")
     assert sorted(path.name for path in table.parent.iterdir()) == sorted(
         ["ncu.csv", *(f"ncu_roofline.{k}" for k in kinds)]
     )
     said = capsys.readouterr().out
-    assert "near the memory roof" in said
+    assert "near a memory ceiling" in said
     assert "train_step" in said
     frame = pd.read_csv(table.with_name("ncu_roofline.csv"))
     assert set(frame["level"]) == {"total", "range", "kernel", "launch"}
+    assert said.splitlines()[1].split()[:2] == ["no.", "kernel"]
+    numbers = [line.split()[0] for line in said.splitlines()[3:12]]
+    assert numbers == list(frame[frame["level"].isin(["range", "kernel"])]["number"])
 
 
 def test_names_that_are_asked_for_are_taken(table, tmp_path, capsys):
@@ -64,7 +67,7 @@ def test_nothing_is_overwritten_unless_it_is_asked_for_and_the_input_never(table
     assert commands.run(["roofline", str(table), *HAND, "--force"]) == 0
     before = table.read_text()
     assert commands.run(["roofline", str(table), *HAND, "--force", "--summary", str(table)]) == 2
-    assert "is what is read" in capsys.readouterr().err
+    assert "is the input" in capsys.readouterr().err
     assert table.read_text() == before
 
 
@@ -77,7 +80,7 @@ def test_nothing_is_overwritten_unless_it_is_asked_for_and_the_input_never(table
         (["--peak-compute", "0", "--peak-bw", "300"], "--peak-compute 0: a peak is above zero"),
         (["--peak-compute", "8", "--peak-bw", "-1"], "--peak-bw -1"),
         (["--peak-compute", "8"], "whose peak memory bandwidth"),
-        ([*HAND, "--out", "x.pdf"], "the picture is a PNG"),
+        ([*HAND, "--out", "x.pdf"], "the plot is a PNG"),
         ([*HAND, "--out", "gone/x.png"], "There is no folder gone"),
     ],
 )
@@ -165,13 +168,13 @@ def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
     assert commands.run(["roofline", str(run / "record.json"), "--force"]) == 0
 
 
-def test_peaks_of_another_device_stand_below_the_table_in_the_picture_and_in_the_summary(run, tmp_path, capsys):
+def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(run, tmp_path, capsys):
     assert commands.run(["roofline", str(run), "--gpu", "t4"]) == 0
-    told = "The peaks are another device's than the one that was measured: data sheet of NVIDIA T4 16GB"
+    told = "The peaks belong to another device than the measured one: data sheet of NVIDIA T4 16GB"
     assert told in capsys.readouterr().out
     assert pd.read_csv(run / "roofline.csv").iloc[0]["notes"].startswith(told)
     [roofline] = of_record(Record.load(run), named("t4", gpu_sheets.read([conf_dir()]))).values()
-    assert "peaks: data sheet of NVIDIA T4 16GB, another device than NVIDIA H200" in _caption(roofline, 1).subtitle
+    assert "peaks: data sheet of NVIDIA T4 16GB, another device than NVIDIA H200" in caption(roofline).subtitle
 
 
 def test_a_file_that_can_not_be_written_is_named(run, monkeypatch, tmp_path, capsys):

@@ -15,7 +15,7 @@ TIME = {"gpu__time_duration.sum": 1e-5}
 
 def launch(metrics: dict[str, float], capability: str = "9.0") -> Launch:
     assert all(map(wanted, metrics)), [name for name in metrics if not wanted(name)]
-    return Launch(number="0", kernel="k", capability=capability, metrics={**TIME, **metrics})
+    return Launch(kernel="k", capability=capability, metrics={**TIME, **metrics})
 
 
 def test_each_precision_has_its_own_flops() -> None:
@@ -89,7 +89,7 @@ def test_reads_and_writes_make_the_bytes() -> None:
 
 def test_time_may_come_from_cycles() -> None:
     metrics = {"sm__cycles_elapsed.avg": 2e4, "sm__cycles_elapsed.avg.per_second": 1e9}
-    assert count(Launch(number="0", kernel="k", metrics=metrics)).seconds == pytest.approx(2e-5)
+    assert count(Launch(kernel="k", metrics=metrics)).seconds == pytest.approx(2e-5)
 
 
 def test_peaks_that_ncu_recorded_are_those_of_its_clocks() -> None:

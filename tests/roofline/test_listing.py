@@ -10,11 +10,11 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.roofline import listing, of_csv
 from perfexp.roofline.listing import is_listing
-from perfexp.roofline.peaks import given
+from perfexp.roofline.peaks import by_hand
 from tests.roofline.listings import BYTES, FADD, FFMA, FMUL, TIME, Kernel, counted, long_form, wide_form
 
 FORMS = {"long": long_form, "wide": wide_form}
-PEAKS = given(10, 1000)
+PEAKS = by_hand(10, 1000)
 
 
 def both(text: str, tmp_path: Path, encoding: str = "utf-8") -> Path:
@@ -31,8 +31,8 @@ def test_flops_bytes_and_time_are_those_that_were_counted(form: Callable[..., st
     assert load.dram_bytes == pytest.approx(5e5)
     assert load.seconds == pytest.approx(2e-5)
     assert load.intensity == pytest.approx(2000007 / 5e5)
-    assert roofline.total.standing.compute_share == pytest.approx(2000007 / 2e-5 / 1e13)
-    assert roofline.total.standing.memory_share == pytest.approx(5e5 / 2e-5 / 1e12)
+    assert roofline.total.compute_share == pytest.approx(2000007 / 2e-5 / 1e13)
+    assert roofline.total.memory_share == pytest.approx(5e5 / 2e-5 / 1e12)
     assert not roofline.estimated
 
 
@@ -107,7 +107,7 @@ BAD = {
     "blank": ("\n \n", "is empty"),
     "of nsys": (NSYS, "nsys stats"),
     "messages only": ("==PROF== Connected\n==WARNING== No kernels were profiled.\n", "No kernels were profiled"),
-    "prose": ("hello, world\n", "no table of ncu"),
+    "prose": ("hello, world\n", "not a table of ncu"),
     "header only": (long_form([]), "no kernel"),
     "wide, no kernel": ("\n".join(wide_form([counted()]).splitlines()[:2]), "no kernel"),
     "cut in a line": (long_form([counted(), counted()])[:-30], "cut off"),
@@ -169,7 +169,7 @@ def test_a_table_whose_header_comes_again_is_read_on_and_told(form: Callable[...
     assert roofline.notes[0].startswith("The file holds 3 tables")
     assert [note for note in roofline.notes if "lack metrics" in note or "estimates" in note] == []
     twice = of_csv(both(first * 2, tmp_path), PEAKS)
-    assert twice.total.standing == once.total.standing
+    assert twice.total.shares == once.total.shares
     assert not any("tables" in note for note in once.notes)
 
 

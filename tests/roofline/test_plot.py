@@ -1,17 +1,20 @@
-"""The picture at its size, its names apart from one another; table and page."""
+"""The plot at its size, its numbers apart from one another and those of the table; table and page."""
 
 from __future__ import annotations
 
+import html
 import io
+import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from perfexp.plots import roofline_files as sink
-from perfexp.plots.roofline_labels import Box, Spot, place
 from perfexp.plots.roofline_plot import compose
+from perfexp.plots.roofline_table import console_grid
 from perfexp.roofline import Peaks, Roofline
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.counters import wanted
@@ -21,7 +24,7 @@ from tests.roofline.listings import DRAM, SM, TIME, Kernel, counted, long_form, 
 H100 = Peaks(
     flops_per_second={"fp32": 67e12, "tf32": 494e12, "fp16": 989e12, "bf16": 989e12, "fp64": 67e12},
     dram_bytes_per_second=3.35e12,
-    ceilings={"fp32": 50e12, "dram": 2.9e12},
+    measured={"fp32": 50e12, "dram": 2.9e12},
     sources=("a data sheet",),
 )
 
@@ -36,41 +39,71 @@ def size_of(png: bytes) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("l2_roof", [False, True])
+def numbers_of(figure: Any, found: Roofline) -> dict[str, Any]:
+    """The boxes of the numbers in a plot."""
+    known = {row.number for row in (*found.ranges, *found.parts)}
+    return {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts if text.get_text() in known}
+
+
+def legend_of(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("l2_ceiling", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 12, 60, 600])
-def test_names_never_overlap_and_stay_inside(count: int, l2_roof: bool) -> None:
-    drawn = compose(roofline(many(count, l2_roof=l2_roof)))
-    boxes = [*drawn.labels, *drawn.others]
-    assert 1 <= len(drawn.labels) <= 17
-    for number, one in enumerate(drawn.labels):
-        assert one.within(Box(0, 0, 1200, 800))
-        assert not any(one.overlaps(other) for other in boxes[:number] + boxes[number + 1 :])
+def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(count: int, l2_ceiling: bool) -> None:
+    found = roofline(many(count, l2_roof=l2_ceiling))
+    figure = compose(found)
+    numbers = numbers_of(figure, found)
+    assert 1 <= len(numbers) <= 25
+    for number, box in numbers.items():
+        assert 0 <= box.x0 < box.x1 <= 1200
+        assert 0 <= box.y0 < box.y1 <= 800
+        assert not box.count_overlaps([other for key, other in numbers.items() if key != number])
+    names = {row.number: row.name.rsplit("/", 1)[-1] if row.level == "range" else row.label
+             for row in (*found.ranges, *found.parts)}  # fmt: skip
+    entries = {line.split()[0]: line for line in legend_of(figure)}
+    for number in numbers:
+        assert entries[number].endswith(names[number])
+    box = figure.axes[0].get_legend().get_window_extent()
+    assert box.x0 > figure.axes[0].get_window_extent().x1
+    assert box.x1 <= 1200
+    assert box.y0 >= 0
 
 
 @pytest.mark.parametrize("count", [1, 60, 600])
-def test_the_picture_has_its_size_and_is_always_the_same(count: int) -> None:
+def test_the_plot_has_its_size_and_is_always_the_same(count: int) -> None:
     found = roofline(many(count))
     png = sink.draw(found)
     assert size_of(png) == (1200, 800)
     assert b"tEXt" not in png
     assert png == sink.draw(found)
-    svg = sink.to_svg(found)
+    svg = sink.draw(found, "svg")
     assert svg.startswith(b"<?xml")
-    assert svg == sink.to_svg(found)
+    assert svg == sink.draw(found, "svg")
 
 
-def test_many_kernels_on_one_spot_are_named_apart_or_not_at_all() -> None:
-    drawn = compose(roofline([counted(f"a_kernel_with_quite_a_long_name_{number}") for number in range(40)]))
-    assert 5 <= len(drawn.labels) <= 12
-    assert not any(one.overlaps(two) for one in drawn.labels for two in drawn.labels if one is not two)
+def test_all_texts_of_the_svg_are_inside() -> None:
+    svg = re.sub(r"(?s)<defs>.*?</defs>", "", sink.draw(roofline(many(12)), "svg").decode())
+    places = re.findall(r"[ML] (\S+) (\S+)", svg)
+    assert len(places) > 200
+    assert all(0 <= float(x) <= 864 and 0 <= float(y) <= 576 for x, y in places)  # 12 × 8 inches in points
 
 
-def test_the_roofs_are_named_with_their_heights_and_equal_ones_are_one() -> None:
-    svg_words = {text.get_text() for text in compose(roofline(many(8, l2_roof=True))).figure.texts}
-    told = " ".join(svg_words)
+def test_many_kernels_on_one_spot_have_numbers_apart() -> None:
+    found = roofline([counted(f"a_kernel_with_quite_a_long_name_{number}") for number in range(40)])
+    numbers = numbers_of(compose(found), found)
+    assert len(numbers) == 20
+    assert not any(box.count_overlaps([other for other in numbers.values() if other is not box])
+                   for box in numbers.values())  # fmt: skip
+
+
+def test_the_ceilings_are_named_with_their_heights_and_equal_ones_are_one() -> None:
+    words = {text.get_text() for text in compose(roofline(many(8, l2_roof=True))).axes[0].texts}
+    told = " ".join(words)
     for name in ("FP32 67 TFLOP/s", "TF32 tensor 494 TFLOP/s", "FP16 tensor = BF16 tensor 989 TFLOP/s"):
-        assert name in svg_words
-    for name in ("DRAM 3.35 TB/s", "L2 5.", "as seen"):
+        assert name in words
+    for name in ("DRAM 3.35 TB/s", "L2 5.", "measured"):
         assert name in told
     assert "FP64" not in told
 
@@ -123,17 +156,20 @@ ALIKE = [
 ]
 
 
-def test_kernels_of_one_name_are_told_apart_in_the_table_the_picture_and_the_csv() -> None:
+def test_kernels_of_one_name_have_numbers_and_ends_in_the_table_the_plot_and_the_csv() -> None:
     found = roofline(ALIKE)
-    cells = sink.grid(found).columns[0].cells
-    assert [cell[-6:] for cell in cells[1:]] == ["<…, 1>", "<…, 2>"]
-    assert {len(cell) for cell in cells[1:]} == {44}
-    named = [name.rpartition(" ")[0] for name in compose(found).names]
-    assert sorted(name[-6:] for name in named) == ["<…, 1>", "<…, 2>"]
+    numbers, names = (column.cells[1:] for column in console_grid(found).columns[:2])
+    assert numbers == ("1", "2")
+    assert [name[-6:] for name in names] == ["<…, 1>", "<…, 2>"]
+    assert {len(name) for name in names} == {44}
+    assert [(line.split()[0], line[-6:]) for line in legend_of(compose(found))[-2:]] == [
+        ("1", "<…, 1>"), ("2", "<…, 2>"),
+    ]  # fmt: skip
     table = pd.read_csv(io.BytesIO(sink.to_csv(found)))
     kernels = table[table["level"] == "kernel"]
     assert kernels["label"].nunique() == 2
     assert set(table[table["level"] == "launch"]["label"]) == set(kernels["label"])
+    assert list(kernels["number"].astype(int)) == [1, 2]
 
 
 def test_the_table_marks_estimates_and_nothing_else() -> None:
@@ -143,13 +179,14 @@ def test_the_table_marks_estimates_and_nothing_else() -> None:
         (listing, {"work", "moved", "FLOP/B", "rate"}),
         (parse(long_form([counted()]), "x", wanted), set()),
     ):
-        grid = sink.grid(of_listing(listed, H100, "test"))
+        grid = console_grid(of_listing(listed, H100, "test"))
         assert {column.title for column in grid.columns if column.cells[0].startswith("≈")} == marked
 
 
 def test_the_console_shows_the_slowest_and_says_how_many_more() -> None:
-    grid = sink.grid(roofline(many(60)))
+    grid = console_grid(roofline(many(60)))
     assert len(grid.lines) == 1 + 4 + 10
+    assert grid.columns[0].cells == ("", *(f"R{number}" for number in range(1, 5)), *map(str, range(1, 11)))
     assert "50 more kernels" in grid.notes[0]
 
 
@@ -162,19 +199,12 @@ def test_the_page_is_whole_in_itself_and_shows_names_as_they_are(tmp_path: Path)
     assert b"<script>alert" not in page
     assert b'src="http' not in page
     assert b"each launch" in page
+    cells = [re.findall(r"<td>(.*?)</td>", line)[:2] for line in page.decode().split("<tr>")[2:]]
+    assert cells == [[row.number, html.escape(f"range {row.name}" if row.level == "range" else row.label)]
+                     for row in (found.total, *found.ranges, *found.parts)]  # fmt: skip
 
 
 def test_without_plotly_there_is_no_page_and_the_rest_is_written(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     written = sink.write(roofline([counted()]), sink.files(tmp_path / "a.b"))
     assert [path.name for path in written] == ["a.b.png", "a.b.svg", "a.b.csv"]
-
-
-def test_a_label_without_room_is_left_out() -> None:
-    spot, within = Spot(50, 50, 3), Box(0, 0, 100, 100)
-    assert place([(spot, 200, 10)], within=within, taken=[], avoided=[]) == [None]
-    first, second = place([(spot, 40, 10), (spot, 40, 10)], within=within, taken=[], avoided=[])
-    assert first is not None
-    assert second is not None
-    assert not first.overlaps(second)
-    assert place([(spot, 40, 10)], within=within, taken=[within], avoided=[]) == [None]

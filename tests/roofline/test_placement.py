@@ -18,14 +18,13 @@ from perfexp.layers.table import Line, Spread
 from perfexp.records.record import Diagnostic, Metric, Point, Status, layers_key
 from perfexp.roofline import Peaks, Roofline, of_csv, of_record
 from perfexp.roofline.assemble import of_listing, recorded
-from perfexp.roofline.completeness import missing_backward
+from perfexp.roofline.caveats import missing_backward
 from perfexp.roofline.counters import wanted
+from perfexp.roofline.kernel_names import cut, labels, short
 from perfexp.roofline.listing import parse
-from perfexp.roofline.peaks import given as by_hand
-from perfexp.roofline.peaks import matching, named, of_sheet
+from perfexp.roofline.peaks import by_hand, matching, named, of_sheet
 from perfexp.roofline.placement import Basis, Row
-from perfexp.roofline.sentences import short
-from perfexp.roofline.short_names import cut, marks, words_apart
+from perfexp.roofline.sentences import meaning
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
 PEAKS = by_hand(10, 1000)
@@ -39,17 +38,17 @@ def roofline(*kernels: Kernel, peaks: Peaks = PEAKS) -> Roofline:
 @pytest.mark.parametrize(
     ("us", "fmas", "mbytes", "binds", "words"),
     [
-        (100, 10**6, 90, "DRAM", "Memory holds it back (90% of DRAM's bandwidth)"),
-        (100, 45 * 10**7, 1, "compute", "Compute holds it back (90% of compute)"),
-        (100, 10**6, 10, "DRAM", "Neither roof holds it back"),
+        (100, 10**6, 90, "DRAM", "Memory limits it (90% of DRAM's bandwidth)"),
+        (100, 45 * 10**7, 1, "compute", "Compute limits it (90% of compute)"),
+        (100, 10**6, 10, "DRAM", "Neither ceiling limits it"),
         (2, 10**6, 0.1, "compute", "A launch takes 2.00 µs"),
-        (100, 10**6, 150, "DRAM", "above the roof (150% of DRAM)"),
+        (100, 10**6, 150, "DRAM", "above the ceiling (150% of DRAM)"),
     ],
 )
 def test_what_holds_a_kernel_back(us: float, fmas: int, mbytes: float, binds: str, words: str) -> None:
     found = roofline(counted(us=us, fmas=fmas, mbytes=mbytes))
-    assert found.parts[0].standing.binds == binds
-    assert words in found.meaning(found.parts[0])
+    assert found.parts[0].binds == binds
+    assert words in meaning(found, found.parts[0])
 
 
 def test_a_kernel_of_many_launches_is_one_and_each_launch_stays() -> None:
@@ -88,18 +87,18 @@ def test_the_roof_that_binds_is_the_one_that_intensity_says(intensity: float, sh
     ridge = 10e12 / 1000e9
     assert found.load.intensity is not None
     if found.load.intensity != pytest.approx(ridge, rel=1e-9):
-        assert found.standing.binds == ("DRAM" if found.load.intensity < ridge else "compute")
+        assert found.binds == ("DRAM" if found.load.intensity < ridge else "compute")
 
 
 def test_each_kind_of_flops_has_its_own_roof_and_the_fullest_counts() -> None:
     sheet = Peaks(flops_per_second={"fp32": 1e13, "bf16": 1e14}, dram_bytes_per_second=1e12)
     kernel = counted(us=100, fmas=10**8, mbytes=1)
     kernel.metrics = {**kernel.metrics, "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("", "7000000000")}
-    standing = roofline(kernel, peaks=sheet).total.standing
-    assert standing.shares["FP32"] == pytest.approx(0.2)
-    assert standing.shares["BF16 tensor"] == pytest.approx(0.7)
-    assert standing.compute_share == pytest.approx(0.7)
-    assert standing.binds == "BF16 tensor"
+    total = roofline(kernel, peaks=sheet).total
+    assert total.shares["FP32"] == pytest.approx(0.2)
+    assert total.shares["BF16 tensor"] == pytest.approx(0.7)
+    assert total.compute_share == pytest.approx(0.7)
+    assert total.binds == "BF16 tensor"
 
 
 def test_flops_without_a_known_roof_are_counted_and_told() -> None:
@@ -119,8 +118,8 @@ def test_the_l2_roof_is_the_one_that_was_measured() -> None:
     listing = parse(long_form([kernel]), "ncu.csv", wanted)
     found = of_listing(listing, PEAKS.or_else(recorded(listing)[0]), "l2")
     assert found.peaks.l2_bytes_per_second == pytest.approx(5e12)
-    assert found.parts[0].standing.binds == "L2"
-    assert "The L2 cache holds it back (80%" in found.meaning(found.parts[0])
+    assert found.parts[0].binds == "L2"
+    assert "The L2 cache limits it (80%" in meaning(found, found.parts[0])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,9 @@ def test_a_memory_roof_that_the_files_own_percentages_contradict_is_a_warning(pe
     """50 MB in 100 µs are half of 1000 GB/s; a memory that is hardly used tells no peak."""
     busy = counted(us=100, mbytes=50 if percent != "10" else 5)
     busy.metrics = {**busy.metrics, DRAM: ("%", percent)}
-    found = [note for note in roofline(busy).notes if note.startswith("Warning: the memory roof (1.00 TB/s, given by")]
+    found = [
+        note for note in roofline(busy).notes if note.startswith("Warning: the memory ceiling (1.00 TB/s, given by")
+    ]
     assert bool(found) == warns
     if percent == "60":
         assert "a peak of 833 GB/s" in found[0]
@@ -200,7 +201,7 @@ def test_kernels_with_one_short_name_are_told_apart_by_the_end_of_their_template
     )
     assert [label for _, label in parts(*names)] == ["gemm<…, 4, 1>", "gemm<…, 8, 1>", "copy"]
     assert [label for _, label in parts("k<ns::Half>(int)", "k<float>(int)")] == ["k<Half>", "k<float>"]
-    assert [label for _, label in parts("k<(int)1>(int)", "k(int)")] == ["k<1>", "k #2"]
+    assert [label for _, label in parts("k<(int)1>(int)", "k(int)")] == ["k<1>", "k"]
 
 
 def test_kernels_whose_templates_are_long_or_alike_are_numbered_from_the_slowest() -> None:
@@ -220,20 +221,20 @@ def test_launches_are_called_as_their_kernels() -> None:
 
 @given(st.lists(st.text("k<>(),: 12a", min_size=1, max_size=12), min_size=1, max_size=6, unique=True))
 def test_no_two_kernels_have_the_same_label(names: list[str]) -> None:
-    ends = marks(names, short)
-    labels = [short(name) + ends[name] for name in names]
-    whole = {name: short(name) for name in names}
-    for one in names:
-        for other in names:
-            if one != other and whole[one] == whole[other]:
-                assert ends[one] != ends[other]
-    assert len(labels) == len(names)
+    assert len(set(labels(names))) == len(names)
 
 
-def test_a_label_that_is_cut_keeps_what_tells_it_apart() -> None:
-    assert cut("multi_tensor_apply_kernel #2", " #2", 12) == "multi_te… #2"
-    assert cut("gemm<…, 4>", "<…, 4>", 10) == "gemm<…, 4>"
-    assert len(cut("a" * 50 + "<…, 4>", "<…, 4>", 20)) == 20
+def test_a_label_that_is_cut_keeps_both_ends() -> None:
+    assert cut("multi_tensor_apply_kernel #2", 12) == "multi_…el #2"
+    assert cut("gemm<…, 4>", 10) == "gemm<…, 4>"
+    assert len(cut("a" * 50 + "<…, 4>", 20)) == 20
+
+
+def test_kernels_and_layers_are_numbered_from_the_slowest_and_launches_as_their_kernels() -> None:
+    found = roofline(counted("a", us=10, stack=("step", "inner")), counted("b", us=15), counted("a", us=30))
+    assert [(row.number, row.name) for row in found.parts] == [("1", "a"), ("2", "b")]
+    assert [row.number for row in found.launches] == ["1", "2", "1"]
+    assert [row.number for row in found.ranges] == ["R1", "R2"]
 
 
 def test_what_is_estimated_and_what_is_counted_is_said_of_each_figure() -> None:
@@ -244,18 +245,22 @@ def test_what_is_estimated_and_what_is_counted_is_said_of_each_figure() -> None:
 
     plain = row()
     assert (plain.load.flops_basis, plain.load.bytes_basis) == (Basis.counted, Basis.counted)
-    assert "≈" not in roofline(counted(us=100, fmas=10**6)).meaning(plain)
+    of_counts = roofline(counted(us=100, fmas=10**6))
+    assert "≈" not in meaning(of_counts, of_counts.parts[0])
     share = Kernel(metrics={TIME: ("us", "10"), SM: ("%", "50"), DRAM: ("%", "20")})
     found = roofline(share)
     part = found.parts[0]
     assert (part.load.flops_basis, part.load.bytes_basis) == (Basis.percentage, Basis.percentage)
-    assert (part.flops_are_estimated, part.compute_is_estimated) == (True, False)  # ncu measured the percentage itself
-    assert "≈" not in found.meaning(part)
-    assert "≈ stands before what is estimated and what follows from that; times are measured." in found.notes
+    assert (part.flops_are_estimated, part.is_estimated("compute")) == (
+        True,
+        False,
+    )  # ncu measured the percentage itself
+    assert "≈" not in meaning(found, part)
+    assert "≈ marks estimates and figures derived from them; times are measured." in found.notes
     both = roofline(counted(), share)
     assert both.total.load.flops_basis is Basis.mixed
-    assert both.total.compute_is_estimated
-    assert "≈" in both.meaning(both.total)
+    assert both.total.is_estimated("compute")
+    assert "≈" in meaning(both, both.total)
 
 
 T4 = GpuFile(
@@ -326,11 +331,11 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
     ]
     found = of_record(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))["inference"]
     above, near = found.parts[:2]
-    assert above.standing.shares == {"DRAM": pytest.approx(0.01), "FP32": pytest.approx(2.0)}
-    assert "Winograd" in found.meaning(above)
-    assert "no error" in found.meaning(above)
-    assert "Memory holds it back (≈ 90%" in found.meaning(near)
-    assert "It lies above the roof (≈ 200% of FP32)" in found.meaning(above)
+    assert above.shares == {"DRAM": pytest.approx(0.01), "FP32": pytest.approx(2.0)}
+    assert "Winograd" in meaning(found, above)
+    assert "not an error" in meaning(found, above)
+    assert "Memory limits it (≈ 90%" in meaning(found, near)
+    assert "It lies above the ceiling (≈ 200% of FP32)" in meaning(found, above)
     assert found.total.load.dram_bytes == 9.1e7
     assert found.analytic
     assert "analytic" in found.notes[0]
@@ -339,8 +344,8 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
 def test_analytic_work_does_not_say_why_a_layer_is_below_its_roofs(make_record) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     found = of_record(run_of(make_record, [line], plan={"gpu": {"facts": SHEET}}))["inference"]
-    assert "latency" not in found.meaning(found.parts[0])
-    assert "only the counters of a profiler show (profiler=ncu)" in found.meaning(found.parts[0])
+    assert "latency" not in meaning(found, found.parts[0])
+    assert "only the counters of a profiler show what it waits for (profiler=ncu)" in meaning(found, found.parts[0])
 
 
 def test_layers_that_do_not_close_are_told_first(make_record) -> None:
@@ -363,7 +368,7 @@ def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
     assert found.total.load.total_flops == 3e8
     assert found.total.load.intensity is None
     assert any("67% of the time" in note for note in found.notes)
-    assert "no place" in found.meaning(found.parts[0])
+    assert "no place" in meaning(found, found.parts[0])
 
 
 def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_record) -> None:
@@ -377,7 +382,7 @@ def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_r
         Metric(name="ceiling/bytes_per_second", value=1e10, unit="bytes/s"),
     ]
     found = of_record(record)["inference"]
-    assert found.parts[0].standing.shares == {"DRAM": pytest.approx(0.1), "FP32": pytest.approx(0.5)}
+    assert found.parts[0].shares == {"DRAM": pytest.approx(0.1), "FP32": pytest.approx(0.5)}
     assert "measured in the run" in found.peaks.sources[0]
 
 
@@ -385,7 +390,7 @@ def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(ma
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     record = run_of(make_record, [line])  # measured on an NVIDIA H200
     note = of_record(record, named("t4", {"t4": T4}))["inference"].notes[0]
-    assert note.startswith("The peaks are another device's than the one that was measured: data sheet of T4; measured ")
+    assert note.startswith("The peaks belong to another device than the measured one: data sheet of T4; measured ")
     assert "on NVIDIA H200." in note
     kernel = counted()
     kernel.metrics = {**kernel.metrics, "device__attribute_display_name": ("", "NVIDIA H200")}
@@ -400,7 +405,7 @@ def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(ma
     assert not any("another device" in each for each in of_record(record, named("t4", {"t4": T4}))["inference"].notes)
 
 
-def test_a_processor_is_not_told_to_be_a_gpu(make_record) -> None:
+def test_a_cpu_is_not_called_a_gpu(make_record) -> None:
     record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
     record.environment["device"] = {"kind": "cpu", "name": "AMD EPYC"}
     with pytest.raises(UserError, match=r"Give --peak-compute TFLOP/s and --peak-bw GB/s\. Or .*ceilings") as error:
@@ -442,22 +447,5 @@ def test_a_public_sample_of_a_t4_is_read_right() -> None:
     assert first.load.total_flops == pytest.approx(0.5134 * 8.1e12 * 272.26e-6)
     assert first.load.dram_bytes == pytest.approx(0.2790 * 300e9 * 272.26e-6)
     optimizer = found.ranges[-1]
-    assert optimizer.standing.binds == "DRAM"
-    assert optimizer.standing.share == pytest.approx(0.84, abs=0.005)
-
-
-SIZES = ("32x32x8", "128x32x8", "256x64x8")
-
-
-def test_a_label_of_many_words_keeps_the_one_that_others_do_not_have() -> None:
-    """cuDNN's kernels differ behind their 40th letter."""
-    names = [f"sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize{size}_g1" for size in SIZES]
-    words = words_apart([*names, "another_kernel"])
-    assert words == [*(f"tilesize{size}" for size in SIZES), ""]
-    shown = [cut(name, word, 44) for name, word in zip(names, words, strict=False)]
-    assert len(set(shown)) == len(SIZES)
-    assert shown[0] == "sm80_xmma_fprop_implicit_gem…tilesize32x32x8"
-
-
-def test_labels_that_differ_at_once_need_no_word() -> None:
-    assert words_apart(["max_pool", "adaptive_average_pool"]) == ["", ""]
+    assert optimizer.binds == "DRAM"
+    assert optimizer.share == pytest.approx(0.84, abs=0.005)
