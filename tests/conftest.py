@@ -12,18 +12,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from perfexp.records.record import (
-    Artifact,
-    Diagnostic,
-    Key,
-    Metric,
-    Point,
-    Record,
-    Series,
-    Status,
-    Stop,
-    overall_status,
-)
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Artifact, Key, Metric, Point, Record, Series, Status, Stop, overall_status
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -116,7 +106,7 @@ def make_record() -> MakeRecord:
                 "device": {"kind": "cuda", "name": "NVIDIA H200", "driver": "580.65", "cuda": "13.0", "cudnn": "9.19"},
             },
             "points": [*points, first_prediction_point()],
-            "doubts": [Diagnostic(code="busy_host", detail="load average 3.1 on 2 cores", remedy="end other work")],
+            "doubts": [Diagnostic(code="busy_host", message="load average 3.1 on 2 cores", help="end other work")],
         }
         everything = {
             "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},

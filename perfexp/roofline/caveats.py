@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.roofline.below import Roofline
 from perfexp.roofline.completeness import missing_backward
 from perfexp.roofline.counters import Counted
@@ -111,7 +111,7 @@ def of_definitions(roofline: Roofline, doubts: Sequence[Diagnostic]) -> Iterable
         doubts: of the layers' times.
     """
     yield from _foreign(roofline)
-    yield from (f"Doubtful ({doubt.code}): {doubt.detail}." for doubt in doubts)
+    yield from map(str, doubts)
     yield (
         "FLOPs and bytes are analytic: what layers take by definition (direct convolution, each operand moved once), "
         "not counted ones; ≈ stands before them and what follows from them. Times are measured. Winograd and FFT do "
