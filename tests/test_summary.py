@@ -30,7 +30,7 @@ def proportional(size, factor=1.0):
 def unexpected(rows):
     """The doubts about growth by their size, with the figure that each begins with."""
     return {
-        row.key.size_label: doubt.message.split(" of ")[0].removeprefix("the time is ")
+        row.key.size_label: doubt.message.split(" times ")[0].removeprefix("the time is ")
         for row in rows
         for doubt in row.doubts
         if doubt.code == "scaling_unexpected"
@@ -91,7 +91,7 @@ def test_a_fall_is_seen_with_two_sizes_already(make_record):
     rows = summary.rows(make_record(points=points))
     assert unexpected(rows) == {"448": "0.75"}
     (doubt,) = [doubt for doubt in rows[1].doubts if doubt.code == "scaling_unexpected"]
-    assert doubt.message == "the time is 0.75 of that of the smaller size 224, beyond both intervals"
+    assert doubt.message == "the time is 0.75 times that of the smaller size 224, beyond both intervals"
     assert doubt.help
 
 

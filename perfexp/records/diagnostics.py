@@ -59,7 +59,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     "scaling_unexpected": Rule(
         NOTE,
         "a time is far from the fit over the other sizes, or below that of a smaller size",
-        "the time is {ratio:.2f} of that of {reference}",
+        "the time is {ratio:.2f} times that of {reference}",
         "measure this size and its neighbors again; if it persists, look for another kernel or full memory",
     ),
     "below_resolution": Rule(

@@ -156,8 +156,8 @@ def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) ->
     point = build.point(doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes])
     text = shown(build, point)
     assert [line for line in text.splitlines() if "about" in line] == [
-        "error: 224: about meter_stuck (meter_stuck)",
-        "warning: 224: about busy_host (busy_host)",
+        "error: 224 · batch 1: about meter_stuck (meter_stuck)",
+        "warning: 224 · batch 1: about busy_host (busy_host)",
     ]
     assert "too_few_samples" not in text
 

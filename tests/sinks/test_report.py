@@ -155,4 +155,5 @@ def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
         build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
     ]
     text = markdown.markdown(build.record(*points))
-    assert "scaling\\_unexpected (352): the time is 1.50 of what the fit over 10 sizes expects" in text
+    assert "note: 352: the time is 1.50 times that of the fit over 10 sizes (tolerated: ±" in text
+    assert "(scaling\\_unexpected); help: measure this size" in text
