@@ -169,7 +169,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         error: text of the error where it did not end well.
         series: raw samples.
         metrics: single figures.
-        doubts: reasons not to trust it blindly.
+        doubts: diagnostics of this point.
         facts: what was true while it was measured (load average, thread counts, …).
         started: date and time, ISO 8601 with time zone.
         wall_seconds: how long measuring it took in all.
@@ -240,7 +240,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         plan_hash: SHA-256 of the plan without output, tracking and console.
         environment: facts of machine, software and device.
         points: one for each key of the plan.
-        doubts: those that concern the whole run.
+        doubts: diagnostics of the whole run.
         artifacts: the files that the run wrote.
         sweep: the sweep that it belongs to, if any.
     """
