@@ -280,7 +280,7 @@ def make_record() -> MakeRecord:
                 "device": {"kind": "cuda", "name": "NVIDIA H200", "driver": "580.65", "cuda": "13.0", "cudnn": "9.19"},
             },
             "points": [*points, first_prediction_point()],
-            "doubts": [Diagnostic(code="busy_host", detail="load average 3.1 on 2 cores", remedy="end other work")],
+            "doubts": [Diagnostic(code="busy_host", message="load average 3.1 on 2 cores", help="end other work")],
         }
         everything = {
             "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},

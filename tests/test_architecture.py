@@ -4,6 +4,9 @@ import ast
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from string import Formatter
+
+from perfexp.records.diagnostics import DIAGNOSTICS
 
 PACKAGE = Path(__file__).parent.parent / "perfexp"
 
@@ -192,15 +195,21 @@ def test_modules_have_a_room_a_name_of_their_own_and_a_purpose():
     assert not [name for name, number in names.items() if number > 1 and name not in SAME_ROLE]
 
 
-def test_every_doubt_is_explained():
-    """The code of each doubt stands in the table of all doubts."""
-    explained = (PACKAGE.parent / "docs" / "reference" / "diagnostics.md").read_text()
-    codes = {
-        node.value.value
-        for module in MODULES
-        for node in ast.walk(tree_of(module))
-        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant)
-        if isinstance(node.value.value, str)
-    }
-    assert len(codes) > 30
-    assert not [code for code in sorted(codes) if f"`{code}`" not in explained]
+def fields_of(rule):
+    texts = (rule.message, rule.help)
+    return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
+
+
+def test_every_diagnostic_has_a_row_and_its_fields_and_every_row_is_used():
+    """The class is called by the module of the table alone: everybody else calls `diagnostics.make`, with a literal."""
+    used = set()
+    for module in MODULES.keys() - {"perfexp.records.diagnostics"}:
+        assert "perfexp.records.diagnostics.make" not in imports_of(module, deferred=True), module
+        for call in (node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)):
+            assert ast.unparse(call.func) not in ("Diagnostic", "diagnostics.Diagnostic"), module
+            if ast.unparse(call.func) == "diagnostics.make":
+                code = ast.literal_eval(call.args[0])
+                fields = [keyword.arg for keyword in call.keywords]
+                assert sorted(fields, key=str) == sorted(fields_of(DIAGNOSTICS[code])), (module, code)
+                used.add(code)
+    assert used == DIAGNOSTICS.keys()

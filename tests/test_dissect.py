@@ -120,7 +120,7 @@ def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ra
     assert [line["ran"] for line in point.facts["layers"]["lines"][:3]] == [ran, None, None]
     assert [doubt.code for doubt in point.doubts if doubt.code.startswith("algorithm")] == codes
     if codes:
-        assert "conv: forward: cuDNN ran implicit_gemm (implicit_convolve_sgemm)" in point.doubts[0].detail
+        assert "conv: forward: cuDNN ran implicit_gemm (implicit_convolve_sgemm)" in point.doubts[0].message
 
 
 def test_a_scripted_model_has_no_layers_and_says_so():
@@ -204,7 +204,7 @@ def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeyp
     measuring.data.open = opened
     monkeypatch.setattr(stamps, "stamp_layers", look)
     key = msgspec.structs.replace(KEY, phase="train")
-    left_out = [diagnostics.data_left_out()] if doubted else []
+    left_out = [diagnostics.make("data_left_out")] if doubted else []
     timed = Point(key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out)
     point = dissect(measuring, layers_key(key), timed)
     assert point.status is Status.OK
@@ -241,4 +241,4 @@ def test_a_clean_call_that_is_hardly_known_says_so_where_the_layers_disagree_wit
     timed = Point(key=KEY, status=Status.OK, series=[Series(name="latency", samples=samples)])
     point = dissect(of_torch(), layers_key(KEY), timed)
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "layers_disagree"]
-    assert ("the clean call itself is known to ±" in doubt.detail) is told
+    assert ("the call without profiling itself is known to ±" in doubt.message) is told

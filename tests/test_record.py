@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 
 import perfexp
 from perfexp.errors import UserError
+from perfexp.records.diagnostics import DIAGNOSTICS, Diagnostic, Severity
 from perfexp.records.paths import append_line
 from perfexp.records.record import (
     Key,
@@ -78,6 +80,20 @@ def test_a_record_of_version_1_stays_readable():
     golden = Record.load(GOLDEN)
     assert golden.schema_version == 1
     assert golden.points[0].find_series("throughput").measured
+    assert [(doubt.code, doubt.severity, doubt.help) for doubt in golden.doubts] == [
+        ("simulated", Severity.WARNING, "choose a real one: gpu=auto")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"), [(code, rule.severity) for code, rule in DIAGNOSTICS.items()] + [("later", Severity.WARNING)]
+)
+def test_a_diagnostic_without_a_severity_has_that_of_its_code(code, severity):
+    old = {"code": code, "detail": "seen", "remedy": "try"}
+    read = msgspec.convert(old, Diagnostic)
+    assert (read.severity, read.message, read.help, read.is_note) == (severity, "seen", "try", severity == "note")
+    assert msgspec.to_builtins(read) == {**old, "severity": severity.value}
+    assert msgspec.convert({**old, "code": "later", "severity": "error"}, Diagnostic).severity is Severity.ERROR
 
 
 def test_a_record_of_a_later_version_is_refused_with_its_number():

@@ -126,7 +126,7 @@ def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_sa
     assert point.facts["device_method"] == method
     assert median(point) == pytest.approx(1e-3, rel=0.01)
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "waits_left_out"]
-    assert "it counts otherwise" in doubt.detail
+    assert "it counts otherwise" in doubt.message
     assert ("device_of_graph" in codes(point)) is (method == "graph")
     assert "synchronising" not in codes(point)
     assert model.waits, "everything else is of the call as it is"
@@ -143,7 +143,7 @@ def test_what_goes_wrong_with_the_late_device_time_costs_nothing_that_was_measur
     assert point.status is Status.OK
     assert {"throughput", "latency"} == {series.name for series in point.series}
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
-    assert "a head of another kind" in doubt.detail
+    assert "a head of another kind" in doubt.message
     assert "waits_left_out" not in codes(point), "there is no `device` time"
 
 
@@ -330,7 +330,7 @@ def test_a_graph_does_not_take_the_place_of_rotating_inputs():
     point = measure(model={"launches": 1500}, cache=Cache.rotate)
     assert point.find_series("device") is None
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
-    assert "cache=rotate" in doubt.detail
+    assert "cache=rotate" in doubt.message
 
 
 def test_the_peak_of_the_first_calls_stands_apart():
@@ -363,7 +363,7 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
     assert point.status is Status.OK
     assert median(point, "throughput") > 0
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "queue_exceeded"]
-    assert "ValueError: broken" in doubt.detail
+    assert "ValueError: broken" in doubt.message
 
 
 def energy_of(device, meter):

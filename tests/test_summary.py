@@ -30,7 +30,7 @@ def proportional(size, factor=1.0):
 def unexpected(rows):
     """The doubts about growth by their size, with the figure that each begins with."""
     return {
-        row.key.size_label: doubt.detail.split(" of ")[0].removeprefix("the time is ")
+        row.key.size_label: doubt.message.split(" times ")[0].removeprefix("the time is ")
         for row in rows
         for doubt in row.doubts
         if doubt.code == "scaling_unexpected"
@@ -91,8 +91,8 @@ def test_a_fall_is_seen_with_two_sizes_already(make_record):
     rows = summary.rows(make_record(points=points))
     assert unexpected(rows) == {"448": "0.75"}
     (doubt,) = [doubt for doubt in rows[1].doubts if doubt.code == "scaling_unexpected"]
-    assert doubt.detail == "the time is 0.75 of that of the smaller size 224, beyond both intervals"
-    assert doubt.remedy
+    assert doubt.message == "the time is 0.75 times that of the smaller size 224, beyond both intervals"
+    assert doubt.help
 
 
 def test_small_dips_and_falls_within_the_intervals_are_no_reason_for_doubt(make_record):
@@ -155,7 +155,7 @@ def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reaso
         for series in point.series:
             series.stop = Stop(reason=reason, target=0.01, achieved=None)
     [row] = summary.rows(record)
-    assert says in next(doubt.remedy for doubt in row.doubts if doubt.code == "too_few_samples")
+    assert says in next(doubt.help for doubt in row.doubts if doubt.code == "too_few_samples")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
     stop = Stop(reason=reason, target=0.01, achieved=achieved)
     timed = point(0.01)
     timed.series = [Series(name="device", samples=samples, stop=stop)]
-    found = [doubt.detail for doubt in summary.row(timed).doubts if doubt.code == "too_few_samples"]
+    found = [doubt.message for doubt in summary.row(timed).doubts if doubt.code == "too_few_samples"]
     assert bool(found) == few
     assert all("several times too narrow" in detail for detail in found)

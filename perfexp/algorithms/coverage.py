@@ -8,9 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 from perfexp.algorithms.passes import Pass
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 
-#: Layers that a doubt names before it counts the rest.
+#: Layers that a diagnostic names before it counts the rest.
 _NAMED = 3
 
 
@@ -166,37 +168,15 @@ class AlgorithmReport:
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 
     def doubts(self) -> list[Diagnostic]:
-        """What to say where not all of the work ran as asked."""
+        """One for each way in which layers did not run as requested."""
         share = "none" if self.share is None else f"{self.share:.1%}"
-        others = self._with(LayerStatus.fallback)
         doubts = []
-        if others:
-            doubts.append(
-                Diagnostic(
-                    code="algorithm_fallback",
-                    detail=f"{share} of the convolutions' FLOPs ran as asked ({self.name}); not so {_named(others)}",
-                    remedy="read the time as that of a mix, give these layers another algorithm by "
-                    "algorithm.layers, or refuse such a model by algorithm.on_unsupported=error",
-                )
-            )
-        others = self._with(LayerStatus.substituted)
-        if others:
-            doubts.append(
-                Diagnostic(
-                    code="algorithm_substituted",
-                    detail=f"cuDNN ran other kernels than {self.name} asks for: {_named(others)}",
-                    remedy="read the time as that of what ran, or give these layers another by algorithm.layers",
-                )
-            )
-        others = self._with(LayerStatus.unproven)
-        if others:
-            doubts.append(
-                Diagnostic(
-                    code="algorithm_unproven",
-                    detail=f"it is not known whether cuDNN ran {self.name}: {_named(others)}",
-                    remedy="learn this cuDNN's kernels (benchmarks/kernel_families.py), or take its word for it",
-                )
-            )
+        if layers := _named(self._with(LayerStatus.fallback)):
+            doubts.append(diagnostics.make("algorithm_fallback", share=share, algorithm=self.name, layers=layers))
+        if layers := _named(self._with(LayerStatus.substituted)):
+            doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
+        if layers := _named(self._with(LayerStatus.unproven)):
+            doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, layers=layers))
         return doubts
 
 

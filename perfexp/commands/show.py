@@ -28,7 +28,7 @@ def show(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run's folder, its record.json, or a sweep's folder.")
     ],
-    quiet: Annotated[bool, typer.Option("--quiet", help="Results, doubts and failures only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
 ) -> None:
     """Show what was measured, as it was shown then."""
     console = Console(quiet=quiet)

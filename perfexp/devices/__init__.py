@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from perfexp.meters import Found
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 
 
 class Cache(StrEnum):

@@ -20,7 +20,8 @@ from perfexp.devices import Event
 from perfexp.errors import is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 
 #: So many times the size of the largest cache is written to drive everything else out of it.
 _FLUSH_FACTOR = 2

@@ -19,7 +19,9 @@ from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 
 #: What libraries say that do not get their memory from torch's allocator.
 _OUT_OF_MEMORY = re.compile(
@@ -221,13 +223,8 @@ class CudaDevice:
         """See `Device`."""
         if not is_used(self._state_before):
             return []
-        return [
-            Diagnostic(
-                code="shared_device",
-                detail=f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}",
-                remedy="measure when nobody else uses the device",
-            )
-        ]
+        evidence = f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}"
+        return [diagnostics.make("shared_device", evidence=evidence)]
 
     def _more_in_use(self) -> tuple[int | None, str | None]:
         """Bytes that the board has more in use than before the context was made; or None, and why."""

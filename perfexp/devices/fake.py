@@ -10,7 +10,9 @@ from typing import Any
 from perfexp.devices import Event
 from perfexp.meters import Found
 from perfexp.meters.finding import find_meters
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 
 
 class _Mark:
@@ -221,14 +223,8 @@ class FakeDevice:
         return find_meters(self.kind)
 
     def doubts(self) -> list[Diagnostic]:
-        """Its times are simulated; whoever reads the record has to know."""
-        return [
-            Diagnostic(
-                code="simulated",
-                detail="a scripted device: every time in this record is simulated",
-                remedy="choose a real one: gpu=auto",
-            )
-        ]
+        """See `Device`; its times are simulated."""
+        return [diagnostics.make("simulated")]
 
 
 def open_device(*, script: dict[str, Any] | None = None, **_: Any) -> FakeDevice:

@@ -17,7 +17,7 @@ from perfexp import __version__
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
 from perfexp.host import repository, untrusted
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 
 _PACKAGES = (
     "torch",

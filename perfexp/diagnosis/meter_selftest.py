@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from perfexp.diagnosis import Finding, missing, ok, untested, warn
 from perfexp.meters import Found, PowerKind
 from perfexp.meters.energy_metrics import Power
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.records import units
-from perfexp.records.record import Diagnostic
 
 #: A self-test is short: what it finds is not a measurement.
 _RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, longest_windows=2.0, uncertainty=0.01)
@@ -35,11 +36,11 @@ def try_meters(
         JSON: `reason`, `doubts`, and `meters` with what was seen of each.
     """
     if not found.meters:
-        return {"reason": found.reason, "doubts": [_plain(doubt) for doubt in found.doubts], "meters": []}
+        return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
     tracks = [Track(meter, now) for meter in found.meters]
     power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
     meters = [_seen(track, facts) for track, facts in zip(tracks, power.facts(), strict=True)]
-    return {"reason": "", "doubts": [_plain(doubt) for doubt in (*found.doubts, *power.doubts)], "meters": meters}
+    return {"reason": "", "doubts": msgspec.to_builtins([*found.doubts, *power.doubts]), "meters": meters}
 
 
 def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
@@ -55,7 +56,7 @@ def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
         yield _power(meter)
         yield _query(meter)
     for doubt in tried["doubts"]:
-        if doubt["code"] not in ("meter_stuck", "meter_average"):  # are told above
+        if doubt["code"] not in ("meter_stuck", "meter_average"):  # are reported above
             tell = untested if doubt["code"] == "meter_untested" else warn
             yield tell("energy", doubt["detail"], doubt["remedy"])
 
@@ -95,7 +96,3 @@ def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What was seen of a meter, without its raw answers."""
     short = {name: value for name, value in facts.items() if name not in ("counter", "power")}
     return {**short, "no_energy": track.no_energy, "no_power": track.no_power}
-
-
-def _plain(doubt: Diagnostic) -> dict[str, str]:
-    return {"code": doubt.code, "detail": doubt.detail, "remedy": doubt.remedy}

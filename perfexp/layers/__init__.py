@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 
 
 class Pass(StrEnum):

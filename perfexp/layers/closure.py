@@ -1,4 +1,4 @@
-"""Closure: whether a call that was looked into took as long as one that was only timed."""
+"""Closure: whether a profiled call took as long as one without profiling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfexp.layers import Closure, LayerTimes, Method
-from perfexp.records.record import Diagnostic
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 #: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
@@ -19,15 +20,15 @@ _READABLE = 0.25
 _GAPS_DOMINATE = 0.2
 #: More of the time than this may not be without a row.
 _UNATTRIBUTED = 0.001
-#: Kernels without a row that a doubt names.
+#: Kernels without a row that a diagnostic names.
 _NAMED = 3
 
 
 def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
-    """Compare the sum with a clean time, and say in doubts what is wrong with it.
+    """Compare the sum with the time of a call without profiling, and add diagnostics.
 
     Args:
-        times: of a call; its closure and doubts are set.
+        times: layer times of a call, which get their closure and diagnostics.
         clean_seconds: of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU); None where
             there is none.
 
@@ -59,65 +60,61 @@ def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
 
 
 def _disagree(times: LayerTimes) -> Diagnostic | None:
-    """The sum is another time than the clock's."""
+    """The sum differs from the time of a call without profiling."""
     closure = times.closure
     if closure is None or closure.closes:
         return None
     if times.method is Method.unheld:
         return _busy_disagrees(closure)
     how = "with stamps" if times.method is Method.stamps else "under the profiler"
-    return Diagnostic(
-        code="layers_disagree",
-        detail=f"the layers of a call {how} take {closure.profiled_seconds * 1e3:.4g} ms, a clean call "
-        f"{closure.clean_seconds * 1e3:.4g} ms ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
+    return diagnostics.make(
+        "layers_disagree",
+        profiled_ms=closure.profiled_seconds * 1e3,
+        how=how,
+        clean_ms=closure.clean_seconds * 1e3,
+        difference=f" ({closure.relative:+.1%}, tolerated ±{closure.tolerance:.0%}); "
         f"{closure.gap_share:.0%} of it are gaps",
-        remedy="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
+        advice="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
         if abs(closure.relative) <= _READABLE
-        else "the layers say nothing: something else used the machine in one of the two; measure again when it rests",
+        else "ignore the layers: other work disturbed one of the two; measure again when the machine is idle",
     )
 
 
 def _busy_disagrees(closure: Closure) -> Diagnostic | None:
-    """What is without gaps is another time than the clock's."""
+    """The kernels without gaps differ from the time of a call without profiling."""
     share = closure.busy_seconds / closure.clean_seconds
     if _LEAST_BUSY <= share <= 1 + _TOLERANCE_GAPS:
         return None
-    return Diagnostic(
-        code="layers_disagree",
-        detail=f"without gaps a call under the profiler takes {closure.busy_seconds * 1e3:.4g} ms, {share:.0%} of a "
-        f"clean call of {closure.clean_seconds * 1e3:.4g} ms",
-        remedy="read the layers as shares, if at all: the profiler lost or slowed kernels, or the device was shared",
+    return diagnostics.make(
+        "layers_disagree",
+        profiled_ms=closure.busy_seconds * 1e3,
+        how="under the profiler without gaps",
+        clean_ms=closure.clean_seconds * 1e3,
+        difference=f" ({share - 1:+.0%})",
+        advice="read the layers as shares, if at all: the profiler lost or slowed kernels, or the device was shared",
     )
 
 
 def _unattributed(times: LayerTimes) -> Diagnostic | None:
-    """Some of the time belongs to no row."""
+    """Part of the time belongs to no row."""
     share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None
     kernels = [kernel.name for row in times.unattributed for kernel in row.kernels]
     rest = [f"{len(kernels) - _NAMED} more"] if len(kernels) > _NAMED else []
-    return Diagnostic(
-        code="layers_unattributed",
-        detail=f"{share:.1%} of the time could not be joined to a layer: {', '.join([*kernels[:_NAMED], *rest])}",
-        remedy="the sum holds it; the rows are too small by it",
-    )
+    return diagnostics.make("layers_unattributed", share=share, kernels=", ".join([*kernels[:_NAMED], *rest]))
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:
     """The gaps are the host's."""
     if times.method is not Method.unheld:
         return None
-    told = f", and a graph of it says nothing ({times.no_graph})" if times.no_graph else ""
+    details = f", and a CUDA graph of it does not help ({times.no_graph})" if times.no_graph else ""
     if closure := times.closure:
         share = closure.busy_seconds / closure.clean_seconds
-        told += f"; without gaps it takes {closure.busy_seconds * 1e3:.4g} ms, {share:.0%} of a clean call"
-    return Diagnostic(
-        code="layers_unheld",
-        detail="a call could not be enqueued before the device began it: gaps between its kernels are the host's, "
-        f"who is slower under a profiler{told}",
-        remedy="read the kernels' times, not the gaps; a smaller batch or execution=compile has fewer launches",
-    )
+        busy = f"{closure.busy_seconds * 1e3:.4g} ms, {share:.0%} of a call without profiling"
+        details += f"; without gaps it takes {busy}"
+    return diagnostics.make("layers_unheld", details=details)
 
 
 def unattributed_share(times: LayerTimes) -> float:

@@ -13,7 +13,8 @@ from perfexp.devices import Device
 from perfexp.errors import Unsupported
 from perfexp.probes import depth, queue, timing
 from perfexp.records import diagnostics
-from perfexp.records.record import Diagnostic, Metric, Point, Series
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric, Point, Series
 from perfexp.statistics import estimators
 
 #: How a rival's metric is called, before its name.
@@ -64,9 +65,12 @@ def judge(point: Point, algorithm: Algorithm, call: timing.Call, device: Device,
     point.doubts += compared.doubts
     point.facts["rivals_method"] = compared.method
     if compared.method == "graph" and point.facts.get("device_method") == "queue":
-        point.doubts.append(diagnostics.rivals_by_graph())
+        point.doubts.append(diagnostics.make("rivals_by_graph"))
     slower = {each.name: each.value for each in compared.metrics if each.value is not None and each.value < _SLOWER}
-    point.doubts += [diagnostics.choice_slower(name.removeprefix(_SPEEDUP), ratio) for name, ratio in slower.items()]
+    point.doubts += [
+        diagnostics.make("choice_slower", baseline=name.removeprefix(_SPEEDUP), ratio=1 / speedup)
+        for name, speedup in slower.items()
+    ]
     if slower:
         algorithm.regret()
 
@@ -117,7 +121,9 @@ def compare(algorithm: Algorithm, call: timing.Call, device: Device, capture: ti
         metrics.append(Metric(name=_ratio(rival), value=ratio, unit="1"))
         assert across.low is not None and across.high is not None  # of as many as there are rounds
         if across.low < 1 < across.high and not _SLOWER <= ratio <= 1 / _SLOWER:
-            unsure.append(diagnostics.speedup_unsure(rival, ratio, across))
+            unsure.append(
+                diagnostics.make("speedup_unsure", baseline=rival, ratio=ratio, low=across.low, high=across.high)
+            )
     return Compared(series, metrics, unsure, method)
 
 

@@ -44,22 +44,22 @@ def add_device_time(
         several_ranks: whether others make the same calls.
     """
     if several_ranks:  # a replay, or a call that is broken off, is nothing that others could follow
-        point.doubts.append(diagnostics.not_captured_together())
+        point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
         return
     device = times.device
     try:
         with on_held_batches(step, batches, session) as held, without_waits(step, session, device) as changed:
-            left_out = [diagnostics.data_left_out()] if held else []
-            left_out += [] if changed is None else [diagnostics.waits_left_out(changed)]
+            left_out = [diagnostics.make("data_left_out")] if held else []
+            left_out += [] if changed is None else [diagnostics.make("waits_left_out", how=changed)]
             times.device_otherwise(point, step.call, capture, left_out)
     except Waits:
-        point.doubts.append(diagnostics.synchronising())
+        point.doubts.append(diagnostics.make("synchronising"))
     except Exception as error:
         if device.is_lost():
             raise
         status, text = verdicts.verdict(error, device)  # what has been measured stays, whatever it is
         reason = "the memory is not enough for its graph" if status is Status.OOM else text
-        point.doubts.append(diagnostics.queue_exceeded(reason))
+        point.doubts.append(diagnostics.make("queue_exceeded", reason=reason))
 
 
 @contextmanager

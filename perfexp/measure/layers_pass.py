@@ -21,7 +21,8 @@ from perfexp.measure import graph_fallback, verdicts
 from perfexp.measure.procedure import Procedure
 from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
-from perfexp.records.record import Diagnostic, Key, Metric, Point, Status, timed_key
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key, Metric, Point, Status, timed_key
 from perfexp.records.summary import first_interval
 from perfexp.statistics.estimators import Interval
 from perfexp.work import Work
@@ -102,8 +103,8 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if (report := procedure.algorithm.report()) is not None:
         _say_what_ran(point, lines, report)
     _tell(point, times, lines, clean)
-    point.doubts += [diagnostics.data_left_out()] if data_left_out else []
-    point.doubts += [] if changed is None else [diagnostics.waits_left_out(changed)]
+    point.doubts += [diagnostics.make("data_left_out")] if data_left_out else []
+    point.doubts += [] if changed is None else [diagnostics.make("waits_left_out", how=changed)]
     if why_not:
         point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
 
@@ -149,8 +150,8 @@ def _say_what_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) 
             line.ran = ran.get(path)
     for doubt in judged.doubts():
         if doubt.code == "algorithm_substituted":
-            told = "; as the layers' kernels show: algorithm/flops_share, of what cuDNN was handed, does not know of it"
-            point.doubts.append(msgspec.structs.replace(doubt, detail=doubt.detail + told))
+            more = "; the layers' kernels show it: algorithm/flops_share, of what cuDNN was requested to run, does not"
+            point.doubts.append(msgspec.structs.replace(doubt, message=doubt.message + more))
 
 
 def _say_none(point: Point, reason: str) -> None:
@@ -183,9 +184,10 @@ def _tell(point: Point, times: LayerTimes, lines: list[Line], clean: Interval | 
 
 
 def _with_uncertainty(doubt: Diagnostic, times: LayerTimes, clean: Interval | None) -> Diagnostic:
-    """The same; where the clean call is known less well than the layers have to agree with it, with how well."""
+    """The diagnostic, with the uncertainty of the call without profiling where that exceeds the tolerance."""
     half_width = clean.relative_half_width if clean else None
     tolerance = times.closure.tolerance if times.closure else 0.0
     if doubt.code != "layers_disagree" or half_width is None or half_width <= tolerance:
         return doubt
-    return msgspec.structs.replace(doubt, detail=f"{doubt.detail}; the clean call itself is known to ±{half_width:.0%}")
+    message = f"{doubt.message}; the call without profiling itself is known to ±{half_width:.0%}"
+    return msgspec.structs.replace(doubt, message=message)

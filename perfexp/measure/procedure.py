@@ -141,7 +141,7 @@ class Procedure:
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
-            point.doubts += disturbances.of_device(before, after)
+            point.doubts += disturbances.judge_device(before, after)
             verdicts.add_cycles(point, before, after)
         if point.status is Status.OOM:
             self._add_batch_that_fits(point)
@@ -403,7 +403,7 @@ class Procedure:
                 right, total = right + good, total + count
         point.metrics.append(Metric(name="accuracy", value=right / total if total else None, unit="1"))
         if key.phase == "train" and not self.data.held_out:
-            point.doubts.append(diagnostics.accuracy_of_training_data())
+            point.doubts.append(diagnostics.make("accuracy_of_training_data"))
 
     def _probe(self, point: Point, step: Step) -> None:
         """A few calls under the eyes of the probes, after the timing."""

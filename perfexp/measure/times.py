@@ -16,12 +16,15 @@ from perfexp.measure import verdicts
 from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
 from perfexp.records import diagnostics
-from perfexp.records.record import Diagnostic, Key, Metric, Point, Series
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key, Metric, Point, Series
 from perfexp.statistics import estimators
 from perfexp.stopping import StoppingRule
 
 #: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
 _PHASES_TOLERANCE = 0.05
+#: A call that is timed alone has a diagnostic if timer and events take more than this share of it.
+_RESOLUTION_TOLERANCE = 0.01
 #: A device that has been idle for so long is no longer warm.
 _COOLING_SECONDS = 1.0
 
@@ -114,7 +117,7 @@ class Times:
                 raise Unsupported("neither does the queue take the call as a graph")
         self._device(point, call, k, chunk)
         point.facts["device_method"] = method
-        point.doubts += [*left_out, *([diagnostics.device_of_graph()] if method == "graph" else [])]
+        point.doubts += [*left_out, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
 
     def phases(self, point: Point, step: Step, *, held: bool) -> None:
         """Add the call's parts, from a pass of their own; their sum has to be the whole call.
@@ -150,7 +153,7 @@ class Times:
         ratio = sum_of_parts.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
         if estimators.differ(sum_of_parts, undisturbed, _PHASES_TOLERANCE):
-            point.doubts.append(diagnostics.phases_disagree(ratio))
+            point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio))
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         self.progress("latency")
@@ -212,11 +215,12 @@ class Times:
         series = self._take(point, "device", held, k)
         verdicts.judge_bound(point)
         if held.held.starved:
-            point.doubts.append(diagnostics.queue_starved(held.held.starved))
+            point.doubts.append(diagnostics.make("queue_starved", blocks=held.held.starved))
         if flush is not None and series.measured:
-            uncertain_seconds = device.event_tick_seconds + device.record_seconds
-            doubt = diagnostics.below_resolution(float(np.median(series.measured)), uncertain_seconds)
-            point.doubts += [doubt] if doubt else []
+            call_us = float(np.median(series.measured)) * 1e6
+            overhead_us = (device.event_tick_seconds + device.record_seconds) * 1e6
+            if overhead_us > _RESOLUTION_TOLERANCE * call_us:
+                point.doubts.append(diagnostics.make("below_resolution", call_us=call_us, overhead_us=overhead_us))
 
     def _flush(self) -> timing.Call | None:
         return self.device.flush_cache if self.cache is Cache.flush else None

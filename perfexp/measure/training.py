@@ -68,5 +68,5 @@ def add_figures(point: Point, *, first_loss: float | None, last_loss: float, ste
         reason = None if finite else f"the loss is {loss}"
         point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
     if not np.isfinite(last_loss):
-        point.doubts.append(diagnostics.loss_not_finite(last_loss))
+        point.doubts.append(diagnostics.make("loss_not_finite", loss=last_loss))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))

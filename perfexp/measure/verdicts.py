@@ -13,9 +13,14 @@ from perfexp.algorithms import Algorithm
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
-from perfexp.records import diagnostics, disturbances
+from perfexp.records import diagnostics, units
 from perfexp.records.record import Metric, Point, Status
 from perfexp.statistics import estimators
+
+#: Share of the machine's cores that other processes may use without a diagnostic.
+_BUSY_SHARE = 0.1
+#: Above this share of the loop's time for issuing its calls, the host was slower when that was timed by itself.
+_HOST_CHANGED = 1.1
 
 
 def verdict(error: Exception, device: Device) -> tuple[Status, str]:
@@ -69,8 +74,8 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
     other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
     point.doubts = [doubt for doubt in point.doubts if doubt.code != "busy_host"]
-    if point.status is Status.OK and other_cores > disturbances.BUSY_SHARE * environment.cores():
-        point.doubts.append(disturbances.busy_host(other_cores, environment.cores()))
+    if point.status is Status.OK and other_cores > _BUSY_SHARE * environment.cores():
+        point.doubts.append(diagnostics.make("busy_host", load=other_cores, cores=environment.cores()))
 
 
 def busy_seconds(point: Point) -> float:
@@ -126,20 +131,23 @@ def judge_bound(point: Point) -> None:
         return
     point.facts["bound_by"] = bound
     if bound == "launch" and host is not None:
-        point.doubts.append(diagnostics.launch_bound(host, wall, busy))
+        changed = " (its pace changed between the two measurements)" if host / wall > _HOST_CHANGED else ""
+        point.doubts.append(diagnostics.make("launch_bound", device=busy / wall, host=host / wall, changed=changed))
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:
-    """Add the doubt where loading pictures takes cores from a model that computes on them.
+    """Add a diagnostic where loading images takes cores from a model that computes on them.
 
     Args:
         point: whose call has been timed.
         device: that it was timed on.
-        workers: processes that load pictures.
+        workers: processes that load images.
         threads: of the model.
     """
     if not device.asynchronous and workers and workers + threads > environment.cores():
-        point.doubts.append(disturbances.loader_competes(workers, threads, environment.cores()))
+        counts = [units.counted(workers, "loading worker"), units.counted(threads, "model thread")]
+        cores = units.counted(environment.cores(), "CPU core")
+        point.doubts.append(diagnostics.make("loader_competes", workers=counts[0], threads=counts[1], cores=cores))
 
 
 def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 
 
 class PowerKind(StrEnum):

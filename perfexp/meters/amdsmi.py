@@ -10,8 +10,9 @@ import importlib
 from contextlib import suppress
 from typing import Any
 
-from perfexp.meters import Found, PowerKind, Reading, energy_doubts, none_because
-from perfexp.records.record import Diagnostic
+from perfexp.meters import Found, PowerKind, Reading, none_because
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 _INSTALL = "install the amdsmi package of your ROCm (the driver's libamd_smi.so belongs to it)"
 #: Packages of two dies whose first one tells the power of both and whose second one tells nothing, or 0 W.
@@ -70,11 +71,11 @@ class AmdSmiMeter:
 
     def doubts(self) -> list[Diagnostic]:
         """Untested; the other die of a package; a power that is an average."""
-        found = [energy_doubts.untested(self.name)]
+        found = [diagnostics.make("meter_untested", meter=self.name)]
         if self._two_dies:
-            found.append(energy_doubts.shared(self.name, "the package's other die"))
+            found.append(diagnostics.make("meter_shared", meter=self.name, others="the package's other die"))
         if self.power_kind is PowerKind.average:
-            found.append(energy_doubts.average(self.name))
+            found.append(diagnostics.make("meter_average", meter=self.name))
         return found
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perfexp.meters import Reading, energy_doubts
+from perfexp.meters import Reading
 from perfexp.meters.track import Track, Window
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 from perfexp.statistics.estimators import Interval, differ
 
 #: Counter and integral may differ by this fraction, and by so many times what the integral is uncertain by; where that
@@ -88,16 +90,26 @@ def _part(each: Window, track: Track) -> Part:
     counter, integral = each.counter_watts, each.integral_watts
     if counter.value is None and integral.value is not None and not track.readings:
         # not a counter that has failed, but a board without one
-        return Part(integral, [energy_doubts.no_counter(each.name)], estimated=True)
+        return Part(integral, [diagnostics.make("meter_no_counter", meter=each.name)], estimated=True)
     if each.uncertainty is not None and each.uncertainty > _COARSE:
-        said.append(energy_doubts.coarse(each.name, each.uncertainty, each.seconds))
+        coarse = diagnostics.make("meter_coarse", meter=each.name, uncertainty=each.uncertainty, window=each.seconds)
+        said.append(coarse)
     difference = each.difference
     tolerance = max(_DISAGREEMENT, _SIGMAS * (each.integral_uncertainty or 0.0))
     if difference is not None and abs(difference) > tolerance and counter.value and integral.value:
-        said.append(energy_doubts.disagrees(each.name, difference, tolerance, counter.value, integral.value))
+        said.append(
+            diagnostics.make(
+                "meter_disagrees",
+                meter=each.name,
+                counter=counter.value,
+                integral=integral.value,
+                difference=difference,
+                tolerance=tolerance,
+            )
+        )
         counter = Reading(None, f"energy counter and integral of {each.name}'s power differ by {difference:+.1%}")
     elif difference is not None and tolerance > _BLIND:
-        said.append(energy_doubts.unchecked(each.name, difference, tolerance))
+        said.append(diagnostics.make("meter_unchecked", meter=each.name, difference=difference, tolerance=tolerance))
     return Part(counter, said, estimated=False)
 
 
@@ -133,16 +145,19 @@ def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -
 
 
 def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Diagnostic]:
-    """A doubt, where calls took another time while the meters were asked than before.
+    """A diagnostic where calls took another time while the meters were read than before.
 
     Args:
         call_seconds: mean of the calls in the window; None for none.
-        clean: mean seconds of a call while no meter was asked; None where that is not known.
+        clean: mean seconds of a call while no meter was read; None where that is not known.
     """
     if not call_seconds or not clean:
         return []
-    metered = Interval(value=call_seconds, low=None, high=None)
-    return [energy_doubts.another_pace(call_seconds, clean.value)] if differ(metered, clean, _PACE) else []
+    if not differ(Interval(value=call_seconds, low=None, high=None), clean, _PACE):
+        return []
+    metered_ms, timed_ms = call_seconds * 1e3, clean.value * 1e3
+    difference = metered_ms / timed_ms - 1
+    return [diagnostics.make("energy_pace", metered_ms=metered_ms, timed_ms=timed_ms, difference=difference)]
 
 
 def _facts(each: Window, track: Track) -> dict[str, Any]:

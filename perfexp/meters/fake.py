@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.feeding import Feeder
 from perfexp.meters.watch import Watch
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from perfexp.devices.fake import FakeDevice

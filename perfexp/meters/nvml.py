@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from perfexp.meters import Found, PowerKind, Reading, energy_doubts, none_because
-from perfexp.records.record import Diagnostic
+from perfexp.meters import Found, PowerKind, Reading, none_because
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 #: The counter is an unsigned 64-bit number of millijoules. Source: nvml.h, nvmlDeviceGetTotalEnergyConsumption.
 _WRAP_JOULES = 2**64 * 1e-3
@@ -62,9 +63,10 @@ class NvmlMeter:
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         others = len(processes or []) - 1  # this one is among them, be it under another number
         if others > 0:
-            found.append(energy_doubts.shared(self.name, f"others on the board (processes: {others})"))
+            who = f"other processes on the board ({others})"
+            found.append(diagnostics.make("meter_shared", meter=self.name, others=who))
         if self.power_kind is PowerKind.average:
-            found.append(energy_doubts.average(self.name))
+            found.append(diagnostics.make("meter_average", meter=self.name))
         return found
 
     def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
@@ -117,7 +119,8 @@ def find(uuid: str | None, pci_bus_id: str | None = None) -> Found:
         return none_because(f"NVML does not answer for {uuid or pci_bus_id}: {error}; look at nvidia-smi -L")
     name = str(uuid or pci_bus_id)
     if handle is None or _is_sliced(pynvml, handle):
-        return none_because("the board's counter holds all of its MIG slices", energy_doubts.slice_of_board(name))
+        mig = diagnostics.make("meter_mig", meter=name)
+        return none_because("the board's counter holds all of its MIG slices", mig)
     return _readable(NvmlMeter(pynvml, handle, name))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfexp.meters import Found, Meter, PowerKind, Reading, none_because
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 
 #: Where Linux shows the zones.
 POWERCAP = Path("/sys/class/powercap")

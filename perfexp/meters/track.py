@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfexp.meters import Meter, Reading, energy_doubts
-from perfexp.records.record import Diagnostic
+from perfexp.meters import Meter, Reading
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 #: So many ticks have to be seen before the counter's period is known.
 _TICKS = 4
@@ -113,7 +114,7 @@ class Track:
             seconds: for how long.
         """
         self.no_energy = f"the energy counter of {self.meter.name} stood still for {seconds:.1f} s"
-        self.doubts.append(energy_doubts.stuck(self.meter.name, seconds))
+        self.doubts.append(diagnostics.make("meter_stuck", meter=self.meter.name, seconds=seconds))
 
     def integral_joules(self, start_seconds: float, end_seconds: float) -> Reading:
         """The integral of the power by the trapezoid rule: Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, straight lines up to both ends.
@@ -169,7 +170,8 @@ class Track:
         """The counter went back: it has begun anew, if its range is known; else it is not asked any more."""
         if self.meter.wrap_joules is None:
             self.no_energy = f"the energy counter of {self.meter.name} went back, and its range is not known"
-            self.doubts.append(energy_doubts.wrapped(self.meter.name, before, after))
+            name = self.meter.name
+            self.doubts.append(diagnostics.make("meter_wrapped", meter=name, before=before, after=after))
             return False
         self.wraps += 1
         self._wrapped_joules += self.meter.wrap_joules

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from perfexp.devices import Device
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 
 

@@ -14,7 +14,7 @@ from perfexp.devices import Device
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 
 
 def _out_of_memory(device: FakeDevice, text: str) -> NoReturn:

@@ -9,28 +9,24 @@ from torch.nn.functional import conv2d, linear
 
 from perfexp.devices import Device
 from perfexp.models import Precision
-from perfexp.records.record import Diagnostic
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 #: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)
 
 
 def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
-    """The precision that is wanted if the device has it, otherwise fp32 and the doubt that says why.
+    """The configured precision if the device supports it, otherwise fp32 and a diagnostic with the reason.
 
     Args:
-        wanted: what the configuration asks for.
-        device: one that torch knows.
+        wanted: configured precision.
+        device: device of torch.
     """
     missing = _why_no_tf32(device) if wanted.tf32 else _why_no_data_type(wanted, device)
     if missing is None:
         return wanted, []
-    doubt = Diagnostic(
-        code="precision_unavailable",
-        detail=f"{wanted.name} was asked for and fp32 is what runs: {missing}",
-        remedy="use precision=fp32, or a device that has it",
-    )
-    return Precision(name="fp32"), [doubt]
+    return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)]
 
 
 def _why_no_tf32(device: Device) -> str | None:

@@ -17,7 +17,7 @@ from perfexp.models.kinds import Kind, correct
 from perfexp.models.parallel import Parallel
 from perfexp.models.precision import autocast, effective_precision
 from perfexp.models.torch_settings import apply_settings, torch_facts
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
 from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused

@@ -10,7 +10,8 @@ import torch
 
 from perfexp.models import Execution
 from perfexp.models.torchvision_import import torchvision_facts
-from perfexp.records.record import Diagnostic
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 
 def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
@@ -44,9 +45,8 @@ def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
     try:
         torch.set_num_interop_threads(threads)
     except RuntimeError:
-        now = torch.get_num_interop_threads()
-        detail = f"{threads} threads between operations were asked for, but torch had already started with {now}"
-        return [Diagnostic(code="threads_unchanged", detail=detail, remedy="measure in a process of its own")]
+        actual = torch.get_num_interop_threads()
+        return [diagnostics.make("threads_unchanged", requested=threads, actual=actual)]
     return []
 
 

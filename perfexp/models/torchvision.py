@@ -16,7 +16,8 @@ from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassi
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.weights import find_weights, load_weights, read_weights
-from perfexp.records.record import Diagnostic
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 
 torchvision = import_torchvision()
 
@@ -91,7 +92,7 @@ class Torchvision:
             precision=precision,
             execution=execution,
             facts={"weights": str(published or file or f"random, seed {seed}")},
-            doubts=[_not_quantized(self.name)] if package == "quantization" else [],
+            doubts=self._not_quantized() if package == "quantization" else [],
         )
 
     def _package(self, models: Any) -> str:
@@ -151,10 +152,5 @@ class Torchvision:
             return VideoClassification(classes, frames=self._frames)
         return Segmentation(classes) if package == "segmentation" else Classification(classes)
 
-
-def _not_quantized(name: str) -> Diagnostic:
-    return Diagnostic(
-        code="not_quantized",
-        detail=f"{name} is prepared for quantisation, and runs in floating point",
-        remedy=f"read it as {name.removeprefix('quantized_')}; int8 is not measured",
-    )
+    def _not_quantized(self) -> list[Diagnostic]:
+        return [diagnostics.make("not_quantized", model=self.name, plain=self.name.removeprefix("quantized_"))]

@@ -35,9 +35,9 @@ from perfexp.plots import profile_rooflines
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.profilers.previous_files import recover
 from perfexp.records import summary
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import (
-    Diagnostic,
     Key,
     Point,
     Record,

@@ -74,7 +74,7 @@ def draw(picture: Chart | Bars | Strips) -> bytes:
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
-    """Title and subtitle above, doubts below.
+    """Title and subtitle above, warnings below.
 
     Args:
         figure: of matplotlib, with axes.

@@ -64,7 +64,7 @@ class Caption:
     Attributes:
         title: what was measured.
         subtitle: which time, on which device.
-        footer: doubts.
+        footer: codes of errors and warnings.
     """
 
     title: str

@@ -43,13 +43,13 @@ def draw(record: Record) -> bytes | None:
     _map(map_, taken, colours)
     whole = median(chosen.facts["layers"]["call_seconds"])
     where = about.device or "a device that is not known"
-    codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts))
+    codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts if not doubt.is_note))
     caption_of(
         figure,
         Caption(
             title=str(about),
             subtitle=f"{_which(record, chosen)}{format_seconds(whole)} a call on {where}{_closure(chosen)}",
-            footer=f"doubts: {codes}" if codes else "",
+            footer=f"warnings: {codes}" if codes else "",
         ),
     )
     buffer = io.BytesIO()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from perfexp.errors import UserError
 from perfexp.plots import roofline_files as sink
 from perfexp.profilers import ProfilerFailed, refuse_to_overwrite
+from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Diagnostic, Point, Record, Status, is_layers
+from perfexp.records.record import Point, Record, Status, is_layers
 from perfexp.roofline import of_csv, of_record
 from perfexp.roofline.peaks import device_of, matching, of_plan
 from perfexp.summaries import profile_summary
@@ -44,18 +45,18 @@ def write(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> Non
                 facts["files"] = [*facts.get("files", ()), *(path.name for path in sink.write(roofline, targets))]
         except (ProfilerFailed, UserError) as error:
             is_foreign_file = isinstance(error, ProfilerFailed)
-            remedy = "move it away and repeat the command" if is_foreign_file else _remedy(record, point, sheets)
-            point.doubts.append(Diagnostic(code="roofline_missing", detail=str(error), remedy=remedy))
+            advice = "move it away and repeat the command" if is_foreign_file else _advice(record, point, sheets)
+            point.doubts.append(diagnostics.make("roofline_missing", reason=error, advice=advice))
 
 
-def _remedy(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
+def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
     """The remedy for whichever is missing: layers, counters or peaks."""
     if point.status is not Status.OK and not _has_layers(record):
-        return "repeat the command with probes.layers=true in another output_dir, for a roofline of the layers"
+        return "repeat the command with probes.layers=true in another output_dir to draw it from layers"
     peaks = _peaks(record, sheets)
     if peaks.flops_per_second and peaks.dram_bytes_per_second:
-        return "repeat the command with profiler.metrics=null, which counts what a roofline needs"
-    return "perfexp roofline DIR --gpu NAME, or --peak-compute and --peak-bw, draws it later"
+        return "repeat the command with profiler.metrics=null, which collects the counters of a roofline"
+    return "draw it later by perfexp roofline DIR --gpu NAME, or with --peak-compute and --peak-bw"
 
 
 def _has_layers(record: Record) -> bool:

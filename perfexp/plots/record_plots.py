@@ -218,5 +218,5 @@ def _subtitle(known: Sequence[Row], device: str | None) -> str:
 
 def _footer(known: Sequence[Row], records: Sequence[Record]) -> str:
     doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in known for doubt in row.doubts]
-    codes = dict.fromkeys(doubt.code for doubt in doubts)
-    return f"doubts: {', '.join(codes)}" if codes else ""
+    codes = dict.fromkeys(doubt.code for doubt in doubts if not doubt.is_note)
+    return f"warnings: {', '.join(codes)}" if codes else ""

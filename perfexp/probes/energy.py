@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from perfexp.devices import Device
 from perfexp.meters import Found, Reading
 from perfexp.meters.energy_metrics import Power, another_pace, metric
@@ -14,7 +16,8 @@ from perfexp.meters.feeding import Beside, Feeder, threaded
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.probes.timing import Call, undisturbed
-from perfexp.records.record import Diagnostic, Metric, Point
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric, Point
 from perfexp.statistics.estimators import Interval
 
 #: So much of the plateau may be the work that the device has just done on the same calls.
@@ -213,10 +216,10 @@ def _apart(power: Power, call_seconds: Reading) -> list[Metric]:
 
 
 def _only_of_idle(idle: Power, power: Power) -> list[Diagnostic]:
-    """Doubts of the idle power that are not those of the calls' as well."""
+    """Diagnostics of the idle power whose codes the power of the calls does not have."""
     known = {doubt.code for doubt in power.doubts}
     return [
-        Diagnostic(code=doubt.code, detail=f"idle power: {doubt.detail}", remedy=doubt.remedy)
+        msgspec.structs.replace(doubt, message=f"idle power: {doubt.message}")
         for doubt in idle.doubts
         if doubt.code not in known
     ]

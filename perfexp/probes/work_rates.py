@@ -49,12 +49,12 @@ def add(
         reason = "the device's ceilings could not be measured; run.log says why"
         point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
     point.doubts += [
-        diagnostics.above_the_ceiling(metric.name, metric.value)
+        diagnostics.make("above_the_ceiling", metric=metric.name, share=metric.value)
         for metric in point.metrics
         if metric.name in ("mfu", "mfu_of_ceiling") and metric.value is not None and metric.value > 1
     ]
     if work.uncounted:
-        point.doubts.append(diagnostics.work_uncounted(work.uncounted))
+        point.doubts.append(diagnostics.make("work_uncounted", ops=", ".join(work.uncounted)))
 
 
 def _rate(point: Point, work: Work) -> Metric:

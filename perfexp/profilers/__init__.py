@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import msgspec
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Diagnostic, Key
+from perfexp.records.record import Key
 
 _PROFILE = "_profile"
 #: The range around a whole call, by its phase.

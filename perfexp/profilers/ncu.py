@@ -42,8 +42,8 @@ from perfexp.profilers.tools import (
     last_words,
     missing_library,
 )
+from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Diagnostic
 from perfexp.roofline import listing
 
 #: Where NVIDIA says how counters are permitted.
@@ -173,13 +173,16 @@ class Ncu(Settings):
             "kernels_in": within,
             "cache_control": self._cache_control,
         }
-        if about.phase == "train" and 0 < within.get("backward", 0) < within.get("forward", 0):
-            found.doubts.append(_backward_incomplete(within))
+        forward, backward = within.get("forward", 0), within.get("backward", 0)
+        if about.phase == "train" and 0 < backward < forward:
+            found.doubts.append(
+                diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
+            )
         if (no_permission := "ERR_NVGPUCTRPERM" in said) or not any(
             _is_in(one, WHOLE[about.phase]) for one in launches
         ):
-            detail = _NOT_PERMITTED if no_permission else "ncu named no range: kernels can't be told apart by phase"
-            found.doubts.append(Diagnostic(code="profile_incomplete", detail=detail, remedy="see run.log"))
+            reason = _NOT_PERMITTED if no_permission else "ncu named no range, so kernels have no phase"
+            found.doubts.append(diagnostics.make("profile_incomplete", reason=reason))
         return found
 
 
@@ -227,12 +230,3 @@ def _why(said: str) -> str:
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
     told = first_line_with(lines, ("error",)) or last_words(said)
     return meaning or missing_library(said) or (f"{told}; see run.log" if told else "it says nothing")
-
-
-def _backward_incomplete(within: Mapping[str, int]) -> Diagnostic:
-    return Diagnostic(
-        code="backward_incomplete",
-        detail=f"ncu has {within['forward']} kernels of the forward pass and {within['backward']} of the backward "
-        "pass, which should have more",
-        remedy="profile again; if it stays, please report it",
-    )

@@ -40,8 +40,9 @@ from perfexp.profilers.tools import (
     last_words,
     missing_library,
 )
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Diagnostic
 
 #: What is recorded unless something else is asked for.
 TRACE = ("cuda", "cudnn", "nvtx", "osrt")
@@ -265,9 +266,8 @@ def _libdw() -> str | None:
 def _without_reports(problems: Mapping[str, str]) -> list[Diagnostic]:
     if not problems:
         return []
-    detail = "; ".join(f"{report}: {why}" for report, why in problems.items())
-    remedy = "choose others with profiler.reports, or make them later with perfexp stats DIR -r REPORT"
-    return [Diagnostic(code="reports_missing", detail=f"nsys made no {detail}", remedy=remedy)]
+    reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
+    return [diagnostics.make("reports_missing", reports=reports)]
 
 
 def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Diagnostic]:
@@ -275,14 +275,8 @@ def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) ->
     kernels = {each["name"]: each["kernels"] for each in ranges}
     if whole != WHOLE["train"] or "backward" not in kernels or kernels["backward"] >= kernels.get("forward", 0):
         return []
-    return [
-        Diagnostic(
-            code="backward_incomplete",
-            detail=f"the profile has {kernels['forward']:g} kernels of the forward pass and {kernels['backward']:g} of "
-            "the backward pass, which should have more",
-            remedy="look at the timeline: another stream or process may have them; please report it",
-        )
-    ]
+    forward, backward = kernels["forward"], kernels["backward"]
+    return [diagnostics.make("backward_incomplete", profiler="nsys", forward=forward, backward=backward)]
 
 
 def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:

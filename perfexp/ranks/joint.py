@@ -71,7 +71,7 @@ def measure(point: Point, step: Step, crew: Crew, *, compares_alone: bool) -> No
     _add_figures(point, found[Sharing.all], calls, crew.size)
     in_stretches = estimators.mean_interval(_of(point, Sharing.all))
     if estimators.differ(in_stretches, step_by_step, _TOLERANCE):
-        point.doubts.append(diagnostics.ranks_disagree(in_stretches.value / seconds))
+        point.doubts.append(diagnostics.make("ranks_disagree", ratio=in_stretches.value / seconds))
 
 
 def _of(point: Point, sharing: Sharing) -> list[float]:

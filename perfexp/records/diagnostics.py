@@ -1,353 +1,417 @@
-"""Doubts: every reason not to trust a figure blindly that the measuring code can find, with what to do about it.
-
-What disturbs a measurement from outside is in `perfexp.records.disturbances`.
-"""
+"""Diagnostics: the one table of errors, warnings and notes that qualify a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
-from perfexp.records.record import Diagnostic
-from perfexp.statistics.estimators import Interval
-
-#: Tick and record may be this fraction of a call that is timed alone before the point says so.
-_RESOLUTION_TOLERANCE = 0.01
+import msgspec
 
 
-def queue_starved(blocks: int) -> Diagnostic:
-    """The host could not fill the device's queue in time.
+class Severity(StrEnum):
+    """How much a diagnostic limits the use of a figure; the most severe comes first."""
 
-    Args:
-        blocks: in how many blocks.
+    ERROR = "error"  # the figure must not be used
+    WARNING = "warning"  # printed with the results
+    NOTE = "note"  # in the record, the tables and report.md only
+
+
+class Rule(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        severity: severity of every diagnostic with this code.
+        meaning: one line for the documentation.
+        message: template of the message, with its fields in braces.
+        help: template of the advice to the user.
     """
-    return Diagnostic(
-        code="queue_starved",
-        detail=f"in {blocks} blocks the device ran out of work before the host had filled its queue",
-        remedy="read `device` as an upper bound; fewer launches (execution=compile) are filled in faster",
-    )
+
+    severity: Severity
+    meaning: str
+    message: str
+    help: str
 
 
-def above_the_ceiling(name: str, share: float) -> Diagnostic:
-    """More work was done than the device can do.
+ERROR, WARNING, NOTE = Severity
 
-    Args:
-        name: of the metric.
-        share: of the ceiling.
-    """
-    return Diagnostic(
-        code="above_the_ceiling",
-        detail=f"{name} is {share:.0%}: the model's work by definition is more than the device can do in that time",
-        remedy="an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the precision that ran is not "
-        "the one that the ceiling is of, or the count is wrong: please report it",
-    )
-
-
-def work_uncounted(names: Sequence[str]) -> Diagnostic:
-    """The work of some operators of a call is not known.
-
-    Args:
-        names: of the operators.
-    """
-    return Diagnostic(
-        code="work_uncounted",
-        detail=f"nobody has said how much {', '.join(names)} compute: MACs, FLOPs and rates are too low by that",
-        remedy="read them as lower bounds",
-    )
-
-
-def ranks_disagree(ratio: float) -> Diagnostic:
-    """Several ranks that take another time together than the calls of the first one took.
-
-    Args:
-        ratio: of the time of a call in stretches of all ranks to that of the first one's calls.
-    """
-    return Diagnostic(
-        code="ranks_disagree",
-        detail=f"a call takes {ratio:.3f} of the timed one where no rank hears of another but through the gradients",
-        remedy="end other work on this machine; for calls that are short for their host, ranks/samples_per_second "
-        "is the rate without perfexp's word to the other ranks",
-    )
-
-
-def mixed_devices(names: Sequence[str]) -> Diagnostic:
-    """Ranks on different devices.
-
-    Args:
-        names: of the devices.
-    """
-    return Diagnostic(
-        code="mixed_devices",
-        detail=f"the ranks work on different devices ({', '.join(names)}), and all go at the pace of the slowest",
-        remedy="choose devices that are alike by CUDA_VISIBLE_DEVICES or gpu.index",
-    )
-
-
-def multi_gpu_slower(ratio: float, count: int, fewer: int) -> Diagnostic:
-    """Several devices together are slower than fewer of them.
-
-    Args:
-        ratio: samples per second of the slower run, over those of the other.
-        count: devices of the slower run.
-        fewer: devices of the run that it is compared with.
-    """
-    return Diagnostic(
-        code="multi_gpu_slower",
-        detail=f"{count} devices together reach {ratio:.2f} of the samples/s of {fewer}",
-        remedy="a larger batch_size per device; profiler=nsys shows what the devices wait for",
-    )
-
-
-def queue_exceeded(no_graph: str) -> Diagnostic:
-    """A call does not fit into the device's queue, and is no graph either.
-
-    Args:
-        no_graph: why it could not be measured as a captured graph.
-    """
-    return Diagnostic(
-        code="queue_exceeded",
-        detail=f"a call has more launches than the device's queue takes, and {no_graph}: there is no `device` time",
-        remedy="read `throughput` and `latency`; for `device`, a model with fewer launches (execution=compile)",
-    )
-
-
-def synchronising() -> Diagnostic:
-    """A call waits for the device inside, so that neither can its queue be filled nor the call be captured."""
-    return Diagnostic(
-        code="synchronising",
-        detail="the call waits for the device inside (it reads a value back), so that neither can the device's queue "
-        "be filled nor the call be captured as a graph: there is no `device` time",
-        remedy="take the `.item()`, `.cpu()` or print out of the call, or read `throughput` and `latency`",
-    )
-
-
-def waits_left_out(how: str) -> Diagnostic:
-    """The device's time is that of a call which does not wait.
-
-    Args:
-        how: it does without.
-    """
-    return Diagnostic(
-        code="waits_left_out",
-        detail=f"the call waits for the device inside; its `device` time is that of one which comes to the same: {how}",
-        remedy="`throughput` and `latency` are those of the call as it is, waits included",
-    )
-
-
-def data_left_out() -> Diagnostic:
-    """The device's time is that of calls whose batches lie on the device."""
-    return Diagnostic(
-        code="data_left_out",
-        detail="a call that fetches its batch from the host does not fit into the device's queue; the `device` time is "
-        "that of calls whose batches are on the device already",
-        remedy="`throughput`, `latency` and the phase `data` have the fetching; a batch in pinned memory "
-        "(data.pin_memory=true) is copied without waiting",
-    )
-
-
-def device_of_graph() -> Diagnostic:
-    """The device's time is that of the call as one launch, which nobody asked for."""
-    return Diagnostic(
-        code="device_of_graph",
-        detail="a call does not fit into the device's queue; the `device` time is that of the call captured as a "
-        "graph, whose kernels may follow each other more closely",
-        remedy="compare it with that of other graphs; execution.cuda_graph=true makes one of each call that does not "
-        "wait for the device inside",
-    )
-
-
-def not_captured_together() -> Diagnostic:
-    """A call of several ranks does not fit into the device's queue."""
-    return Diagnostic(
-        code="queue_exceeded",
-        detail="a call does not fit into the device's queue, or waits inside (each layer of SyncBatchNorm does), and "
-        "calls of several ranks are not captured: there is no `device` time",
-        remedy="read `throughput` and `latency`; one card has `device` where its queue takes the call",
-    )
-
-
-def below_resolution(call_seconds: float, uncertain_seconds: float) -> Diagnostic | None:
-    """A call is timed alone and is too short for that.
-
-    Args:
-        call_seconds: its time.
-        uncertain_seconds: of the clock and of recording events.
-    """
-    if uncertain_seconds <= _RESOLUTION_TOLERANCE * call_seconds:
-        return None
-    return Diagnostic(
-        code="below_resolution",
-        detail=f"calls of {call_seconds * 1e6:.3g} µs are timed one by one (cache=flush), and tick and events cost "
-        f"{uncertain_seconds * 1e6:.2g} µs of that",
-        remedy="a larger batch, or cache=rotate, which needs no events of its own",
-    )
-
-
-#: A host that needs more of the loop's time than this to issue its calls was slower when that was timed by itself.
-_HOST_CHANGED = 1.1
-
-
-def launch_bound(host_seconds: float, wall_seconds: float, device_seconds: float) -> Diagnostic:
-    """The device waits for the host.
-
-    Args:
-        host_seconds: host time of issuing a call.
-        wall_seconds: wall time of a call in the pipelined loop.
-        device_seconds: device time of a call.
-    """
-    host, device = host_seconds / wall_seconds, device_seconds / wall_seconds
-    changed = " (its pace changed from one to the other)" if host > _HOST_CHANGED else ""
-    return Diagnostic(
-        code="launch_bound",
-        detail=f"the device works {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls"
-        + changed,
-        remedy="a larger batch or torch.compile keeps the device busy",
-    )
-
-
-def phases_disagree(ratio: float) -> Diagnostic:
-    """The parts of a call do not add up to the whole.
-
-    Args:
-        ratio: of the parts' sum to the undisturbed call.
-    """
-    return Diagnostic(
-        code="phases_disagree",
-        detail=f"the phases' sum is {ratio:.3f} of the whole call",
-        remedy="read the phases as shares, not as times; the whole call is the undisturbed figure",
-    )
-
-
-def loss_not_finite(loss: float) -> Diagnostic:
-    """A training that learns nothing.
-
-    Args:
-        loss: the last one.
-    """
-    return Diagnostic(
-        code="loss_not_finite",
-        detail=f"the loss ended at {loss}: the arithmetic was timed, but nothing was learnt",
-        remedy="lower mode.train.optimizer.lr, or choose a precision with more range",
-    )
-
-
-def accuracy_of_training_data() -> Diagnostic:
-    """The accuracy is that of the pictures that were trained on."""
-    return Diagnostic(
-        code="accuracy_of_training_data",
-        detail="there are no held-out pictures: the accuracy is that of the ones that were trained on",
-        remedy="put the pictures into subfolders train and val",
-    )
-
-
-def drift(relative: float) -> Diagnostic:
-    """The samples moved.
-
-    Args:
-        relative: change of the median from the first third to the last.
-    """
-    return Diagnostic(
-        code="drift",
-        detail=f"the median moved by {relative:+.1%} from the first third of the samples to the last",
-        remedy="lengthen the warm-up (stopping.warmup_seconds) or see what else changes on the machine",
-    )
-
-
-#: What gives more samples, by the reason for which a block ended.
-_MORE_SAMPLES = {
-    "fixed": "more calls (stopping.measure=N; ITERATIONS of perfexp benchmark), or until it is known: stopping=normal",
-    "max_seconds": "more time (stopping.max_seconds=N)",
-    "max_calls": "more calls (stopping.max_calls=N)",
-    "epochs": "more epochs, or more data",
+#: Each diagnostic by its code. Records keep the codes: never rename one, never reuse one.
+#: `perfexp.summaries.remarks` compares diagnostics of one code by a figure of the message, usually the first.
+DIAGNOSTICS: dict[str, Rule] = {
+    # --- times ---
+    "simulated": Rule(
+        WARNING,
+        "a scripted device: no time is real",
+        "scripted device: every time in this record is simulated",
+        "select a real device: gpu=auto",
+    ),
+    "too_few_samples": Rule(
+        NOTE,
+        "the confidence interval is wider than its target, or does not exist",
+        "{n} samples ({effective:.0f} effective): {reached}",
+        "{advice}",
+    ),
+    "drift": Rule(
+        WARNING,
+        "the samples kept changing after the warm-up",
+        "the median moved by {relative:+.1%} from the first third of the samples to the last",
+        "use a longer warm-up (stopping.warmup_seconds), and check what else changes on the machine",
+    ),
+    "scaling_unexpected": Rule(
+        NOTE,
+        "a time is far from the fit over the other sizes, or below that of a smaller size",
+        "the time is {ratio:.2f} times that of {reference}",
+        "measure this size and its neighbors again; if it persists, look for another kernel or full memory",
+    ),
+    "below_resolution": Rule(
+        NOTE,
+        "calls timed one by one (cache=flush) are short compared with the resolution of the timer",
+        "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
+        "use a larger batch, or cache=rotate, which does not time calls one by one",
+    ),
+    "phases_disagree": Rule(
+        WARNING,
+        "the phases of a step do not add up to the step",
+        "the phases add up to {ratio:.3f} of the whole call",
+        "read the phases as shares, not as times; the whole call is timed without them",
+    ),
+    "launch_bound": Rule(
+        WARNING,
+        "the device waits for the host to launch kernels",
+        "the device is busy {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls{changed}",
+        "use a larger batch or execution=compile to keep the device busy",
+    ),
+    # --- `device`, the time on the device itself ---
+    "queue_starved": Rule(
+        WARNING,
+        "the host could not fill the launch queue in time: `device` is an upper bound",
+        "in {blocks} blocks the device ran out of work before the host had filled the launch queue",
+        "read `device` as an upper bound; execution=compile needs fewer launches",
+    ),
+    "queue_exceeded": Rule(
+        NOTE,
+        "a call fits neither the launch queue nor a CUDA graph: there is no `device` time",
+        "no `device` time: a call does not fit the launch queue, and {reason}",
+        "read `throughput` and `latency`; for `device`, use a model with fewer launches (execution=compile)",
+    ),
+    "synchronising": Rule(
+        NOTE,
+        "the call synchronizes with the device, so it cannot be captured: there is no `device` time",
+        "no `device` time: the call synchronizes (it reads a value back), so it can be neither queued nor captured",
+        "remove `.item()`, `.cpu()` or print from the call, or read `throughput` and `latency`",
+    ),
+    "waits_left_out": Rule(
+        NOTE,
+        "`device` is the time of an equivalent call that does not synchronize",
+        "the call synchronizes; `device` is the time of an equivalent call that does not: {how}",
+        "`throughput` and `latency` include the synchronization",
+    ),
+    "data_left_out": Rule(
+        NOTE,
+        "`device` is the time of calls whose batches are on the device already",
+        "a call that loads its batch from the host does not fit the launch queue; `device` is the time of calls whose "
+        "batches are on the device already",
+        "`throughput`, `latency` and the phase `data` include loading; data.pin_memory=true copies without waiting",
+    ),
+    "device_of_graph": Rule(
+        NOTE,
+        "`device` is the time of the call as a CUDA graph; compare it with that of other graphs only",
+        "the call does not fit the launch queue; `device` is the time of the call captured as a CUDA graph, whose "
+        "kernels may follow each other more closely",
+        "compare it with that of other graphs; execution.cuda_graph=true captures every call that does not synchronize",
+    ),
+    # --- the machine during the measurement ---
+    "busy_host": Rule(
+        WARNING,
+        "other processes used the CPU during the measurement",
+        "other processes used {load:.1f} of {cores} CPU cores during the measurement",
+        "stop other work on this machine, then measure again",
+    ),
+    "shared_device": Rule(
+        WARNING,
+        "another process used the device",
+        "{evidence}",
+        "measure when nobody else uses the device",
+    ),
+    "clock_moved": Rule(
+        WARNING,
+        "the device's clock changed during the measurement",
+        "the device's clock went from {before_mhz:.0f} to {after_mhz:.0f} MHz during the measurement ({change:+.1%})",
+        "use a longer warm-up (stopping.warmup_seconds); compare cycles_per_call, which does not depend on the clock",
+    ),
+    "throttled": Rule(
+        WARNING,
+        "the driver throttled the device",
+        "the driver throttled the device: {reasons}",
+        "let the device cool, or read the figure as one under this limit; perfexp changes no limits",
+    ),
+    "loader_competes": Rule(
+        NOTE,
+        "on a CPU, data loading and the model together need more cores than there are",
+        "{workers} and {threads} share {cores} and slow each other down",
+        "lower execution.threads or data.workers (data.workers=0 loads between the calls)",
+    ),
+    "threads_unchanged": Rule(
+        WARNING,
+        "the number of inter-op threads could not be set",
+        "{requested} inter-op threads were requested, but torch had already started with {actual}",
+        "measure in a separate process",
+    ),
+    # --- the model ---
+    # The figure carries the name of a precision that did not run.
+    "precision_unavailable": Rule(
+        ERROR,
+        "the device does not support the precision; fp32 was measured",
+        "{precision} was requested, but fp32 was measured: {reason}",
+        "use precision=fp32, or a device that supports {precision}",
+    ),
+    "not_quantized": Rule(
+        WARNING,
+        "a model for quantization runs in floating point",
+        "{model} is prepared for quantization, but runs in floating point",
+        "read it as {plain}; int8 is not measured",
+    ),
+    "loss_not_finite": Rule(
+        WARNING,
+        "the training computed infinities or NaN",
+        "the last loss is {loss}: the arithmetic was timed, but the model did not learn",
+        "lower mode.train.optimizer.lr, or choose a precision with more range",
+    ),
+    "accuracy_of_training_data": Rule(
+        NOTE,
+        "there are no held-out images: the accuracy is that of the training images",
+        "there are no held-out images: the accuracy is that of the training images",
+        "put the images into subfolders train and val",
+    ),
+    "work_uncounted": Rule(
+        WARNING,
+        "operators without a FLOP formula: MACs, FLOPs and rates are lower bounds",
+        "no FLOP formula for {ops}: MACs, FLOPs and rates are lower bounds",
+        "compare these figures only between runs of the same model",
+    ),
+    "above_the_ceiling": Rule(
+        WARNING,
+        "the analytic work exceeds what the device can do in that time",
+        "{metric} is {share:.0%}: the model's analytic work exceeds what the device can do in that time",
+        "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is of another precision, "
+        "or the count is wrong: please report it",
+    ),
+    # --- convolution algorithms ---
+    "algorithm_fallback": Rule(
+        WARNING,
+        "torch's own convolution computed some layers or passes",
+        "{share} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: {layers}",
+        "read the time as that of a mix, set these layers by algorithm.layers, or refuse such a model by "
+        "algorithm.on_unsupported=error",
+    ),
+    # The figure carries the name of an algorithm that did not run, as the kernels prove.
+    "algorithm_substituted": Rule(
+        ERROR,
+        "cuDNN ran another algorithm than requested",
+        "cuDNN ran other kernels than {algorithm} requires: {layers}",
+        "read the time as that of the kernels that ran, or set these layers by algorithm.layers",
+    ),
+    "algorithm_unproven": Rule(
+        NOTE,
+        "the kernels that cuDNN ran are not in the table of kernel families",
+        "no proof that cuDNN ran {algorithm}: {layers}",
+        "record this cuDNN's kernels (benchmarks/kernel_families.py), or trust cuDNN's report",
+    ),
+    "choice_slower": Rule(
+        WARNING,
+        "the layer-by-layer choices of algorithm=fastest are slower end to end than a baseline",
+        "the fastest algorithms of all layers take {ratio:.2f} of the time of {baseline} end to end",
+        "measure when nothing else runs, with algorithm.reuse=false; or use {baseline}",
+    ),
+    "speedup_unsure": Rule(
+        WARNING,
+        "the comparison of algorithm=fastest with a baseline is undecided",
+        "{ratio:.2f} times as fast as {baseline}, but anything from {low:.2f} to {high:.2f} over the rounds: which of "
+        "the two is faster is not known",
+        "measure when nothing else runs",
+    ),
+    "rivals_by_graph": Rule(
+        NOTE,
+        "algorithm=fastest was compared with its baselines as CUDA graphs, but `device` is without a graph",
+        "a baseline does not fit the launch queue, so all were compared as CUDA graphs; `device` is the time of calls "
+        "launched one by one",
+        "read the speedups; do not compare a baseline's time with `device`",
+    ),
+    # --- layers ---
+    "layers_disagree": Rule(
+        WARNING,
+        "the sum of the layers differs from the time of a call without profiling",
+        "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling{difference}",
+        "{advice}",
+    ),
+    "layers_unattributed": Rule(
+        NOTE,
+        "kernels that belong to no layer",
+        "{share:.1%} of the time could not be assigned to a layer: {kernels}",
+        "the sum includes it; the rows are too small by it",
+    ),
+    "layers_unheld": Rule(
+        NOTE,
+        "gaps between the layers' kernels are the host's",
+        "the device started a call before it was queued: gaps between its kernels are the host's, which is slower "
+        "under a profiler{details}",
+        "read the kernels' times, not the gaps; a smaller batch or execution=compile needs fewer launches",
+    ),
+    # --- energy ---
+    # The counter is broken: whatever it shows is not the energy of the calls.
+    "meter_stuck": Rule(
+        ERROR,
+        "the energy counter does not change: no energy",
+        "the energy counter of {meter} did not change in {seconds:.1f} s: no energy",
+        "reload the driver or restart the machine; `perfexp doctor` shows whether the counter moves again",
+    ),
+    # The difference of two readings is off by an unknown number of ranges.
+    "meter_wrapped": Rule(
+        ERROR,
+        "the energy counter went back, and its range is unknown: no energy",
+        "the energy counter of {meter} went from {before:.6g} back to {after:.6g} J, its range is unknown: no energy",
+        "measure again; a counter that wraps within minutes must report its range (max_energy_range_uj)",
+    ),
+    # One of two independent readings of the same energy is wrong, and nothing shows which.
+    "meter_disagrees": Rule(
+        ERROR,
+        "energy counter and integrated power differ by more than 3 % and more than the scatter of the readings",
+        "{meter}: {counter:.4g} W by the energy counter, {integral:.4g} W by integrated power ({difference:+.1%}, "
+        "tolerated ±{tolerance:.0%}): no energy",
+        "use a longer window, which averages out a power that is updated slowly; otherwise try another driver",
+    ),
+    "meter_unchecked": Rule(
+        NOTE,
+        "the power varies so much that its integral cannot check the counter",
+        "{meter}: the power varies so much that its integral cannot check the counter to better than ±{tolerance:.0%} "
+        "(they differ by {difference:+.1%})",
+        "use a longer window (probes.energy_seconds=5) for more readings, or a larger batch for a steadier power",
+    ),
+    "meter_coarse": Rule(
+        WARNING,
+        "the length of the energy window is uncertain",
+        "updates of {meter} were seen so late between the calls that the window of {window:.2f} s is uncertain by "
+        "{uncertainty:.1%}",
+        "use a longer window, or a smaller batch, so that the meter is read more often",
+    ),
+    "meter_shared": Rule(
+        WARNING,
+        "the meter also counts the energy of others",
+        "{meter} also counts the energy of {others}",
+        "measure when nobody else uses it",
+    ),
+    "meter_mig": Rule(
+        NOTE,
+        "the meter counts a whole board, and the device is a MIG slice of it: no energy",
+        "{meter}: MIG is on, and the board's meter counts all of its slices together: no energy",
+        "measure on a whole board (nvidia-smi -i N -mig 0, as its administrator)",
+    ),
+    "meter_average": Rule(
+        NOTE,
+        "the meter reports an average power, not an instantaneous one",
+        "the power of {meter} is an average over about a second: its integral follows changes late",
+        "use an NVIDIA driver of 530 or later for the instantaneous power; trust the counter",
+    ),
+    "meter_no_counter": Rule(
+        NOTE,
+        "the energy is integrated power, without a counter to check it",
+        "{meter} has no energy counter: the energy is the integral of its power, without a check",
+        "read it as an estimate; NVIDIA boards since Volta have a counter",
+    ),
+    "meter_untested": Rule(
+        NOTE,
+        "this kind of meter has not been tried on hardware",
+        "{meter}: this kind of meter follows its documentation and has not been tried on hardware",
+        "compare it with another meter, and report the result",
+    ),
+    "energy_pace": Rule(
+        NOTE,
+        "calls took another time while their energy was measured",
+        "a call took {metered_ms:.4g} ms while its energy was measured, {timed_ms:.4g} ms when it was timed "
+        "({difference:+.1%})",
+        "the energy is that of calls at this pace: that of a long run if heat or the power limit slowed them; if the "
+        "host did, use a larger batch or execution.cuda_graph=true",
+    ),
+    # --- several devices ---
+    "mixed_devices": Rule(
+        WARNING,
+        "the ranks use different devices",
+        "the ranks use different devices ({devices}), and all run at the pace of the slowest",
+        "select devices of one kind with CUDA_VISIBLE_DEVICES or gpu.index",
+    ),
+    "ranks_disagree": Rule(
+        WARNING,
+        "steps of all ranks without control messages take another time than the timed ones",
+        "a call takes {ratio:.3f} of its timed duration in bursts without control messages between the ranks",
+        "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",
+    ),
+    "multi_gpu_slower": Rule(
+        WARNING,
+        "in a sweep over `gpu.count`: several GPUs together do fewer samples/s than fewer of them",
+        "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}",
+        "use a larger batch_size per device; profiler=nsys shows what the devices wait for",
+    ),
+    # --- profiles ---
+    "profile_incomplete": Rule(
+        WARNING,
+        "a profile lacks launches",
+        "the profile is incomplete: {reason}",
+        "see run.log",
+    ),
+    "backward_incomplete": Rule(
+        WARNING,
+        "the profile has fewer kernels of the backward pass than of the forward pass",
+        "{profiler} saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass",
+        "check the timeline for another stream or process, and profile again; if it persists, please report it",
+    ),
+    "reports_missing": Rule(
+        WARNING,
+        "nsys did not create a report",
+        "nsys created no {reports}",
+        "choose others with profiler.reports, or create them later with perfexp stats DIR -r REPORT",
+    ),
+    "roofline_missing": Rule(
+        WARNING,
+        "a profile has no roofline",
+        "no roofline: {reason}",
+        "{advice}",
+    ),
 }
 
 
-def too_few_samples(
-    n: int, effective: float, achieved: float | None, target: float | None, reason: str | None = None
-) -> Diagnostic:
-    """The interval is wider than was asked for, or may well be, or there is none.
+class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An error, warning or note that qualifies a figure.
+
+    Attributes:
+        code: stable short name (`drift`, `too_few_samples`, …).
+        severity: severity by the table of this version; the stored one counts for codes without a row only.
+        message: observation with its figures; `detail` in JSON.
+        help: advice to the user; `remedy` in JSON.
+    """
+
+    code: str
+    severity: Severity = Severity.WARNING
+    message: str = msgspec.field(name="detail")
+    help: str = msgspec.field(name="remedy", default="")
+
+    def __post_init__(self) -> None:
+        if self.code in DIAGNOSTICS:
+            self.severity = DIAGNOSTICS[self.code].severity
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.message} ({self.code})"
+
+    @property
+    def is_note(self) -> bool:
+        """Whether consoles leave it out."""
+        return self.severity is Severity.NOTE
+
+
+def make(code: str, /, **fields: object) -> Diagnostic:
+    """A diagnostic of the table; tests check the fields of each call against the templates.
 
     Args:
-        n: samples.
-        effective: as how many independent ones they count.
-        achieved: relative half-width of the median's interval, or None where there is none.
-        target: the one that was asked for, if any was.
-        reason: for which the block ended, if that is known.
+        code: row of the table, a literal.
+        fields: values for the templates of message and help.
     """
-    asked = "" if target is None else f" instead of ±{target:.1%}"
-    if target is not None and achieved is not None and achieved <= target:
-        asked = ", which of so few may be several times too narrow"
-    reached = "no interval exists" if achieved is None else f"±{achieved:.1%}{asked}"
-    return Diagnostic(
-        code="too_few_samples",
-        detail=f"{n} samples (worth {effective:.0f} independent ones): {reached}",
-        remedy=_MORE_SAMPLES.get(reason or "", "more time or calls (stopping.max_seconds, stopping.measure)"),
-    )
-
-
-def scaling_far(ratio: float, sizes: int, tolerance: float) -> Diagnostic:
-    """A time does not lie where those of the other sizes let it be expected.
-
-    Args:
-        ratio: of the time to the fitted one.
-        sizes: that were fitted.
-        tolerance: how far it may be off.
-    """
-    return Diagnostic(
-        code="scaling_unexpected",
-        detail=f"the time is {ratio:.2f} of what the fit over {sizes} sizes expects (tolerated: ±{tolerance:.0%})",
-        remedy="measure this size and its neighbours again; if it stays, look for another kernel or a full memory",
-    )
-
-
-def scaling_falls(ratio: float, smaller: str) -> Diagnostic:
-    """A larger input takes less time than a smaller one.
-
-    Args:
-        ratio: of the time to that of the smaller size.
-        smaller: that size.
-    """
-    return Diagnostic(
-        code="scaling_unexpected",
-        detail=f"the time is {ratio:.2f} of that of the smaller size {smaller}, beyond both intervals",
-        remedy="measure both sizes again; if it stays, the smaller one runs by a slower kernel or was disturbed",
-    )
-
-
-def speedup_unsure(rival: str, ratio: float, across: Interval) -> Diagnostic:
-    """The rounds in which two were compared do not tell which is faster.
-
-    Args:
-        rival: what the whole model was compared with.
-        ratio: its time over that of the choice, the median over the rounds.
-        across: the rounds' mean with its interval.
-    """
-    return Diagnostic(
-        code="speedup_unsure",
-        detail=f"{ratio:.2f} times as fast as {rival}, but the rounds differ so much that it may be anything from "
-        f"{across.low:.2f} to {across.high:.2f}: which of the two is faster is not known",
-        remedy="measure when nothing else runs",
-    )
-
-
-def rivals_by_graph() -> Diagnostic:
-    """Rivals were compared as graphs, though the algorithm's own call fits into the queue."""
-    return Diagnostic(
-        code="rivals_by_graph",
-        detail="a rival's call does not fit into the device's queue, so all were compared as captured graphs; `device` "
-        "is that of calls launched one by one",
-        remedy="read the speedups, and no rival's time beside `device`",
-    )
-
-
-def choice_slower(rival: str, ratio: float) -> Diagnostic:
-    """What was chosen layer by layer is slower as a whole than a rival.
-
-    Args:
-        rival: what the whole model was compared with.
-        ratio: its time over that of the choice.
-    """
-    return Diagnostic(
-        code="choice_slower",
-        detail=f"the fastest of each layer take {1 / ratio:.2f} of the time of {rival} together",
-        remedy="measure when nothing else runs, with algorithm.reuse=false; or take the rival",
-    )
+    rule = DIAGNOSTICS[code]
+    return Diagnostic(code=code, message=rule.message.format(**fields), help=rule.help.format(**fields))

@@ -12,6 +12,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
+from perfexp.records.diagnostics import Diagnostic
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
@@ -88,20 +89,6 @@ def timed_key(key: Key) -> Key:
 def is_layers(key: Key) -> bool:
     """Whether a key identifies a point of layers."""
     return key.phase.endswith(_LAYERS)
-
-
-class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A reason not to trust a figure blindly.
-
-    Attributes:
-        code: stable short name (`drift`, `too_few_samples`, …).
-        detail: what was seen, with its figures.
-        remedy: what the user can do about it.
-    """
-
-    code: str
-    detail: str
-    remedy: str = ""
 
 
 class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

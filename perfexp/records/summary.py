@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from perfexp.records import diagnostics
-from perfexp.records.record import Diagnostic, Key, Metric, Point, Record, Series, Status
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key, Metric, Point, Record, Series, Status
 from perfexp.statistics import estimators, scaling
 
 #: Which time stands for a point, best first: the device's own where there is one.
@@ -20,6 +21,13 @@ MEGAPIXEL = 1e6
 _ERROR_UNKNOWN = 0.05
 #: A larger input may take so much less time than a smaller one: tiles fill better at some sizes than at others.
 _FALL_TOLERANCE = 0.1
+#: Advice on getting more samples, by the reason for which a block ended.
+_MORE_SAMPLES = {
+    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
+    "max_seconds": "use more time (stopping.max_seconds=N)",
+    "max_calls": "use more calls (stopping.max_calls=N)",
+    "epochs": "use more epochs, or more data",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,14 +313,16 @@ def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Diagnostic, ...]]:
     for grown in scalings(known):
         for index in grown.fit.far:
             ratio = 1 + grown.fit.deviations[index]
-            found[grown.keys[index]] = (diagnostics.scaling_far(ratio, len(grown.keys), grown.fit.tolerance),)
-    # a time that lies far above the fit is in doubt itself: it makes none of the others a fall
+            reference = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
+            found[grown.keys[index]] = (diagnostics.make("scaling_unexpected", ratio=ratio, reference=reference),)
+    # a time far above the fit is suspect itself: compared with it, no other time counts as a fall
     far = set(found)
     for group in _over_sizes(known):
         for smaller, larger in combinations([row for row in group if row.key not in far], 2):
             if larger.key not in found and _falls(smaller, larger):
                 ratio = _median(larger).value / _median(smaller).value
-                found[larger.key] = (diagnostics.scaling_falls(ratio, smaller.key.size_label),)
+                reference = f"the smaller size {smaller.key.size_label}, beyond both intervals"
+                found[larger.key] = (diagnostics.make("scaling_unexpected", ratio=ratio, reference=reference),)
     return found
 
 
@@ -351,15 +361,27 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
 
 
 def _statistical_doubts(time: estimators.Summary | None, series: Series | None) -> list[Diagnostic]:
-    """What the samples themselves say against the figure."""
+    """Diagnostics of the samples themselves: drift, and a wide interval."""
     if time is None or series is None:
         return []
     found = []
     if time.drift is not None:
-        found.append(diagnostics.drift(time.drift.relative))
+        found.append(diagnostics.make("drift", relative=time.drift.relative))
     target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
     effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
     narrow = estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
     if achieved is None or (target is not None and narrow * achieved > target):
-        found.append(diagnostics.too_few_samples(time.n, effective, achieved, target, reason))
+        reached = _reached(achieved, target)
+        advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
+        found.append(diagnostics.make("too_few_samples", n=time.n, effective=effective, reached=reached, advice=advice))
     return found
+
+
+def _reached(achieved: float | None, target: float | None) -> str:
+    if achieved is None:
+        return "no confidence interval exists"
+    if target is None:
+        return f"±{achieved:.1%}"
+    if achieved <= target:
+        return f"±{achieved:.1%}, which with few effective samples may be several times too narrow"
+    return f"±{achieved:.1%} instead of ±{target:.1%}"

@@ -26,13 +26,15 @@ from perfexp.reports import multi_device, overview
 from perfexp.reports.progress import Progress, Whole
 from perfexp.summaries import profile_summary, sweep_summary
 from perfexp.summaries.grid import Grid
-from perfexp.summaries.remarks import failures, raised_doubts, scaling_lines
+from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
 from perfexp.summaries.subject import label, one_line, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
 
 #: A file or a pipe has no edge: its lines are not broken.
 _ENDLESS = 10_000
+#: Colors of lines that begin with a severity.
+_STYLES = {"error": "red", "warning": "yellow"}
 #: Above lines that begin with a status: failed, unsupported, oom, ….
 _NOT_MEASURED = "not measured"
 
@@ -43,7 +45,7 @@ class Console:
     Lines are plain (no colours, no bar, no lines drawn) where stdout is no terminal, with `NO_COLOR`, and with quiet.
 
     Args:
-        quiet: only results, doubts, failures and where the files are.
+        quiet: print only results, errors, warnings, failures and the folder of the files.
         out: instead of stdout.
         err: instead of stderr.
         width: instead of the terminal's.
@@ -146,7 +148,7 @@ class Console:
             self._line(same, indent=2)
         if sweep.children:
             self._grid(sweep_summary.runs(sweep, records))
-        self._section("doubts", sweep_summary.doubt_lines(sweep, records), style="yellow")
+        self._diagnostics(sweep_summary.diagnostic_lines(sweep, records))
         self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
         if folder:
             self._to_copy("files", [f"{folder}{os.sep}"])
@@ -237,11 +239,17 @@ class Console:
                 self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
 
     def _remarks(self, record: Record, known: Sequence[Row]) -> None:
-        lines = []
-        for raised in raised_doubts(record, known):
-            lines += [str(raised), *([f"  → {raised.doubt.remedy}"] if raised.doubt.remedy else [])]
-        self._section("doubts", lines, style="yellow")
+        for raised in raised_diagnostics(record, known):
+            if not raised.worst.is_note:
+                self._diagnostics(raised.lines)
         self._section(_NOT_MEASURED, failures(record), style="red")
+
+    def _diagnostics(self, lines: Iterable[str]) -> None:
+        """Errors and warnings in their color, each with its indented help below."""
+        for line in lines:
+            stripped = line.lstrip()
+            style = _STYLES.get(line.partition(":")[0], "")
+            self._line(one_line(stripped), style=style, indent=len(line) - len(stripped))
 
     def _tracking(self, tracking: str | None) -> None:
         if tracking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.records.record import Record
@@ -11,7 +11,7 @@ from perfexp.records.summary import Row, first_predictions, requested_percentile
 from perfexp.reports import multi_device, overview
 from perfexp.summaries import profile_summary
 from perfexp.summaries.grid import escape_markdown
-from perfexp.summaries.remarks import failures, raised_doubts, scaling_lines
+from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
 from perfexp.summaries.subject import label, one_line, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text
 from perfexp.tables import convolutions, layer_tables
@@ -53,7 +53,7 @@ def markdown(record: Record) -> str:
         _section("Ranks", _list(map(escape_markdown, multi_device.sentences(record)))),
         _layers(record),
         _profile(record),
-        _doubts(record, known),
+        *_diagnostics(record, known),
         _section("Not measured", _list(map(escape_markdown, failures(record)))),
         _section("Environment", _items(_environment(record.environment))),
         _section("To measure it again", _again(record)),
@@ -127,12 +127,12 @@ def _profile(record: Record) -> str:
     return _section("Profile", "\n".join(filter(None, (sentences, *grids, commands))))
 
 
-def _doubts(record: Record, known: Sequence[Row]) -> str:
-    lines = []
-    for raised in raised_doubts(record, known):
-        remedy = f" Remedy: {one_line(raised.doubt.remedy)}." if raised.doubt.remedy else ""
-        lines.append(escape_markdown(f"{raised}.{remedy}"))
-    return _section("Doubts", _list(lines))
+def _diagnostics(record: Record, known: Sequence[Row]) -> Iterator[str]:
+    """Errors and warnings, then notes; each with its help on the same line."""
+    raised = raised_diagnostics(record, known)
+    for title, notes in (("Warnings", False), ("Notes", True)):
+        lines = ("; ".join(map(str.strip, each.lines)) for each in raised if each.worst.is_note is notes)
+        yield _section(title, _list(map(escape_markdown, lines)))
 
 
 def _environment(environment: Mapping[str, Any]) -> dict[str, str]:

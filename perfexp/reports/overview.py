@@ -148,8 +148,8 @@ def key_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def remarks(row: Row) -> str:
-    """How a point ended where that is not well, and the codes of its doubts."""
-    codes = _distinct(doubt.code for doubt in row.doubts)
+    """Status of a point that did not end well, and the codes of its errors and warnings."""
+    codes = _distinct(doubt.code for doubt in row.doubts if not doubt.is_note)
     return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
 
 

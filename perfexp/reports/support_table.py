@@ -234,7 +234,8 @@ def notes(found: Survey, *, short: bool) -> Iterator[str]:
     if found["unused"]:
         yield f"not used in {found['phase']}: {', '.join(found['unused'])}"
     for doubt in found["doubts"]:
-        yield f"{doubt['detail']} → {doubt['remedy']}"
+        yield f"{doubt['severity']}: {doubt['detail']} ({doubt['code']})"
+        yield f"  help: {doubt['remedy']}"
 
 
 def _by_reason(answers: Mapping[str, Any]) -> dict[str, list[str]]:

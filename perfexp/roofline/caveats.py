@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from perfexp.records.record import Diagnostic
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.roofline.counters import Counted
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Roofline
 from perfexp.roofline.sentences import pretty
@@ -73,7 +73,7 @@ def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Ite
         diagnostics: warnings about the layers' times.
     """
     yield from _foreign(roofline)
-    yield from (f"Doubtful ({diagnostic.code}): {diagnostic.detail}." for diagnostic in diagnostics)
+    yield from map(str, diagnostics)
     yield (
         "FLOPs and bytes are analytic: the definition of each layer (direct convolution, each operand moved once), not "
         "counts; ≈ marks them and figures derived from them. Times are measured. Winograd and FFT need fewer FLOPs and "

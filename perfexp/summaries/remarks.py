@@ -1,4 +1,4 @@
-"""Remarks: what every sink says beside the figures: doubts, how times grow, and points that did not end well."""
+"""Remarks: lines that every report adds to the figures: diagnostics, growth with the size, and failures."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.records.record import Diagnostic, Key, Point, Record, Status
+from perfexp.records.diagnostics import Diagnostic, Severity
+from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, scalings
+from perfexp.records.units import counted
 from perfexp.summaries.subject import label, one_line, varying
 from perfexp.summaries.wording import scaling_text
 
-#: A figure in a doubt's detail, with its sign and its percent sign.
+#: A figure in a message, with its sign and its percent sign.
 _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
-#: The figure of a detail by which doubts of one code are compared, where it is not the first; and how bad a value is,
-#: where it is not worse the further it is from zero.
+#: Index of the figure in a message by which diagnostics of one code are compared, where it is not the first; and how
+#: bad a value is, where it is not worse the further it is from zero.
 _PLACES = {"too_few_samples": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
     "launch_bound": lambda share: -share,
@@ -23,59 +25,64 @@ _BADNESS: dict[str, Callable[[float], float]] = {
     "phases_disagree": lambda ratio: abs(ratio - 1),
     "ranks_disagree": lambda ratio: abs(ratio - 1),
     "scaling_unexpected": lambda ratio: abs(ratio - 1),
-    "choice_slower": lambda ratio: -ratio,
 }
+
+
+_SEVERITIES = list(Severity)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
-    """Doubts of one code and one remedy, with where they were raised.
+    """Diagnostics of one code and one help, with the places where they were raised.
 
     Attributes:
-        doubts: one for each place, the worst first; of the whole run the only one.
-        where: labels of the points, in the same order; nothing where it concerns the whole run.
+        diagnostics: one for each place, the worst first; a single one for the whole run.
+        where: labels of the points, in the same order; empty for the whole run.
     """
 
-    doubts: tuple[Diagnostic, ...]
-    where: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    where: tuple[str, ...] = ()
 
     @property
-    def doubt(self) -> Diagnostic:
-        """The worst."""
-        return self.doubts[0]
-
-    def __str__(self) -> str:
-        return f"{self.doubt.code}{self.place}: {one_line(self.doubt.detail)}{self._range}"
+    def worst(self) -> Diagnostic:
+        """The diagnostic whose message is shown."""
+        return self.diagnostics[0]
 
     @property
-    def place(self) -> str:
-        """` (224)`, ` (224 and 3 more points)` or ` (224, the worst of 4 points)`; nothing for the whole run."""
-        if not self.where:
-            return ""
+    def lines(self) -> list[str]:
+        """As compilers print them: `warning: PLACE: MESSAGE (CODE)`, and the help below it."""
+        worst = self.worst
+        place = f"{self._place}: " if self.where else ""
+        message = f"{worst.severity}: {place}{one_line(worst.message)}{self._range} ({worst.code})"
+        return [message, *([f"  help: {one_line(worst.help)}"] if worst.help else [])]
+
+    @property
+    def _place(self) -> str:
+        """`224`, `224 and 3 more points` or `224, the worst of 4 points`."""
         others = len(self.where) - 1
         if others and self._range:
-            return f" ({self.where[0]}, the worst of {len(self.where)} points)"
-        more = f" and {others} more point{'s' if others > 1 else ''}" if others else ""
-        return f" ({self.where[0]}{more})"
+            return f"{self.where[0]}, the worst of {len(self.where)} points"
+        return f"{self.where[0]} and {counted(others, 'more point')}" if others else self.where[0]
 
     @property
     def _range(self) -> str:
-        """How far the figure reaches by which the doubts are compared; nothing where it is the same in all of them."""
-        figures = {_figure(each) for each in self.doubts}
-        if len(figures) < 2 or not _comparable(self.doubts):
+        """The range of the figure by which the diagnostics are compared; empty where it is the same in all of them."""
+        figures = {_figure(diagnostic) for diagnostic in self.diagnostics}
+        if len(figures) < 2 or not _comparable(self.diagnostics):
             return ""
         ordered = sorted(figures, key=_number)
         return f" ({ordered[0]} to {ordered[-1]} over the points)"
 
 
-def _comparable(doubts: Sequence[Diagnostic]) -> bool:
-    """Whether their details differ in figures only, and have any: not in a unit, a name or a reason."""
-    return bool(_figure(doubts[0])) and len({_FIGURE.sub("", doubt.detail) for doubt in doubts}) == 1
+def _comparable(diagnostics: Sequence[Diagnostic]) -> bool:
+    """Whether the messages contain figures and differ in nothing else: not in a unit, a name or a reason."""
+    texts = {_FIGURE.sub("", diagnostic.message) for diagnostic in diagnostics}
+    return bool(_figure(diagnostics[0])) and len(texts) == 1
 
 
-def _figure(doubt: Diagnostic) -> str:
-    """The figure by which doubts of that code are compared, as its detail has it; empty where there is none."""
-    figures, place = _FIGURE.findall(doubt.detail), _PLACES.get(doubt.code, 0)
+def _figure(diagnostic: Diagnostic) -> str:
+    """The figure of the message by which diagnostics of that code are compared; empty where there is none."""
+    figures, place = _FIGURE.findall(diagnostic.message), _PLACES.get(diagnostic.code, 0)
     return str(figures[place]) if place < len(figures) else ""
 
 
@@ -83,25 +90,25 @@ def _number(figure: str) -> float:
     return float(figure.strip("± %"))
 
 
-def raised_doubts(record: Record, rows: Sequence[Row]) -> list[Raised]:
-    """All doubts of a run, each code once; but where points need different remedies, once for each of these.
+def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
+    """All diagnostics of a run, the most severe first; each code once, or once for each help that points need.
 
     Args:
-        record: of any run.
-        rows: its rows, whose doubts include the statistical ones.
+        record: any run.
+        rows: its rows, whose diagnostics include the statistical ones.
     """
     fields = varying(row.key for row in rows) or ("input_size", "batch_size")
-    found: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
+    groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
     raised = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]
     batches = {(row.key.phase, row.key.batch_size) for row in rows}
     untimed = (point for point in record.points if (own := _beside(point.key)) and (not rows or own in batches))
     raised += [(label(point.key), tuple(point.doubts)) for point in untimed]
-    for name, doubts in raised:
-        for doubt in doubts:
-            places = found.setdefault((doubt.code, doubt.remedy, bool(name)), [])
+    for name, diagnostics in raised:
+        for diagnostic in diagnostics:
+            places = groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), [])
             if name not in (where for where, _ in places):
-                places.append((name, doubt))
-    return [_worst_first(places) for places in found.values()]
+                places.append((name, diagnostic))
+    return sorted(map(_worst_first, groups.values()), key=lambda raised: _SEVERITIES.index(raised.worst.severity))
 
 
 def _beside(key: Key) -> tuple[str, int] | None:
@@ -112,10 +119,12 @@ def _beside(key: Key) -> tuple[str, int] | None:
 
 
 def _worst_first(places: list[tuple[str, Diagnostic]]) -> Raised:
-    if _comparable([doubt for _, doubt in places]):
+    if _comparable([diagnostic for _, diagnostic in places]):
         badness = _BADNESS.get(places[0][1].code, abs)
         places = sorted(places, key=lambda place: -badness(_number(_figure(place[1]))))
-    return Raised(doubts=tuple(doubt for _, doubt in places), where=tuple(where for where, _ in places if where))
+    return Raised(
+        diagnostics=tuple(diagnostic for _, diagnostic in places), where=tuple(where for where, _ in places if where)
+    )
 
 
 def scaling_lines(rows: Sequence[Row]) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfexp.records.diagnostics import multi_gpu_slower
-from perfexp.records.record import Diagnostic, Metric, Record, Status
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric, Record, Status
 from perfexp.records.summary import Row, across, is_clearly_below, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remarks import failures
+from perfexp.summaries.remarks import Raised, failures
 from perfexp.summaries.subject import constant, label, one_line, subject
 from perfexp.summaries.wording import bare_time, find_metric, median_text, range_text, rate_text
 
@@ -55,7 +56,7 @@ def setting(records: Sequence[Record]) -> str:
     return " ".join(filter(None, words))
 
 
-def doubts(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
+def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
     """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer.
 
     Args:
@@ -76,11 +77,15 @@ def doubts(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
             if fewer:
                 best, _, most = max(fewer, key=lambda each: each[2].value)
                 ratios.setdefault(job, []).append((rate.value / most.value, count, best))
-    return {job: multi_gpu_slower(*min(each)) for job, each in ratios.items()}
+    worst = {job: min(each) for job, each in ratios.items()}
+    return {
+        job: diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=fewer)
+        for job, (ratio, count, fewer) in worst.items()
+    }
 
 
-def doubt_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """A line for each warning that only the other runs show, and its remedy below it.
+def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """A line for each warning that only the other runs show, and its help below it.
 
     Args:
         sweep: the summary.
@@ -88,8 +93,8 @@ def doubt_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     """
     names = {child.job: one_line(child.name) for child in sweep.children}
     lines = []
-    for job, doubt in doubts(sweep, records).items():
-        lines += [f"{doubt.code} (run {job} {names[job]}): {doubt.detail}", f"  → {doubt.remedy}"]
+    for job, doubt in diagnostics_of(sweep, records).items():
+        lines += Raised(diagnostics=(doubt,), where=(f"run {job} {names[job]}",)).lines
     return lines
 
 
@@ -105,7 +110,7 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     lines = [(child, known) for child, record in pairs for known in _by_phase(record)]
     phases = dict.fromkeys(row.key.phase for _, known in lines for row in known)
     kinds = dict.fromkeys(kind for _, known in lines for row in known if (kind := row.time_kind))
-    raised = doubts(sweep, records)
+    raised = diagnostics_of(sweep, records)
     title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
         Column(title="run", cells=tuple(str(child.job) for child, _ in lines), is_key=True),
@@ -186,8 +191,8 @@ def _shares(known: Sequence[Row]) -> str:
 
 
 def _remarks(child: SweepChild, known: Sequence[Row], raised: Diagnostic | None) -> str:
-    """How many points there are, how it ended where that is not well, and the codes of its doubts."""
-    codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts)
+    """Number of points, the status of a run that did not end well, and the codes of its errors and warnings."""
+    codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts if not doubt.is_note)
     codes |= {raised.code: None} if raised else {}
     points = [f"{len(_timed(known))} of {len(known)} points"] if len(known) > 1 else []
     fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in map(_fitting, known) if metric and metric.value)

@@ -13,7 +13,7 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports import markdown
 from perfexp.summaries import sweep_summary
 from perfexp.summaries.grid import escape_markdown
-from perfexp.summaries.remarks import raised_doubts
+from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
 from perfexp.summaries.wording import bare_time, median_text, rate_text
 from perfexp.tracking.run_tags import TAG_LENGTH, clean
@@ -85,10 +85,11 @@ def is_unedited(note: str) -> bool:
 
 
 def _head(record: Record, known: Sequence[Row]) -> list[str]:
-    """What was measured, on what, and what is doubtful about it."""
-    doubts = ", ".join(raised.doubt.code for raised in raised_doubts(record, known)) or "none"
+    """Headlines, the device, and the codes of errors and warnings."""
+    raised = (each.worst for each in raised_diagnostics(record, known))
+    codes = ", ".join(worst.code for worst in raised if not worst.is_note) or "none"
     device = subject(record.plan, record.environment).device or "an unknown device"
-    return [*_headlines(known), f"On {escape_markdown(device)}. Doubts: {escape_markdown(doubts)}."]
+    return [*_headlines(known), f"On {escape_markdown(device)}. Warnings: {escape_markdown(codes)}."]
 
 
 def _headlines(known: Sequence[Row]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from perfexp.host.files import safe_name
 from perfexp.records.record import Key, Record, Status
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
-from perfexp.summaries.remarks import raised_doubts
+from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
 from perfexp.tracking.mlflow_metrics import Figures
 
@@ -96,7 +96,7 @@ def point_tags(record: Record, known: Sequence[Row], figures: Figures) -> dict[s
     statuses = Counter(row.status.value for row in known)
     found = {
         "perfexp.points": ", ".join(f"{count} {status}" for status, count in statuses.items()),
-        "perfexp.doubts": ", ".join(raised.doubt.code for raised in raised_doubts(record, known)),
+        "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(record, known)),
         "perfexp.dropped_metrics": _reasons(figures.dropped),
         "perfexp.estimated_metrics": ", ".join(figures.estimated),
         "mlflow.source.name": "perfexp",

@@ -11,6 +11,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import lifeline
 from perfexp.host.files import disk_error
@@ -21,7 +23,7 @@ from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import Status, missing, point_to_line, read_points, timed_key
 from perfexp.worker import points
 from perfexp.worker.cold_start import first_prediction
-from perfexp.worker.setup import alone, open_session, plain_doubt, with_procedure
+from perfexp.worker.setup import alone, open_session, with_procedure
 
 if TYPE_CHECKING:
     from perfexp.measure.procedure import Procedure
@@ -230,7 +232,7 @@ def algorithms(plan: config.Plan, paths: RunPaths, tell: Events) -> dict[str, An
         "batch_size": key.batch_size,
         "inputs": len({(each.input_size, each.batch_size) for each in keys}),
         "precision": session.facts()["precision"],
-        "doubts": [plain_doubt(doubt) for doubt in session.doubts()],
+        "doubts": msgspec.to_builtins(session.doubts()),
         **found,
     }
 

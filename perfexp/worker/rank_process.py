@@ -9,12 +9,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.host.files import disk_error
 from perfexp.plan import config
 from perfexp.ranks import Place, Shareable, start
 from perfexp.ranks.control_messages import Follower, Leader, Worker
-from perfexp.records.diagnostics import mixed_devices
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
@@ -24,7 +27,6 @@ from perfexp.worker.setup import (
     applied,
     energy,
     open_session,
-    plain_doubt,
     write_environment,
 )
 
@@ -94,7 +96,8 @@ def _measure(plan: config.Plan, paths: RunPaths, replicate: int, place: Place, c
         with _open(plan, place, devices[0], tell) as (procedure, worker, shared):
             told = worker.group.gather(_told(procedure.device))
             more = {"devices": [each["device"] for each in told], **shared}
-            found = _of_all([each["doubts"] for each in told], more["devices"])
+            doubts = msgspec.convert([each["doubts"] for each in told], list[list[Diagnostic]])
+            found = _of_all(doubts, more["devices"])
             write_environment(paths, procedure.device, procedure.session, found, ranks=more)
             procedure.crew, procedure.compares_alone = crew, plan.probes.scaling
             if plan.probes.energy:
@@ -200,17 +203,22 @@ def _distinct(devices: list[Device]) -> list[Device]:
 
 def _told(device: Device) -> dict[str, Any]:
     """What a rank tells the first one of its device."""
-    doubts = [plain_doubt(doubt) for doubt in device.doubts()]
-    return {"device": {"name": device.name, "identity": device.lock_name}, "doubts": doubts}
+    about = {"name": device.name, "identity": device.lock_name}
+    return {"device": about, "doubts": msgspec.to_builtins(device.doubts())}
 
 
-def _of_all(doubts: list[list[dict[str, str]]], devices: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Doubts of the other ranks' devices, and of all together."""
+def _of_all(doubts: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
+    """Diagnostics of the other ranks' devices, and of all together."""
     found = [
-        {**doubt, "detail": f"rank {n}: {doubt['detail']}"} for n, each in enumerate(doubts) if n for doubt in each
+        msgspec.structs.replace(doubt, message=f"rank {rank}: {doubt.message}")
+        for rank, of_rank in enumerate(doubts)
+        if rank
+        for doubt in of_rank
     ]
     names = sorted({device["name"] for device in devices})
-    return [*found, plain_doubt(mixed_devices(names))] if len(names) > 1 else found
+    if len(names) > 1:
+        found.append(diagnostics.make("mixed_devices", devices=", ".join(names)))
+    return found
 
 
 def _short(text: object) -> str:

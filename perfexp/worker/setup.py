@@ -10,14 +10,17 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perfexp.devices import lock
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.files import write_atomically
 from perfexp.plan import config
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Diagnostic, read_points
+from perfexp.records.record import read_points
 
 if TYPE_CHECKING:
     from perfexp.algorithms import Algorithm
@@ -228,15 +231,15 @@ def _model(plan: config.Plan) -> Any:
 
 
 def write_environment(
-    paths: RunPaths, device: Any, session: Any, doubts: Sequence[dict[str, str]] = (), **more: Any
+    paths: RunPaths, device: Any, session: Any, doubts: Sequence[Diagnostic] = (), **more: Any
 ) -> None:
-    """What is true when this process measures, and what is doubtful from its start; earlier doubts stay.
+    """Write the facts of this process and its diagnostics; earlier diagnostics stay.
 
     Args:
         paths: of the run.
         device: that it measures.
         session: the loaded model.
-        doubts: beside those of the device and the session, as JSON values.
+        doubts: diagnostics besides those of the device and the session.
         more: facts, JSON values.
 
     Raises:
@@ -246,14 +249,14 @@ def write_environment(
 
     facts = {**environment.collect(), "device": device.facts(), "session": session.facts(), **more}
     before = refuse_other_environment(paths, facts)
-    found = [*(plain_doubt(doubt) for doubt in (*device.doubts(), *session.doubts())), *doubts]
+    found = [*device.doubts(), *session.doubts(), *doubts]
     every = [*before, *(doubt for doubt in found if doubt not in before)]
-    content = json.dumps({"environment": facts, "doubts": every}, indent=1, default=str)
+    content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(every)}, indent=1, default=str)
     write_atomically(paths.environment, content.encode() + b"\n")
 
 
-def refuse_other_environment(paths: RunPaths, facts: dict[str, Any]) -> list[dict[str, str]]:
-    """Compare with the environment of the points that are there already; returns the doubts of that.
+def refuse_other_environment(paths: RunPaths, facts: dict[str, Any]) -> list[Diagnostic]:
+    """Compare with the environment of the points that are there already; return its diagnostics.
 
     Args:
         paths: of the run.
@@ -273,13 +276,4 @@ def refuse_other_environment(paths: RunPaths, facts: dict[str, Any]) -> list[dic
             f"The points in {paths.root} were measured in another environment ({'; '.join(changed)}). "
             "Choose another output_dir: one record tells of one environment."
         )
-    return [plain_doubt(doubt) for doubt in doubts]
-
-
-def plain_doubt(doubt: Diagnostic) -> dict[str, str]:
-    """A doubt as JSON values.
-
-    Args:
-        doubt: any.
-    """
-    return {"code": doubt.code, "detail": doubt.detail, "remedy": doubt.remedy}
+    return doubts

@@ -303,7 +303,7 @@ def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
     point = Point(key=KEY, status=Status.OK)
     baselines.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
     assert [doubt.code for doubt in point.doubts] == ["choice_slower"]
-    assert "1.50 of the time of default" in point.doubts[0].detail
+    assert "1.50 of the time of default" in point.doubts[0].message
     assert algorithm.regretted
     assert point.facts == {"rivals_method": "queue"}
 

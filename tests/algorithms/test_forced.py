@@ -154,7 +154,7 @@ def test_a_report_is_json_a_metric_and_a_doubt(net):
     share, workspace = report.metrics()
     assert share.value == report.share
     assert workspace.value is None
-    assert "stem: the kernel is 7×7" in report.doubts()[0].detail
+    assert "stem: the kernel is 7×7" in report.doubts()[0].message
     assert Forced(name="gemm").report().doubts() == []
     assert Forced(name="gemm").report().metrics()[0].value is None
 

@@ -208,7 +208,7 @@ def test_what_cudnn_runs_instead_is_told(cudnn):
     assert weights.reason.startswith("cuDNN ran algo_0 (")
     assert report.share == pytest.approx(2 / 3)
     assert [doubt.code for doubt in report.doubts()] == ["algorithm_substituted"]
-    assert "backward filter: cuDNN ran algo_0" in report.doubts()[0].detail
+    assert "backward filter: cuDNN ran algo_0" in report.doubts()[0].message
 
 
 def test_kernels_that_are_not_known_prove_nothing(cudnn):

@@ -73,7 +73,7 @@ def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(mon
     assert len(seen) == looks
     device.start()
     told = f"H200 before the first measurement: {doubt}"
-    assert [each.detail for each in device.doubts()] == ([] if doubt is None else [told])
+    assert [each.message for each in device.doubts()] == ([] if doubt is None else [told])
 
 
 def test_a_device_without_a_board_is_not_waited_for(monkeypatch):

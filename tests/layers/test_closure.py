@@ -34,7 +34,7 @@ def test_two_percent_are_tolerated_and_five_where_gaps_dominate(gap, clean, clos
 @pytest.mark.parametrize(("clean", "remedy"), [(0.9, "read the layers as shares"), (0.1, "measure again")])
 def test_layers_that_are_far_from_the_clock_are_no_shares_either(clean, remedy):
     [doubt] = close(times(), clean).doubts
-    assert remedy in doubt.remedy
+    assert remedy in doubt.help
 
 
 def test_without_a_clean_time_there_is_no_closure():
@@ -44,7 +44,7 @@ def test_without_a_clean_time_there_is_no_closure():
 def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
     found = close(times(0.8, 0.1, 0.1, Method.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == ["layers_unattributed", "layers_unheld"]
-    assert "lost" in found.doubts[0].detail
+    assert "lost" in found.doubts[0].message
     assert found.closure.unattributed_share == pytest.approx(0.1)
 
 
@@ -54,7 +54,7 @@ def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
 def test_gaps_of_the_host_are_no_disagreement_but_kernels_that_are_another_time_are(busy, codes):
     found = close(times(busy, 3.0, method=Method.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == [*codes, "layers_unheld"]
-    assert f"{busy * 1e3:.4g} ms, {busy:.0%} of a clean call" in found.doubts[-1].detail
+    assert f"{busy * 1e3:.4g} ms, {busy:.0%} of a call without profiling" in found.doubts[-1].message
 
 
 def test_one_disturbed_call_moves_no_share():

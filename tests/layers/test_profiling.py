@@ -219,13 +219,13 @@ def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, na
     assert not times.unattributed
     assert seconds(times)["layers.0", None, "Busy"] == pytest.approx(WORK["first"])
     [doubt] = times.doubts
-    assert "% of its time is of other kernels, or of kernels that it lacks" in doubt.detail
+    assert "% of its time is of other kernels, or of kernels that it lacks" in doubt.message
 
 
 def test_a_call_that_can_not_be_captured_after_all_is_taken_as_it_is(monkeypatch):
     held, deep = (profiled(monkeypatch, machine, capture=lambda: None) for machine in (Machine(), Machine(**DEEP)))
     assert (held.method, held.doubts) == (Method.queue, [])
-    assert "it could not be captured this time" in deep.doubts[0].detail
+    assert "it could not be captured this time" in deep.doubts[0].message
 
 
 def test_a_profile_that_tells_another_story_than_the_clock_is_a_doubt(monkeypatch):

@@ -7,9 +7,9 @@ import pytest
 from perfexp.diagnosis import Verdict
 from perfexp.diagnosis.meter_selftest import findings, try_meters
 from perfexp.meters import Found, PowerKind, none_because
-from perfexp.meters.energy_doubts import slice_of_board, untested
 from perfexp.meters.fake import FakeMeter, steady
 from perfexp.meters.finding import find_meters
+from perfexp.records.diagnostics import make
 from tests.meters.clock import Clock
 
 
@@ -54,14 +54,14 @@ def test_a_slow_query_is_a_warning():
 
 
 def test_a_kind_that_nobody_has_tried_says_so():
-    verdict, _ = said(tried(found_doubts=[untested("fake")]))["energy"]
+    verdict, _ = said(tried(found_doubts=[make("meter_untested", meter="fake")]))["energy"]
     assert verdict is Verdict.untested
 
 
 def test_without_a_meter_there_is_one_line_that_says_why():
     [finding] = findings(try_meters(none_because("RAPL is hidden")))
     assert (finding.verdict, finding.found) == (Verdict.missing, "no meter: RAPL is hidden")
-    slice_ = said(try_meters(none_because("MIG is on", slice_of_board("nvml a"))))
+    slice_ = said(try_meters(none_because("MIG is on", make("meter_mig", meter="nvml a"))))
     assert slice_["energy"][0] is Verdict.warn
 
 

@@ -54,7 +54,7 @@ def test_a_counter_that_goes_back_without_a_range_is_asked_no_more():
     track = Track(meter, meter.now)
     assert [track.ask_energy() for _ in range(4)] == [False, True, False, False]
     assert [doubt.code for doubt in track.doubts] == ["meter_wrapped"]
-    assert "from 7 back to 1 J" in track.doubts[0].detail
+    assert "from 7 back to 1 J" in track.doubts[0].message
 
 
 def test_a_change_lies_between_the_reading_before_and_the_one_that_shows_it():

@@ -179,7 +179,7 @@ def test_training_is_left_when_a_call_fails() -> None:
 def test_a_precision_is_what_the_model_computes_in(precision: Precision, outputs: torch.dtype) -> None:
     session = open_session(precision=precision)
     if session.doubts():
-        pytest.skip(session.doubts()[0].detail)
+        pytest.skip(session.doubts()[0].message)
     batch = session.random_batch((8, 8), 2, 0)
     assert batch.inputs.dtype is getattr(torch, precision.storage)
     assert batch.targets.dtype is torch.int64
@@ -195,7 +195,7 @@ def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients(
         module = Pooled()
         session = open_session(module, precision=Precision(name="amp", autocast=autocast))
         if session.doubts():
-            pytest.skip(session.doubts()[0].detail)
+            pytest.skip(session.doubts()[0].message)
         batch = session.random_batch((8, 8), 4, 0)
         update = session.optimizer({"name": "sgd", "lr": 0.1})
         with session.training():
@@ -211,7 +211,7 @@ def test_tf32_on_a_cpu_runs_as_fp32_with_a_doubt() -> None:
     session = open_session(precision=Precision(name="tf32", tf32=True))
     (doubt,) = session.doubts()
     assert doubt.code == "precision_unavailable"
-    assert "tf32 was asked for and fp32 is what runs" in doubt.detail
+    assert "tf32 was requested, but fp32 was measured" in doubt.message
     facts = session.facts()
     assert (facts["precision"], facts["matmul_allow_tf32"], facts["cudnn_allow_tf32"]) == ("fp32", False, False)
 
@@ -220,7 +220,7 @@ def test_a_data_type_that_the_device_refuses_runs_as_fp32_with_torchs_reason() -
     session = open_session(precision=Precision(name="bf16", storage="bfloat16"), device=WithoutBfloat16())
     (doubt,) = session.doubts()
     assert doubt.code == "precision_unavailable"
-    assert doubt.detail.endswith("not implemented for 'BFloat16'")
+    assert doubt.message.endswith("not implemented for 'BFloat16'")
     assert session.random_batch((8, 8), 2, 0).inputs.dtype is torch.float32
 
 

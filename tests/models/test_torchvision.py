@@ -164,7 +164,7 @@ def test_what_cannot_be_built_is_explained(settings: dict[str, Any], message: st
 
 def test_a_quantizable_builder_is_measured_in_floating_point_and_says_so() -> None:
     (doubt,) = open_model("quantized_shufflenet_v2_x0_5").doubts()
-    assert (doubt.code, doubt.remedy) == ("not_quantized", "read it as shufflenet_v2_x0_5; int8 is not measured")
+    assert (doubt.code, doubt.help) == ("not_quantized", "read it as shufflenet_v2_x0_5; int8 is not measured")
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v3_small"])

@@ -12,10 +12,10 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
 from perfexp.meters import Found, PowerKind, none_because, together
-from perfexp.meters.energy_doubts import slice_of_board
 from perfexp.meters.fake import FakeMeter, Polyline, Turns, pass_time, steady
 from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
+from perfexp.records.diagnostics import make
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
 
@@ -391,7 +391,8 @@ def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_th
         apart.append(abs(values(energy)["integral_difference"]))
         believed.append("meter_disagrees" not in codes(energy))
         assert values(energy)["counter_power_watts"] == pytest.approx(300.0, rel=0.05)
-        unchecked = [doubt for doubt in energy.doubts if doubt.code == "meter_unchecked" and "idle" not in doubt.detail]
+        found = [doubt for doubt in energy.doubts if doubt.code == "meter_unchecked"]
+        unchecked = [doubt for doubt in found if "idle" not in doubt.message]
         assert bool(unchecked) == (believed[-1] and 4 * values(energy)["integral_uncertainty"] > 0.1)
         assert values(energy)["integral_uncertainty"] == pytest.approx(75 / 3**0.5 / 300 / 11**0.5, rel=0.7)
     assert sum(difference > 0.03 for difference in apart) >= 10, "far apart often enough"
@@ -451,7 +452,7 @@ def test_a_board_without_a_counter_has_an_estimate():
 
 def test_without_a_meter_everything_is_null_and_says_why():
     device = FakeDevice()
-    energy = measured(device, found=none_because("MIG is on", slice_of_board("nvml MIG-1")))
+    energy = measured(device, found=none_because("MIG is on", make("meter_mig", meter="nvml MIG-1")))
     assert set(values(energy).values()) == {None}
     assert set(reasons(energy).values()) == {"no meter: MIG is on"}
     assert codes(energy) == ["meter_mig"]

@@ -164,8 +164,8 @@ def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
     _, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
     assert (point.status, [doubt.code for doubt in point.doubts]) == (Status.OK, ["reports_missing"])
-    assert "KeyError" in point.doubts[0].detail
-    assert "does not contain CUDA kernel data" in point.doubts[0].detail
+    assert "KeyError" in point.doubts[0].message
+    assert "does not contain CUDA kernel data" in point.doubts[0].message
     assert "reports_missing" in {doubt.code for doubt in record.points[0].doubts}
     assert not Path("x/train_cuda_gpu_kern_sum.csv").exists()
     assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {"fprop", "dgrad"}  # by the database
@@ -507,7 +507,7 @@ def test_a_roofline_that_is_missing_says_how_there_would_be_one(run, ncu, settin
     ncu(**script)
     _, _, [record] = run(*FAKE, "profiler=ncu", *settings)
     doubts = [doubt for doubt in profile_of(record).doubts if doubt.code == "roofline_missing"]
-    assert [remedy in doubt.remedy for doubt in doubts] == [True]
+    assert [remedy in doubt.help for doubt in doubts] == [True]
 
 
 def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
@@ -518,8 +518,8 @@ def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
     point = profile_of(record)
     assert (code, point.status) == (0, Status.OK)
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "roofline_missing"]
-    assert "train_ncu_roofline.png would be overwritten, and no manifest says that a run left it" in doubt.detail
-    assert doubt.remedy == "move it away and repeat the command"
+    assert "train_ncu_roofline.png would be overwritten, and no manifest says that a run left it" in doubt.message
+    assert doubt.help == "move it away and repeat the command"
     assert Path("x/train_ncu_roofline.png").read_text() == "mine"
     listed = json.loads(Path("x/manifest.json").read_text())["files"]
     assert not [name for name in listed if "roofline" in name]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
 from perfexp.worker.entry import rank_process
 
@@ -209,11 +210,11 @@ def test_two_runs_take_the_locks_of_their_devices_in_one_order():
 
 
 def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
-    busy = {"code": "shared_device", "detail": "busy", "remedy": "wait"}
+    busy = Diagnostic(code="shared_device", message="busy", help="wait")
     names = [{"name": "A"}, {"name": "B"}]
     found = rank_process._of_all([[busy], [busy]], names)
-    assert [doubt["code"] for doubt in found] == ["shared_device", "mixed_devices"]
-    assert found[0]["detail"] == "rank 1: busy"
+    assert [doubt.code for doubt in found] == ["shared_device", "mixed_devices"]
+    assert found[0].message == "rank 1: busy"
     assert rank_process._of_all([[], []], [{"name": "A"}] * 2) == []
 
 

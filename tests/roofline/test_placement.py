@@ -15,7 +15,8 @@ from perfexp.host.gpu_sheets import GpuFacts, GpuFile, read
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Line, Spread
-from perfexp.records.record import Diagnostic, Metric, Point, Status, layers_key
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric, Point, Status, layers_key
 from perfexp.roofline import Peaks, Roofline, of_csv, of_record
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.caveats import missing_backward
@@ -351,11 +352,9 @@ def test_analytic_work_does_not_say_why_a_layer_is_below_its_roofs(make_record) 
 def test_layers_that_do_not_close_are_told_first(make_record) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     record = run_of(make_record, [line], plan={"gpu": {"facts": SHEET}})
-    record.points[-1].doubts.append(
-        Diagnostic(code="layers_disagree", detail="4 ms against 2 ms", remedy="read shares")
-    )
+    record.points[-1].doubts.append(Diagnostic(code="layers_disagree", message="4 ms against 2 ms", help="read shares"))
     first = of_record(record)["inference"].notes[0]
-    assert first == "Doubtful (layers_disagree): 4 ms against 2 ms."
+    assert first == "warning: 4 ms against 2 ms (layers_disagree)"
 
 
 def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:

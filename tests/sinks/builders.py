@@ -5,18 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from perfexp.records.record import (
-    Diagnostic,
-    Key,
-    Metric,
-    Point,
-    Record,
-    Series,
-    Status,
-    Stop,
-    SweepMembership,
-    overall_status,
-)
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key, Metric, Point, Record, Series, Status, Stop, SweepMembership, overall_status
 from perfexp.records.sweep_record import Sweep, SweepChild
 
 PLAN: dict[str, Any] = {
@@ -145,7 +135,7 @@ class Builder:
     def sizes(self, *, failing: bool = False) -> Record:
         points = [self.point(0.01 * (size / 224) ** 2, size=size) for size in range(224, 513, 32)]
         points[3].doubts.append(
-            Diagnostic(code="busy_host", detail="load average 3.1 on 2 cores", remedy="end other work")
+            Diagnostic(code="busy_host", message="load average 3.1 on 2 cores", help="end other work")
         )
         if failing:
             points[-2] = self.failed(size=480)

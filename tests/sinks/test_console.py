@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from builders import PLAN, Builder
 
-from perfexp.records.record import Artifact, Diagnostic, Metric
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Artifact, Metric
 from perfexp.records.summary import rows
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
-from perfexp.summaries.remarks import raised_doubts
+from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.wording import metric_text
 
 
@@ -67,19 +68,19 @@ def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Bu
 
 
 def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
-    of_run, of_point = (Diagnostic(code="drift", detail=f"moved by {share} %", remedy="wait") for share in (19, 5))
+    of_run, of_point = (Diagnostic(code="drift", message=f"moved by {share} %", help="wait") for share in (19, 5))
     record = build.record(build.point(doubts=[of_point]), doubts=[of_run])
-    assert [str(raised) for raised in raised_doubts(record, rows(record))] == [
-        "drift: moved by 19 %",
-        "drift (224 · batch 1): moved by 5 %",
+    assert [raised.lines[0] for raised in raised_diagnostics(record, rows(record))] == [
+        "warning: moved by 19 % (drift)",
+        "warning: 224 · batch 1: moved by 5 % (drift)",
     ]
 
 
 def test_some_points_have_the_doubts_of_their_own_first_prediction_only(build: Builder) -> None:
     first = build.first_prediction()
-    first.doubts.append(Diagnostic(code="busy_host", detail="load"))
+    first.doubts.append(Diagnostic(code="busy_host", message="load"))
     record = build.record(build.training(), build.point(), build.point(batch=8), first)
-    codes = [[raised.doubt.code for raised in raised_doubts(record, [row])] for row in rows(record)]
+    codes = [[raised.worst.code for raised in raised_diagnostics(record, [row])] for row in rows(record)]
     assert ["busy_host" in each for each in codes] == [False, True, False]
 
 
@@ -91,12 +92,12 @@ def test_a_rate_without_an_interval_is_marked(build: Builder) -> None:
 def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Builder) -> None:
     points = []
     for size, share in ((224, 48), (256, 23), (288, 31)):
-        doubt = Diagnostic(code="launch_bound", detail=f"the device works {share} % of the loop's time", remedy="more")
+        doubt = Diagnostic(code="launch_bound", message=f"the device works {share} % of the loop's time", help="more")
         points.append(build.point(size=size, doubts=[doubt]))
     text = shown(build, *points)
     assert (
-        "  launch_bound (256, the worst of 3 points): the device works 23 % of the loop's time "
-        "(23 % to 48 % over the points)" in text.splitlines()
+        "warning: 256, the worst of 3 points: the device works 23 % of the loop's time "
+        "(23 % to 48 % over the points) (launch_bound)" in text.splitlines()
     )
 
 
@@ -140,14 +141,25 @@ def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: B
     assert "MFU at samples/s" in lines
 
 
-def test_doubts_come_with_detail_and_remedy_and_failures_with_their_reason(build: Builder) -> None:
-    doubt = Diagnostic(code="busy_host", detail="load average 3.1", remedy="end other work")
+def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Builder) -> None:
+    doubt = Diagnostic(code="busy_host", message="load average 3.1", help="end other work")
     lines = shown(build, build.point(doubts=[doubt]), build.failed(size=512), build.first_prediction()).splitlines()
-    assert "  busy_host (224): load average 3.1" in lines
-    assert "    → end other work" in lines
+    assert "warning: 224: load average 3.1 (busy_host)" in lines
+    assert "  help: end other work" in lines
     assert "  inference · 512 · batch 1 · fp32: oom: no memory left" in lines
     assert "  3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in lines
     assert "  beside it process 100 ms, second call 60.0 ms" in lines
+
+
+def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) -> None:
+    codes = ("busy_host", "too_few_samples", "meter_stuck")
+    point = build.point(doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes])
+    text = shown(build, point)
+    assert [line for line in text.splitlines() if "about" in line] == [
+        "error: 224 · batch 1: about meter_stuck (meter_stuck)",
+        "warning: 224 · batch 1: about busy_host (busy_host)",
+    ]
+    assert "too_few_samples" not in text
 
 
 def test_files_and_the_way_to_the_tracker_end_it(build: Builder) -> None:
@@ -202,7 +214,7 @@ def test_lines_are_plain_where_there_is_no_terminal_with_no_color_and_with_quiet
         assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_quiet_says_results_doubts_failures_and_where_the_files_are(build: Builder) -> None:
+def test_quiet_prints_results_warnings_failures_and_where_the_files_are(build: Builder) -> None:
     out = io.StringIO()
     quiet = console(out, quiet=True)
     quiet.header(PLAN, points=2, device="cpu", seconds=1)
@@ -210,13 +222,12 @@ def test_quiet_says_results_doubts_failures_and_where_the_files_are(build: Build
         progress.started(1)
         progress.point(0, "224")
         progress.done("ok", "1 ms")
-    point = build.point(0.0624, doubts=[Diagnostic(code="busy_host", detail="load")])
+    point = build.point(0.0624, doubts=[Diagnostic(code="busy_host", message="load")])
     quiet.show(build.record(point, build.failed(size=512)), Path("out"))
     lines = out.getvalue().splitlines()
     assert re.fullmatch(r"224: latency 62\.\d+ ms ± 0\.\d %", lines[0])
     assert lines[1:] == [
-        "doubts",
-        "  busy_host (224): load",
+        "warning: 224: load (busy_host)",
         "not measured",
         "  inference · 512 · batch 1 · fp32: oom: no memory left",
         "files",

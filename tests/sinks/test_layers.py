@@ -16,7 +16,8 @@ from perfexp.layers import Pass
 from perfexp.layers.table import Convolution, Line, Spread
 from perfexp.plots import layer_areas
 from perfexp.plots.treemap import Tile, squarify
-from perfexp.records.record import Diagnostic, Key, Metric, Point, Record, Status, layers_key
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
 from perfexp.tables import csv_tables, layer_tables
 
@@ -98,7 +99,7 @@ def test_the_largest_point_whose_layers_agree_is_told(
     facts, found = record.points[-1].facts, []
     for size in (128, 512, 256):
         key = Key(phase="train", input_size=(size, size), batch_size=2, precision="fp32")
-        doubts = [Diagnostic(code="layers_disagree", detail="far")] if size in disagreeing else []
+        doubts = [Diagnostic(code="layers_disagree", message="far")] if size in disagreeing else []
         found.append(Point(key=layers_key(key), status=Status.OK, facts=facts, doubts=doubts))
     several = build.record(*found)
     point, table = layer_tables.told(several), layer_tables.table(several)

@@ -81,7 +81,7 @@ def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build:
         picture.caption.subtitle
         == "latency per call, median with its 95 % interval where there is one, on Example CPU @ 2.00GHz"
     )
-    assert picture.caption.footer == "doubts: busy_host"
+    assert picture.caption.footer == "warnings: busy_host"
 
 
 def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build: Builder) -> None:

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from builders import Builder
 
-from perfexp.records.record import Diagnostic, Metric
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
 from perfexp.reports import markdown
 from perfexp.summaries.grid import WIDTH, Column, Grid
 
@@ -30,22 +31,25 @@ def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None
     assert "accuracy: the labels are random" in text
 
 
-def test_first_predictions_doubts_and_failures_are_told(build: Builder) -> None:
-    doubt = Diagnostic(code="busy_host", detail="load average 3.1", remedy="end other work")
-    record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt])
+def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder) -> None:
+    doubt = Diagnostic(code="busy_host", message="load average 3.1", help="end other work")
+    note = Diagnostic(code="too_few_samples", message="5 samples", help="use more")
+    record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt, note])
     text = markdown.markdown(record)
     assert "3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
-    assert "busy\\_host: load average 3.1. Remedy: end other work." in text
+    assert "## Warnings\n\n- warning: load average 3.1 (busy\\_host); help: end other work\n" in text
+    assert "## Notes\n\n- note: 5 samples (too\\_few\\_samples); help: use more\n" in text
     assert "inference · 512 · batch 1 · fp32: oom: no memory left" in text
 
 
-def test_a_doubt_has_a_line_for_each_remedy_that_it_needs(build: Builder) -> None:
+def test_a_diagnostic_has_a_line_for_each_help_that_it_needs(build: Builder) -> None:
     points = [build.point(size=size) for size in (224, 256, 288)]
     for point, detail, remedy in zip(points, ("-8 %", "+9 %", "+43 %"), ("a", "a", "b"), strict=True):
-        point.doubts.append(Diagnostic(code="layers_disagree", detail=detail, remedy=remedy))
+        point.doubts.append(Diagnostic(code="layers_disagree", message=detail, help=remedy))
     text = markdown.markdown(build.record(*points))
-    assert "layers\\_disagree (256, the worst of 2 points): +9 % (-8 % to +9 % over the points). Remedy: a." in text
-    assert "layers\\_disagree (288): +43 %. Remedy: b." in text
+    first = "warning: 256, the worst of 2 points: +9 % (-8 % to +9 % over the points) (layers\\_disagree); help: a"
+    assert first in text
+    assert "warning: 288: +43 % (layers\\_disagree); help: b" in text
 
 
 @pytest.mark.parametrize(
@@ -151,4 +155,5 @@ def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
         build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
     ]
     text = markdown.markdown(build.record(*points))
-    assert "scaling\\_unexpected (352): the time is 1.50 of what the fit over 10 sizes expects" in text
+    assert "note: 352: the time is 1.50 times that of the fit over 10 sizes (tolerated: ±" in text
+    assert "(scaling\\_unexpected); help: measure this size" in text

@@ -76,11 +76,11 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(build: Builder, slow
     axes = [{"gpu.count": count, "model": model} for model in ("a", "b") for count in ("1", "2")]
     seconds = (0.06, slow_seconds, 0.06, 0.06)
     sweep, records = build.sweep(axes, [[build.point(each, facts={})] for each in seconds])
-    found = sweep_summary.doubts(sweep, records)
+    found = sweep_summary.diagnostics_of(sweep, records)
     assert list(found) == ([1] if raised else [])
     if raised:
-        assert found[1].detail == "2 devices together reach 0.40 of the samples/s of 1"
-        assert sweep_summary.doubt_lines(sweep, records)[0].startswith("multi_gpu_slower (run 1 resnet50-1): 2 devices")
+        assert found[1].message == "2 devices together reach 0.40 of the samples/s of 1"
+        assert sweep_summary.diagnostic_lines(sweep, records)[0].startswith("warning: run 1 resnet50-1: 2 devices")
         cells = {column.title: column.cells for column in sweep_summary.runs(sweep, records).columns}
         assert cells["remarks"][1] == "multi_gpu_slower"
 
@@ -91,7 +91,7 @@ def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is
         [build.point(seconds, size=size) for size, seconds in zip((224, 256), times, strict=True)]
         for times in ((0.06, 0.06), (0.03, 0.03), (0.05, 0.1))
     ]
-    found = sweep_summary.doubts(*build.sweep(axes, points))
-    assert {job: doubt.detail for job, doubt in found.items()} == {
+    found = sweep_summary.diagnostics_of(*build.sweep(axes, points))
+    assert {job: doubt.message for job, doubt in found.items()} == {
         2: "4 devices together reach 0.30 of the samples/s of 2"
     }
