@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfexp.statistics.distributions import ALPHA, Z95, binomial_pmf, student95
+from perfexp.statistics.distributions import ALPHA, Z95, binomial_quantile, student95
 
 Samples = NDArray[np.float64]
 
@@ -237,9 +237,8 @@ def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None
         tau = autocorrelation_time(samples)
     if n < samples_needed(percentile) * tau:
         return Interval(value=value, low=None, high=None)
-    cumulative = np.cumsum(binomial_pmf(n, q))
-    lower = int(np.searchsorted(cumulative, ALPHA / 2, side="right"))
-    upper = int(np.searchsorted(cumulative, 1 - ALPHA / 2, side="left")) + 1
+    lower = binomial_quantile(ALPHA / 2, n, q)
+    upper = binomial_quantile(1 - ALPHA / 2, n, q) + 1
     spread = math.sqrt(tau)
     low = math.floor(n * q - (n * q - lower) * spread)
     high = math.ceil(n * q + (upper - n * q) * spread)
