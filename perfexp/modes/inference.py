@@ -1,4 +1,4 @@
-"""Inference: a call is one forward pass in evaluation mode, after fetching its batch where the data is real."""
+"""Inference: one forward pass in evaluation mode, after fetching its batch where the data is real."""
 
 from __future__ import annotations
 

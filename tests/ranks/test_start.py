@@ -26,7 +26,7 @@ def run():
         def tell(event, **details):
             told.append({"event": event, **details})
 
-        code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, tell=tell)
+        code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, emit=tell)
         return code, told
 
     return started
@@ -67,10 +67,14 @@ class Told:
 @pytest.mark.parametrize(
     ("codes", "told", "said"),
     [
-        ({0: start.RANK_LOST, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
-        ({0: -15, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
-        ({0: -6, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
-        ({0: -6, 1: -6}, None, "(process 100) was ended by SIGABRT and rank 1 of 2 (process 101) was ended by SIGABRT"),
+        ({0: start.RANK_LOST, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        ({0: -15, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        ({0: -6, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        (
+            {0: -6, 1: -6},
+            None,
+            "(process 100) was terminated by SIGABRT and rank 1 of 2 (process 101) was terminated by SIGABRT",
+        ),
         ({0: -9, 1: 1}, {"message": "rank 1 of 2: Connection closed", "status": "failed"}, "rank 0 of 2 (process 100)"),
         ({0: start.RANK_LOST, 1: 1}, {"message": "rank 1 of 2: no room", "status": "oom"}, "rank 1 of 2: no room"),
         ({0: start.RANK_LOST, 1: 3}, None, "rank 1 of 2 ended with code 3; see run.log"),
