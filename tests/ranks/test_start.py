@@ -58,10 +58,10 @@ time.sleep(600)
 
 
 class Told:
-    """What a relay heard of the ranks."""
+    """A relay with what it received from the ranks."""
 
-    def __init__(self, told=None, exit_code=None):
-        self.told, self.exit_code = told, exit_code
+    def __init__(self, rank_error=None, exit_code=None):
+        self.rank_error, self.exit_code = rank_error, exit_code
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
     """The launcher ends the others by SIGTERM; the first rank leaves with a code of its own when it misses another."""
     ends = {rank: SimpleNamespace(exitcode=code, pid=100 + rank) for rank, code in codes.items()}
     heard = []
-    code = start._verdict(ends, Told(told), 2, lambda event, **details: heard.append((event, details)))
+    code = start._report(ends, Told(told), 2, lambda event, **details: heard.append((event, details)))
     [(event, details)] = heard
     assert (code, event) == (1, "failed")
     assert said in details["message"]
