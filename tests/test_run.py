@@ -368,7 +368,7 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
 
 def energy_of(device, meter):
     found = Found(meters=(meter,)) if meter else none_because("nothing counts")
-    return EnergyProcedure(device=device, found=found, sleep=pass_time(device), beside=Turns(device))
+    return EnergyProcedure(device=device, detected=found, sleep=pass_time(device), beside=Turns(device))
 
 
 def values(point, prefix):

@@ -23,25 +23,14 @@ _HELD_BATCHES = 8
 
 
 def add_device_time(
-    point: Point,
-    step: Step,
-    batches: Batches,
-    *,
-    session: Session,
-    times: Times,
-    capture: timing.Capture,
-    has_ranks: bool,
+    point: Point, step: Step, batches: Batches, session: Session, times: Times, capture: timing.Capture
 ) -> None:
     """Add the series `device` of a call that did not fit the launch queue, or the diagnostic why there is none.
 
     Args:
         point: a point whose whole call has been timed.
         capture: captures the call as one launch.
-        has_ranks: whether other ranks make the same calls.
     """
-    if has_ranks:  # the other ranks could follow neither a replay nor a call that is broken off
-        point.doubts.append(diagnostics.not_captured_together())
-        return
     device = times.device
     try:
         with on_held_batches(step, batches, session) as holds, without_waits(step, session, device) as change:

@@ -34,7 +34,7 @@ from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import SETTLING_CALLS, ProcessGroup, SingleProcess, joint
+from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
 from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.records.summary import loop_interval
@@ -85,7 +85,7 @@ class Procedure:
     energy: EnergyProcedure | None = None
     ceilings: Mapping[str, float] | None = None
     seed: int = 0
-    group: ProcessGroup = field(default_factory=SingleProcess)
+    group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
     progress: Callable[[str], None] = lambda _: None
 
@@ -171,7 +171,7 @@ class Procedure:
         if self.energy is not None:
             energy = partial(self._measure_energy, point, step, batches, self.energy)
             self._run_optional(point, "energy/per_call_joules", energy, "joules", together=True)
-        self._run_for_algorithm(point, "launched_share", partial(self._measure_launched_share, point))
+        self._run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
         if len(step.segments) > 1:
             self._times.phases(point, step, on_device=on_device(batches))
         self._run_probes(point, step)
@@ -180,19 +180,13 @@ class Procedure:
         if self.group.size > 1:  # from here on the ranks' weights differ
             bursts = partial(joint.measure, point, step, self.group, compares_alone=self.compares_alone)
             self._run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
-        if self.algorithm is not None:
-            proof = partial(verdicts.prove, point, self.algorithm, plain_call)
-            self._run_for_algorithm(point, "proof", proof, together=True)
+        self._run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
         if point.facts.get("device_method") == "none":
-            graph_fallback.add_device_time(
-                point,
-                step,
-                batches,
-                session=self.session,
-                times=self._times,
-                capture=self._capture(step, batches),
-                has_ranks=self.group.size > 1,
-            )
+            if self.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
+                point.doubts.append(diagnostics.not_captured_together())
+            else:
+                capture = self._capture(step, batches)
+                graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
         if self.counts_work:  # last, because rates need every time
             self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
 
@@ -216,11 +210,11 @@ class Procedure:
             point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
 
     def _run_for_algorithm(
-        self, point: Point, figure: str, action: Callable[[], None], *, together: bool = False
+        self, point: Point, figure: str, action: Callable[[AppliedAlgorithm], None], *, together: bool = False
     ) -> None:
-        """Run a step only if an algorithm replaces torch's own choice."""
+        """Run an optional step with the algorithm that replaces torch's own choice, if there is one."""
         if self.algorithm is not None:
-            self._run_optional(point, f"algorithm/{figure}", action, together=together)
+            self._run_optional(point, f"algorithm/{figure}", partial(action, self.algorithm), together=together)
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
@@ -341,23 +335,17 @@ class Procedure:
                 step.call()
             self.device.synchronize()
 
-    def _compare_baselines(self, point: Point, step: Step, batches: Batches) -> None:
+    def _compare_baselines(self, point: Point, step: Step, batches: Batches, algorithm: AppliedAlgorithm) -> None:
         """Time the whole call by the algorithm and by its baselines, in turns."""
-        if self.algorithm is None or not self.algorithm.baselines():
-            return
-        if self.graph or self.cache is not Cache.warm or self.group.size > 1:
-            raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
-        baselines.judge(point, self.algorithm, step.call, self.device, self._capture(step, batches))
+        if algorithm.baselines():
+            if self.graph or self.cache is not Cache.warm or self.group.size > 1:
+                raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
+            baselines.judge(point, algorithm, step.call, self.device, self._capture(step, batches))
 
-    def _measure_launched_share(self, point: Point) -> None:
-        if self.algorithm is not None and (share := self.algorithm.launched_share()):
-            point.metrics.append(share)
-
-    def _measure_output_error(self, point: Point) -> None:
-        if self.algorithm is not None:
-            self.session.reset()
-            with self._batches(point.key, training=False) as batches:
-                point.metrics.append(self.algorithm.output_error(batches.next().inputs))
+    def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
+        self.session.reset()
+        with self._batches(point.key, training=False) as batches:
+            point.metrics.append(algorithm.output_error(batches.next().inputs))
 
     def _count_work(self, point: Point, step: Step, batches: Batches) -> None:
         counted = self.work(step, batches)

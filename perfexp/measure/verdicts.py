@@ -81,7 +81,13 @@ def device_seconds(point: Point) -> float:
     return calls * float(np.median(device.measured))
 
 
-def prove(point: Point, algorithm: AppliedAlgorithm, call: Callable[[], object]) -> None:
+def add_launched_share(point: Point, algorithm: AppliedAlgorithm) -> None:
+    """Add the share of cuDNN's passes that were launched as captured, if there were such passes."""
+    share = algorithm.launched_share()
+    point.metrics += [share] if share else []
+
+
+def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm) -> None:
     """Replace the algorithm's report by one with the kernels that ran, if the plan requests it.
 
     Args:

@@ -55,14 +55,14 @@ class Burst:
     error: str | None = None
 
 
-class ProcessGroup(Protocol):
-    """All ranks, as the first one directs them while it measures.
+class ProcessGroup:
+    """All ranks, as the first one directs them while it measures; this class is the group of a single process.
 
     Attributes:
         size: number of ranks, this one included.
     """
 
-    size: int
+    size = 1
 
     def open(self, key: Key) -> None:
         """Have all ranks prepare the call of a point."""
@@ -75,6 +75,7 @@ class ProcessGroup(Protocol):
 
     def joined(self, step: Step) -> Step:
         """Return the same call, made by all ranks whenever it is made here."""
+        return step
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
         """Have all ranks make calls as fast as they can without messages; return one result per rank.
@@ -83,40 +84,14 @@ class ProcessGroup(Protocol):
             step: the joined step.
             calls: calls per rank.
             sharing: what the ranks share.
-        """
-
-    def lost(self) -> bool:
-        """Return whether another rank has ended; then no call can be made together."""
-
-
-class SingleProcess:
-    """The process group of a run without other ranks."""
-
-    size = 1
-
-    def open(self, key: Key) -> None:
-        """See `ProcessGroup`."""
-
-    def close(self) -> None:
-        """See `ProcessGroup`."""
-
-    def first(self) -> None:
-        """See `ProcessGroup`."""
-
-    def joined(self, step: Step) -> Step:
-        """See `ProcessGroup`."""
-        return step
-
-    def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        """See `ProcessGroup`.
 
         Raises:
-            ValueError: always.
+            ValueError: there is only one rank.
         """
         raise ValueError("a burst takes several ranks")
 
     def lost(self) -> bool:
-        """See `ProcessGroup`."""
+        """Return whether another rank has ended; then no call can be made together."""
         return False
 
 

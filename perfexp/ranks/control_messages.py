@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,8 +18,11 @@ from perfexp.devices import Device
 from perfexp.models import Session, Sharing
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
-from perfexp.ranks import Burst, Place, Shareable
+from perfexp.ranks import Burst, Place, ProcessGroup, Shareable
 from perfexp.records.record import Key
+
+if TYPE_CHECKING:
+    from perfexp.ranks.group import TorchGroup
 
 #: The connections of a dying rank break first; its pipe closes within this time.
 _DYING_SECONDS = 0.5
@@ -29,14 +32,8 @@ _LINGER_SECONDS = 10.0
 _CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
 
 
-class Collectives(Protocol):
-    """Collective operations of the ranks (`perfexp.ranks.group`)."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the small values of all ranks to each of them, in the order of ranks."""
+#: Prepares a point in a rank that follows: gives its call, and the forward pass that comes before the first call.
+Point = Callable[[Key], AbstractContextManager[tuple[Step, Callable[[], object]]]]
 
 
 @dataclass(kw_only=True)
@@ -49,7 +46,7 @@ class Member:
 
     session: Session
     device: Device
-    group: Collectives
+    group: TorchGroup
     number: int
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
@@ -76,7 +73,7 @@ class Member:
         return [Burst(start_ns=first, end_ns=last, error=why) for first, last, why in results]
 
 
-class Leader:
+class Leader(ProcessGroup):
     """The first rank's `ProcessGroup`."""
 
     def __init__(self, place: Place) -> None:
@@ -151,13 +148,6 @@ class Leader:
     def _send(self, message: bytes) -> None:
         for descriptor in self._pipes:
             os.write(descriptor, message)
-
-
-class Point(Protocol):
-    """Prepares the call of a point in a rank that follows."""
-
-    def __call__(self, key: Key) -> AbstractContextManager[tuple[Step, Callable[[], object]]]:
-        """Give the call of a point, and the forward pass that comes before the first call."""
 
 
 class Follower:

@@ -52,11 +52,11 @@ class TorchGroup:
         return {"backend": self.backend, "environment": settings}
 
     def barrier(self) -> None:
-        """See `Collectives`."""
+        """Wait for all ranks."""
         dist.barrier(self._control)
 
     def gather(self, value: Any) -> list[Any]:
-        """See `Collectives`."""
+        """Return the small values of all ranks to each of them, in the order of ranks."""
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self._control)
         return values

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.ranks.control_messages import pipe
+from perfexp.records.messages import Events
 
 #: Exit codes of the first rank where another rank has ended, or where the recorded error of a point left the ranks out
 #: of step. Any other code is that of a worker.
@@ -26,19 +27,12 @@ _CHECK_SECONDS = 1.0
 _END = b'{"event": "end"}\n'
 
 
-class Emit(Protocol):
-    """Sends events (`perfexp.records.messages.Events`)."""
-
-    def __call__(self, event: str, **details: Any) -> None:
-        """Send one event with JSON values."""
-
-
 def events_pipe(folder: Path) -> Path:
     """Return the path of the pipe through which the ranks send events."""
     return folder / "events"
 
 
-def run(command: Sequence[str], *, size: int, port: int | None, emit: Emit) -> int:
+def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) -> int:
     """Start the ranks and wait until all have ended.
 
     Args:
@@ -86,7 +80,7 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Emit) -> i
     return _report(failures, relay, size, emit)
 
 
-def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Emit) -> int:
+def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Events) -> int:
     """Send the event that follows from how the ranks ended; return the exit code."""
     if relay.exit_code is not None:  # the first rank has reported the reason itself
         return relay.exit_code
@@ -122,7 +116,7 @@ class _Relay:
         rank_error: the first error that a rank which follows reported.
     """
 
-    def __init__(self, path: Path, emit: Emit) -> None:
+    def __init__(self, path: Path, emit: Events) -> None:
         self.exit_code: int | None = None
         self.rank_error: dict[str, Any] | None = None
         self._descriptor, self._emit = os.open(path, os.O_RDWR), emit  # its own writer: the pipe has no end of file

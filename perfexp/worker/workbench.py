@@ -187,7 +187,7 @@ class Workbench:
 
         epsilon = getattr(config.build(self.plan.stopping), "epsilon", None)
         rules = rules_for(window_seconds=self.plan.probes.energy_seconds, epsilon=epsilon)
-        return EnergyProcedure(device=self.device, found=meters, rules=rules)
+        return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
     def write_environment(self, diagnostics: Sequence[dict[str, str]] = (), **extra: Any) -> None:
         """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.

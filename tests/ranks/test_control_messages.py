@@ -8,7 +8,7 @@ import pytest
 
 from perfexp.models import Sharing
 from perfexp.modes import State, Step
-from perfexp.ranks import Place, SingleProcess
+from perfexp.ranks import Place, ProcessGroup
 from perfexp.ranks.control_messages import Follower, Leader, Member, pipe
 from perfexp.records.record import Key
 
@@ -205,7 +205,7 @@ def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):
 
 def test_one_alone_has_nobody_to_tell():
     step = step_of([], Clock())
-    leader = SingleProcess()
+    leader = ProcessGroup()
     assert leader.joined(step) is step
     assert not leader.lost()
     with pytest.raises(ValueError, match="several ranks"):

@@ -99,7 +99,7 @@ def test_the_energy_of_a_call_is_that_of_all_ranks_and_of_all_their_images():
     spend = pass_time(device)
     turns = Turns(device)
     meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=turns.spend)
-    energy = EnergyProcedure(device=device, found=Found(meters=(meter,)), sleep=spend, beside=turns)
+    energy = EnergyProcedure(device=device, detected=Found(meters=(meter,)), sleep=spend, beside=turns)
     point = procedure(device, group=ProcessGroup(), energy=energy).measure(inference_key(batch_size=4))
     joules = value(point, "energy/per_call_joules")
     assert joules == pytest.approx(300.0 * value(point, "energy/call_seconds"), rel=0.01)

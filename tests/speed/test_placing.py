@@ -46,7 +46,7 @@ def test_so_do_folders_pipes_and_links_to_nothing(tmp_path):
     makers = (lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("nowhere"))
     for make in makers:
         make(tmp_path / NAME)
-        with pytest.raises(UserError, match="no speed file"):
+        with pytest.raises(UserError, match="not a speed file"):
             placing.put(speed(), tmp_path, remedy="")
         (tmp_path / NAME).rename(tmp_path / f"old {make}")
 
