@@ -87,10 +87,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     """Make the calls that a profiler observes and send what was done; the parent records it.
 
     Args:
-        plan: plan of the run.
-        paths: files of the run.
         number: index of the profile among those of the plan.
-        emit: events to the parent process.
     """
     keys = plan.profile_keys()
     key, profiler = keys[number], config.build(plan.profiler)
@@ -111,12 +108,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
 
 
 def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
-    """Find the algorithms that can compute the convolutions of the plan's model in its first point; measure nothing.
-
-    Args:
-        plan: plan of a run.
-        paths: files of the run.
-        emit: events to the parent process.
+    """Find the algorithms that can compute the convolutions of the plan's first point, without measuring them.
 
     Returns:
         The result of `perfexp.algorithms.layer_support.survey`, the device, and the settings, as JSON values.

@@ -36,8 +36,6 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
 
     Args:
         directory: folder of the run.
-        plan_sha256: hash of its plan.yaml.
-        replicate: number of this process.
         folder: folder of the ranks' pipes.
 
     Returns:

@@ -38,11 +38,6 @@ class Workbench:
 
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
 
-    Args:
-        plan: plan of the run.
-        paths: files of the run.
-        emit: events to the parent process.
-
     Attributes:
         device: set by `find_device`.
         data: set by `open_data`.
@@ -254,8 +249,7 @@ def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = N
     """Send the event for an error, log its traceback, and return the exit code.
 
     Args:
-        error: the error; what goes wrong with a point is that point's result and does not get here.
-        emit: events to the parent process.
+        error: error of the worker; an error of a point is that point's result.
         most_bytes: length that the message is cut to; None for no limit.
     """
     if isinstance(error, OSError):  # of writing results

@@ -253,7 +253,7 @@ def test_calls_go_on_while_a_meter_is_asked():
     resting, waiting = (kind(now_of(device), steady(300.0), tick_seconds=0.01) for kind in (FakeMeter, Waiting))
     measuring = EnergyProcedure(device=device, detected=Found(meters=(resting,)), rules=QUICK)
     measuring.idle()
-    measuring.found = Found(meters=(waiting,))
+    measuring.detected = Found(meters=(waiting,))
     energy = measuring.measure(called.set, images_per_call=1)
     assert answers
     assert all(answers)
