@@ -25,6 +25,7 @@ from perfexp.records.messages import Events
 from perfexp.records.record import Key, read_points
 from perfexp.worker import cold_start, entry, workbench
 from perfexp.worker.workbench import Workbench
+from tests.test_architecture import imported_with
 
 
 class Noting(FakeDevice):
@@ -177,3 +178,11 @@ def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(mo
     assert hops[-1] == "perfexp.modes.inference.Inference.prepare.<locals>.constant"
     print("\n".join(hops))
     assert len(hops) <= 12, hops
+
+
+def test_a_worker_starts_without_what_a_cold_start_does_not_need():
+    """A cold start is timed from the start of the process: whatever only measuring needs is imported later."""
+    modules = imported_with("perfexp.worker.entry")
+    rooms = {module.split(".")[1] for module in modules if "." in module}
+    assert not rooms & {"data", "layers", "modes", "orchestration", "probes", "ranks"}
+    assert "perfexp.measure.procedure" not in modules

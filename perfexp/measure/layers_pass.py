@@ -76,6 +76,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         procedure.progress("layers")
         profile: Callable[..., LayerTimes] = stamp_layers
         if procedure.device.asynchronous:
+            # what was timed as a graph is profiled as one
             is_graph = timed is not None and timed.facts.get("device_method") == "graph"
             capture = partial(_captured, procedure, step, batches) if is_graph else None
             profile = partial(profile_layers, first=first, capture=capture)

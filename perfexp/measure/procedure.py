@@ -159,7 +159,7 @@ class Procedure:
             if self.data.labelled and (self.epochs or not step.trains):
                 self._measure_accuracy(point)  # before further passes, which train on
             self._measure_further(point, step, batches, plain_call)
-        # outside of the step: on the weights as they were loaded
+        # after the step has been left, on the weights as they were loaded
         self._run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
     def _measure_further(self, point: Point, step: Step, batches: Batches, plain_call: timing.Call) -> None:
@@ -203,6 +203,7 @@ class Procedure:
         try:
             action()
         except Exception as error:
+            # a wrong plan concerns all points, and nothing can follow on a lost device or with ranks out of step
             out_of_step = together and self.group.size > 1 and not isinstance(error, Unsupported)
             if isinstance(error, UserError) or out_of_step or self.device.is_lost():
                 raise
@@ -364,6 +365,7 @@ class Procedure:
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
         """Add the device's memory and state, and after an out-of-memory error the batch size that fits."""
+        # a point that failed has no peak yet, and one that is unsupported did not compute
         if point.status is not Status.UNSUPPORTED and point.metric("memory/peak_bytes") is None:
             point.metrics += self.device.memory()
         after = self.device.state()

@@ -141,7 +141,7 @@ class Times:
         point.series.append(timing.series("latency", chain, monitor, now=self.device.now_ns))
 
     def _asynchronous(self, point: Point, call: timing.Call) -> None:
-        counted = _Counted(call)
+        counted = _Counted(call)  # the calls that find the depth warm the device up as well
         k, chunk, call_seconds = depth.fit(counted, self.device, self._flush())
         if self.cache is not Cache.flush:  # flushing between the calls would break up the loop
             host = depth.issue_seconds(counted, self.device, chunk * k) if chunk else None

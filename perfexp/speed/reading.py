@@ -228,6 +228,7 @@ class _Reader:
         steps = self.runs[-1].steps
         if steps and step.position == steps[-1].position:
             return  # logged to the console and to the file
+        # the count falls where another run begins
         if steps and step.position < steps[-1].position:
             if math.isnan(step.seconds):
                 self._paused = True  # mmcv calls this validation training; the lines of a restart have times

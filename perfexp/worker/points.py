@@ -28,6 +28,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.ceilings = _ceilings(procedure, emit)
     for key in sweep.order(_missing(plan.timed_keys(), paths, replicate), replicate, plan.seed):
         emit.point(key)
+        # where a smaller point ran out of memory, this one would as well
         measured = read_points(paths.points) if skip_larger else []
         predicted = sweep.predicted_out_of_memory(key, measured)
         point = predicted or procedure.measure(key)

@@ -62,7 +62,7 @@ class Workbench:
         self.find_device()
         self.open_data()
         with self.reserved(self.device):
-            self.device.start()
+            self.device.start()  # not before: even an idle context disturbs who measures on the device
             self.load_model()
             if profiled and self.paths.environment.exists():
                 self.require_same_environment()
