@@ -485,7 +485,7 @@ def test_work_that_is_not_known_is_said():
     measuring.session.work = lambda inputs, training: counted
     point = measuring.measure(KEY)
     assert "work_uncounted" in codes(point)
-    assert "no file of conf/gpu gives this device's peak in fp32" in point.metric("mfu").reason
+    assert "no file of conf/gpu has this device's peak in fp32" in point.metric("mfu").reason
 
     def refuses(inputs, training):
         raise Unsupported("it reads its numbers")
