@@ -87,7 +87,7 @@ def by_plateau(device: Device, found: Found, settings: argparse.Namespace) -> No
     """Print a line for each load and plateau."""
     plateaus = sorted(settings.plateaus)
     rules = [rules_for(window_seconds=settings.seconds, rules=Rules(plateau_seconds=seconds)) for seconds in plateaus]
-    procedures = [EnergyProcedure(device=device, found=found, rules=each) for each in rules]
+    procedures = [EnergyProcedure(device=device, detected=found, rules=each) for each in rules]
     for procedure in procedures:
         procedure.idle()
     print(f"{'load':<18} {'plateau s':>9} {'J/call':>12} {'dev.':>8} {'over the longest':>17}")
@@ -130,7 +130,7 @@ def main() -> None:
         print(f"  {finding.verdict}: {finding.check}: {finding.found}")
     if not found.meters:
         return
-    procedure = EnergyProcedure(device=device, found=found, rules=rules_for(window_seconds=settings.seconds))
+    procedure = EnergyProcedure(device=device, detected=found, rules=rules_for(window_seconds=settings.seconds))
     with torch.inference_mode():
         idle = procedure.idle()
         print(f"  idle: {idle.mean_watts.value if idle else None} W")

@@ -53,7 +53,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.statistics import estimators
 from perfexp.stopping import Fixed
 from perfexp.sweep import parse_sizes
-from perfexp.worker.setup import with_procedure
+from perfexp.worker.workbench import Workbench
 
 #: Steps before the first turn.
 WARMUP_STEPS = 20
@@ -225,7 +225,8 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
     overrides += [f"data.root={arguments.data}", f"data.workers={arguments.workers}", f"input_size={arguments.size}"]
     overrides += [f"batch_size={arguments.batch_size}", f"gpu={arguments.gpu}"]
     plan = configuration.typed(compose(overrides))
-    with_procedure(plan, RunPaths(folder), Events(None), work)
+    with Workbench(plan, RunPaths(folder), Events(None)).opened() as procedure:
+        work(procedure)
 
 
 #: What each process runs, and what its clocks are called.

@@ -1,4 +1,4 @@
-"""Stopping rules: when the warm-up is over and when enough has been measured."""
+"""Stopping rules: when the warm-up of a series ends and when the series has enough samples."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perfexp.errors import UserError
 from perfexp.records.record import Stop
 from perfexp.statistics import estimators
 
-#: A block between two looks at the samples lasts at least this long, so that looking does not disturb the next one.
+#: Least length of a block between two checks, so that a check does not disturb the next block.
 _MINIMUM_BLOCK_SECONDS = 0.005
-#: … and n grows by this fraction from look to look.
+#: Relative growth of n from check to check.
 _GROWTH = 0.1
-#: A series that has no interval goes on for as long as its limit again, and for this long at least.
+#: Least overtime of a series without an interval; otherwise it is as long as the limit.
 _OVERTIME_SECONDS = 2.0
-#: Calls that a fixed measurement may have: 800 MB of times.
+#: Most calls of a fixed measurement: 800 MB of times.
 _MOST_CALLS = 100_000_000
-#: The longest that one series may be measured: 30 years, which is for ever.
+#: Longest time of a series: 30 years.
 _MOST_SECONDS = 1_000_000_000
 
 
@@ -29,57 +29,57 @@ class Monitor(Protocol):
     """Watches one series grow."""
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
-        """How many samples to take before asking again; 0 when enough has been measured.
+        """Return how many samples to take before the next check; 0 when there are enough.
 
         Args:
-            samples: all so far, warm-up included: seconds per call.
-            elapsed_seconds: that taking them has taken, with what is not in them, such as the filling of a queue.
+            samples: all samples so far, warm-up included, in seconds per call.
+            elapsed_seconds: time spent on them, with what they do not contain, such as the filling of a queue.
         """
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
-        """How many of the first samples are warm-up."""
+        """Return how many of the first samples are warm-up."""
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        """Why it ended; called once `more` has returned 0."""
+        """Return why the series ended; called once `more` has returned 0."""
 
 
 class StoppingRule(Protocol):
-    """The settings of a rule; `begin` makes the monitor of one series."""
+    """Settings of a rule; `begin` creates the monitor of one series."""
 
     def begin(
         self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
     ) -> Monitor:
-        """A monitor for a new series.
+        """Return a monitor for a new series.
 
         Args:
-            calls_per_sample: k, so that calls and their time are counted right.
+            calls_per_sample: k, for counting calls and their time.
             percentiles: percentiles whose intervals have to exist before precision counts as reached.
-            busy_seconds: for how long the device has just worked on the same calls; counts as warm-up time.
+            busy_seconds: time that the device has just worked on the same calls, which counts as warm-up.
         """
 
     def longest_seconds(self) -> float | None:
-        """About how long one series takes, unless it has no interval by then; None where only the calls are limited."""
+        """Return about how long a series takes, overtime excluded; None if only its calls are limited."""
 
 
 class Precision:
     """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
 
-    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the cut that MSER-5 finds in
-    the whole series. The rule is met when on two successive looks the half-width is ≤ epsilon · median and
-    n / τ ≥ `min_effective`.
+    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the cut that MSER-5 finds in the whole
+    series. The rule is met when in two successive checks the half-width is ≤ epsilon · median and
+    n / τ ≥ `min_effective`. A series without an interval at `max_seconds` takes overtime until it has one: up to the
+    same time again, but 2 s at least.
 
     Args:
-        epsilon: relative half-width to be reached.
-        max_seconds: limit on the time after the warm-up, with what a sample takes beside what is measured (filling
-            a queue, flushing caches); a series that has no interval by then goes on until it has one, for as
-            long again, or 2 s where that is more, at the most.
-        tail_percentile: a series whose time is over goes on, too, where the highest percentile up to this one that is
-            asked for has no interval yet and can have one by the end of the overtime.
+        epsilon: relative half-width to reach.
+        max_seconds: limit on the time after the warm-up, untimed parts of a sample included (filling a queue, flushing
+            caches).
+        tail_percentile: highest percentile for which a series takes overtime, if its interval is missing and can exist
+            by the end of the overtime.
         max_calls: limit on the calls after the warm-up.
-        min_calls: so many calls are measured after the warm-up, whatever the time.
+        min_calls: least number of calls after the warm-up, whatever the time.
         warmup_calls: least number of warm-up calls.
-        warmup_seconds: least time of the warm-up, the point's earlier blocks counted in.
-        min_effective: least number of effectively independent samples.
+        warmup_seconds: least time of the warm-up, earlier blocks of the point included.
+        min_effective: least number of effective samples.
     """
 
     def __init__(
@@ -129,18 +129,13 @@ class Precision:
 
 
 class Fixed:
-    """A fixed number of warm-up and of measured calls.
-
-    Args:
-        warmup: calls that count as warm-up.
-        measure: calls after them.
-    """
+    """Take a fixed number of warm-up calls and of measured calls."""
 
     def __init__(self, *, warmup: int = 10, measure: int = 20) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
             raise UserError(
                 f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at least 1, and neither "
-                f"more than {_MOST_CALLS:,}: every time is kept."
+                f"more than {_MOST_CALLS:,}: every time is stored."
             )
         self.warmup_calls = warmup
         self.measure_calls = measure
@@ -148,7 +143,7 @@ class Fixed:
     def begin(
         self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
     ) -> Monitor:
-        """See `StoppingRule`; percentiles do not prolong a fixed measurement, nor does work before shorten it."""
+        """See `StoppingRule`; percentiles do not prolong a fixed measurement, and earlier work does not shorten it."""
         return _FixedMonitor(self, calls_per_sample)
 
     def longest_seconds(self) -> float | None:
@@ -179,7 +174,7 @@ class _PrecisionMonitor:
         if samples.size == 0:
             return math.ceil(rule.warmup_calls / k)
         call_seconds = max(float(np.median(samples)), 1e-9)
-        # so many times what was measured has been spent, part for part
+        # time spent per time measured
         self._stretch = max(1.0, elapsed_seconds / max(float(samples.sum()) * k, 1e-9))
         least = self._least_warmup(samples)
         if least >= samples.size:
@@ -190,26 +185,26 @@ class _PrecisionMonitor:
         spent, calls = float(measured.sum()) * k * self._stretch, measured.size * k
         if calls >= rule.max_calls:
             return self._end("max_calls")
-        kept = samples[self.warmup(samples) :]
+        used = samples[self.warmup(samples) :]
         if (
             spent >= rule.max_seconds
             and calls >= rule.min_calls
-            and (spent >= self._last_seconds or not self._worth_overtime(kept, self._last_seconds / spent))
+            and (spent >= self._last_seconds or not self._worth_overtime(used, self._last_seconds / spent))
         ):
             return self._end("max_seconds")
-        met = self._met(kept)
+        met = self._met(used)
         if met and self._met_before:
             return self._end("precision")
         self._met_before = met
         floor = max(rule.min_effective, self._samples_needed)
-        wanted = max(math.ceil(_GROWTH * kept.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
-        if kept.size + wanted < floor and spent < rule.max_seconds:
-            wanted = math.ceil(floor) - kept.size
+        wanted = max(math.ceil(_GROWTH * used.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
+        if used.size + wanted < floor and spent < rule.max_seconds:
+            wanted = math.ceil(floor) - used.size
         return self._within_limits(wanted, call_seconds * k * self._stretch, calls, spent)
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        kept = samples[self.warmup(samples) :]
-        achieved = estimators.median_interval(kept).relative_half_width if kept.size else None
+        used = samples[self.warmup(samples) :]
+        achieved = estimators.median_interval(used).relative_half_width if used.size else None
         return Stop(reason=self._reason, target=self._rule.epsilon, achieved=achieved)
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
@@ -218,29 +213,29 @@ class _PrecisionMonitor:
         by_time = int(np.searchsorted(busy, self._warmup_seconds)) + 1
         return max(math.ceil(rule.warmup_calls / k), by_time)
 
-    def _met(self, kept: NDArray[np.float64]) -> bool:
-        tau = estimators.autocorrelation_time(kept)
-        if kept.size / tau < self._rule.min_effective or kept.size < self._samples_needed * tau:
+    def _met(self, used: NDArray[np.float64]) -> bool:
+        tau = estimators.autocorrelation_time(used)
+        if used.size / tau < self._rule.min_effective or used.size < self._samples_needed * tau:
             return False
-        width = estimators.median_interval(kept, tau).relative_half_width
+        width = estimators.median_interval(used, tau).relative_half_width
         return width is not None and width <= self._rule.epsilon
 
-    def _worth_overtime(self, kept: NDArray[np.float64], growth: float) -> bool:
-        """Whether an interval is missing: the median's, or the percentile's where its samples are within reach.
+    def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:
+        """Return whether an interval is missing: the median's, or the percentile's if enough samples are within reach.
 
         Args:
-            kept: the samples without warm-up.
-            growth: how many times as many there are if the series goes on to its end.
+            used: samples without warm-up.
+            growth: factor by which their number grows until the end of the overtime.
         """
-        tau = estimators.autocorrelation_time(kept)
-        if estimators.median_interval(kept, tau).low is None:
+        tau = estimators.autocorrelation_time(used)
+        if estimators.median_interval(used, tau).low is None:
             return True
-        if self._tail is None or growth * kept.size < estimators.samples_needed(self._tail) * tau:
+        if self._tail is None or growth * used.size < estimators.samples_needed(self._tail) * tau:
             return False
-        return estimators.percentile_interval(kept, self._tail, tau).low is None
+        return estimators.percentile_interval(used, self._tail, tau).low is None
 
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
-        """Not more samples at once than time and calls are left for, but always one."""
+        """Limit the samples of a block to the time and calls that are left, but take at least one."""
         k = self._calls_per_sample
         limit = self._rule.max_seconds if seconds < self._rule.max_seconds else self._last_seconds
         by_time = math.ceil(max(limit - seconds, 0.0) / sample_seconds)
@@ -268,6 +263,6 @@ class _FixedMonitor:
         return max(0, self._total - int(samples.size))
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        kept = samples[self.warmup(samples) :]
-        achieved = estimators.median_interval(kept).relative_half_width if kept.size else None
+        used = samples[self.warmup(samples) :]
+        achieved = estimators.median_interval(used).relative_half_width if used.size else None
         return Stop(reason="fixed", achieved=achieved)

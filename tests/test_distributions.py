@@ -1,11 +1,12 @@
-"""Points and probabilities of distributions, against tables and sums."""
+"""Quantiles of distributions, against published tables and sums."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from perfexp.statistics.distributions import binomial_pmf, student95
+from perfexp.statistics.distributions import binomial_quantile, student95
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,15 @@ def test_students_point_leaves_5_percent_beyond_it_whether_or_not_the_degrees_ar
     assert beyond / integral(density, 0, np.pi / 2) == pytest.approx(0.05, rel=1e-5)
 
 
-@pytest.mark.parametrize(("n", "q"), [(1, 0.5), (20, 0.5), (72, 0.95), (1000, 0.99)])
-def test_binomial_probabilities_are_those_of_counting(n, q):
-    by_counting = [math.comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(n + 1)]
-    assert binomial_pmf(n, q) == pytest.approx(by_counting, rel=1e-9, abs=1e-12)
+@pytest.mark.parametrize(("n", "q"), [(2, 0.5), (20, 0.5), (72, 0.95), (73, 0.05), (1000, 0.99)])
+@pytest.mark.parametrize("probability", [0.025, 0.5, 0.975])
+def test_binomial_quantiles_are_those_of_counting(n, q, probability):
+    counted = itertools.accumulate(math.comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(n + 1))
+    assert binomial_quantile(probability, n, q) == sum(cumulative < probability for cumulative in counted)
+
+
+@pytest.mark.parametrize(("n", "critical"), [(6, 0), (20, 5), (30, 9), (50, 17), (100, 39)])
+def test_binomial_quantiles_lie_beyond_the_critical_values_of_tables_of_the_sign_test(n, critical):
+    """Tables print the largest number of signs that rejects at a two-sided level of 5 %."""
+    low, high = (binomial_quantile(probability, n, 0.5) for probability in (0.025, 0.975))
+    assert (low, high) == (critical + 1, n - critical - 1)

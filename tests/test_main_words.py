@@ -165,7 +165,7 @@ def test_a_read_only_folder_is_told(run, tmp_path):
         ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
         ([*FAKE, "percentiles=50"], "percentiles is a list: percentiles=[…], of one value too."),
         (["model=squeezenet1_1"], "Any other of torchvision's: model=torchvision model.name=NAME."),
-        ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is kept"),
+        ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is stored"),
     ],
 )
 def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_path, arguments, said):

@@ -368,7 +368,7 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
 
 def energy_of(device, meter):
     found = Found(meters=(meter,)) if meter else none_because("nothing counts")
-    return EnergyProcedure(device=device, found=found, sleep=pass_time(device), beside=Turns(device))
+    return EnergyProcedure(device=device, detected=found, sleep=pass_time(device), beside=Turns(device))
 
 
 def values(point, prefix):
@@ -485,7 +485,7 @@ def test_work_that_is_not_known_is_said():
     measuring.session.work = lambda inputs, training: counted
     point = measuring.measure(KEY)
     assert "work_uncounted" in codes(point)
-    assert "no file of conf/gpu gives this device's peak in fp32" in point.metric("mfu").reason
+    assert "no file of conf/gpu has this device's peak in fp32" in point.metric("mfu").reason
 
     def refuses(inputs, training):
         raise Unsupported("it reads its numbers")

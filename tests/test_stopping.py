@@ -203,5 +203,5 @@ def test_times_that_are_no_numbers_are_refused(wrong):
 
 @pytest.mark.parametrize("wrong", [{"measure": 10**9}, {"warmup": 10**9}])
 def test_more_calls_than_can_be_kept_are_refused(wrong):
-    with pytest.raises(UserError, match="every time is kept"):
+    with pytest.raises(UserError, match="every time is stored"):
         Fixed(**wrong)

@@ -1,4 +1,4 @@
-"""Algorithm: what the convolutions of a model are computed by."""
+"""Algorithm: how a model's convolutions are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Backend(StrEnum):
-    """Whose code computes: cuDNN's kernels, ours for Triton, ours in torch's operations, or the first that can."""
+    """Source of the kernels: cuDNN, ours in Triton, ours in torch's operations, or the first of them that works."""
 
     auto = "auto"
     cudnn = "cudnn"
@@ -24,7 +24,7 @@ class Backend(StrEnum):
 
 
 class OnUnsupported(StrEnum):
-    """What becomes of a layer that an algorithm can't compute.
+    """Treatment of a layer that an algorithm can't compute.
 
     `error` refuses the run, `fallback` leaves the layer to torch, `skip` makes the point `unsupported`.
     """
@@ -35,13 +35,23 @@ class OnUnsupported(StrEnum):
 
 
 class Objective(StrEnum):
-    """What the best algorithm of a layer is best in."""
+    """Quantity that the best algorithm of a layer minimizes."""
 
     time = "time"
 
 
 class Algorithm(Protocol):
-    """What an `algorithm` node of the configuration builds.
+    """What an `algorithm` node of the configuration builds."""
+
+    def applied(self, session: Session) -> AbstractContextManager[AppliedAlgorithm | None]:
+        """While entered, the session's model computes its convolutions by this algorithm.
+
+        Gives the applied algorithm, or None where torch's own choice stays: then there is nothing to report.
+        """
+
+
+class AppliedAlgorithm(Protocol):
+    """An algorithm that replaces torch's own choice in a model, as the measuring procedure needs it.
 
     Attributes:
         name: as in `algorithm=NAME`.
@@ -49,55 +59,37 @@ class Algorithm(Protocol):
 
     name: str
 
-    def applied(self, session: Session) -> AbstractContextManager[None]:
-        """While entered, the session's model computes its convolutions by this algorithm; undone on leaving.
+    def begin_point(self) -> None:
+        """Drop everything that the report holds of earlier points."""
 
-        Args:
-            session: a loaded model.
+    def begin_call(self) -> None:
+        """Count from zero; the calls until the report count as one call of the model."""
+
+    def report(self) -> AlgorithmReport:
+        """Return the report of the point's convolutions.
+
+        Raises:
+            Unsupported: none of them ran as requested.
         """
 
-    def forget(self) -> None:
-        """What ran before is no longer in the report: a point begins."""
+    def baselines(self) -> tuple[str, ...]:
+        """Return the baselines against which the whole model is timed: `default`, torch's choice, or `benchmark`."""
 
-    def recount(self) -> None:
-        """What runs until the report is asked for is one call of the model."""
+    def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
+        """Run some work while a baseline computes the convolutions, in a thread of the baseline's own."""
 
-    def report(self) -> AlgorithmReport | None:
-        """What ran since the last `forget`; None where nothing was asked for."""
-
-    def rivals(self) -> tuple[str, ...]:
-        """Algorithms against which the whole model is measured in the same run."""
-
-    def regret(self) -> None:
-        """What was chosen is not to be chosen again without being tried: as a whole it is slower than a rival."""
-
-    def instead(self, rival: str, work: Callable[[], T]) -> T:
-        """Work while a rival computes: `default`, torch's own choice, or `benchmark`, its own search.
-
-        Args:
-            rival: one of them.
-            work: what to do; in a thread of the rival's own.
-
-        Returns:
-            What `work` does.
-        """
+    def discard_choices(self) -> None:
+        """Forget cached per-layer choices; end to end they were slower than a baseline."""
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """Look at the kernels that a call launches, if that is asked for; the report has them from then on.
+        """Add the kernels that a call launches to the report, if requested; return whether it was.
 
         Args:
-            call: of the whole model, as it is timed but for a captured graph.
-
-        Returns:
-            Whether it was looked at.
+            call: call of the whole model, not captured as a graph.
         """
 
     def launched_share(self) -> Metric | None:
-        """Of the passes by cuDNN's name, the share that was launched as captured; None where there were none."""
+        """Return the share of cuDNN's passes that were launched as captured; None where there were no such passes."""
 
-    def output_error(self, inputs: Any) -> Metric | None:
-        """By how much the model's outputs differ from those of `default`; None where nothing was asked for.
-
-        Args:
-            inputs: of the model.
-        """
+    def output_error(self, inputs: Any) -> Metric:
+        """Return by how much the model's outputs for these inputs differ from those of the baseline `default`."""

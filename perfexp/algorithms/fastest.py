@@ -90,8 +90,8 @@ class Fastest:
         self._chosen.append(key)
         return found
 
-    def regret(self) -> None:
-        """Forget all that was chosen, for other processes; in this one it stays."""
+    def discard_choices(self) -> None:
+        """Remove this process's choices from the cache; in the process itself they stay."""
         self.choices.remove(self._chosen)
 
     def end(self) -> None:

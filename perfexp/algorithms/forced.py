@@ -113,7 +113,7 @@ class Forced:
         self._device = torch.device("cpu")
 
     @contextmanager
-    def applied(self, session: Session) -> Iterator[None]:
+    def applied(self, session: Session) -> Iterator[Forced]:
         """See `Algorithm`.
 
         Raises:
@@ -131,7 +131,7 @@ class Forced:
             stack.callback(self._end)
             stack.callback(self._remove)
             self._install()
-            yield
+            yield self
 
     def _end(self) -> None:
         """No thread stays, and no launch."""
@@ -142,25 +142,21 @@ class Forced:
         for races in self._races():
             races.end()
 
-    def forget(self) -> None:
-        """What ran before is no longer in the report, nor in memory: to be called before a point is measured."""
+    def begin_point(self) -> None:
+        """See `AppliedAlgorithm`; frees the memory of earlier points as well."""
         self._refused.clear()
         constants.clear()
         replays.forget()
         for layer in self._layers:
             layer.forget()
 
-    def recount(self) -> None:
-        """See `Algorithm`."""
+    def begin_call(self) -> None:
+        """See `AppliedAlgorithm`."""
         for layer in self._layers:
             layer.recount()
 
     def report(self) -> AlgorithmReport:
-        """What ran since the last `forget`.
-
-        Raises:
-            Unsupported: nothing ran as asked.
-        """
+        """See `AppliedAlgorithm`."""
         layers = tuple(each for layer in self._layers for each in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers)
         if self._refused and all(each.status is LayerStatus.fallback for layer in layers for each in layer.passes):
@@ -186,43 +182,43 @@ class Forced:
             for (child, aliases), algorithm in zip(names.items(), chosen, strict=True)
         ]
 
-    def rivals(self) -> tuple[str, ...]:
-        """See `Algorithm`."""
+    def baselines(self) -> tuple[str, ...]:
+        """See `AppliedAlgorithm`."""
         if all(layer.requested != FASTEST for layer in self._layers):
             return ()
         return ("default", "benchmark") if why_no_cudnn(self._device) is None else ("default",)
 
-    def instead(self, rival: str, work: Callable[[], T]) -> T:
-        """See `Algorithm`."""
+    def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
+        """See `AppliedAlgorithm`."""
         self._remove()
         try:
-            with self._usual.of(rival).set():
-                return self._apart[rival](work)
+            with self._usual.of(baseline).set():
+                return self._apart[baseline](work)
         finally:
             self._install()
 
-    def regret(self) -> None:
-        """See `Algorithm`."""
-        for each in self._races():
-            each.regret()
+    def discard_choices(self) -> None:
+        """See `AppliedAlgorithm`."""
+        for race in self._races():
+            race.discard_choices()
 
     def _races(self) -> list[Fastest]:
         return [each for layer in self._layers for each in layer.supports if isinstance(each, Fastest)][:1]
 
     def launched_share(self) -> Metric | None:
-        """See `Algorithm`."""
+        """See `AppliedAlgorithm`."""
         share = replays.launched_share()
         return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
 
     def output_error(self, inputs: Any) -> Metric:
-        """See `Algorithm`; relative L2 over all numbers of the outputs, in evaluation mode and without a compiler.
+        """See `AppliedAlgorithm`; relative L2 error in evaluation mode, without a compiler.
 
-        Batch norms that have none yet have the statistics of these inputs.
+        Batch norms without statistics take those of these inputs.
         """
         session = self._session
 
         def by_default() -> Any:
-            return self.instead(DEFAULT, lambda: session.eager(inputs))
+            return self.run_baseline(DEFAULT, lambda: session.eager(inputs))
 
         with session.inferring(), with_statistics(session.module, by_default):
             error = relative_error(session.eager(inputs), by_default())
@@ -230,7 +226,7 @@ class Forced:
         return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """See `Algorithm`."""
+        """See `AppliedAlgorithm`."""
         if not self._verify:
             return False
         seen = watch(call)

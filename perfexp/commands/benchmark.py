@@ -187,7 +187,7 @@ def _look_ahead(plan: Plan) -> None:
             log_file="",
             model=plan.model_name,
             mode=Mode.of(count),
-            cards=count,
+            num_gpus=count,
             batch_size=keys[0].batch_size,
             precision=keys[0].precision,
             failed=True,

@@ -62,7 +62,7 @@ def speed(
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
     placing.refuse_no_folder(out, "choose another with --out DIR.")
-    given = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
+    given = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     for place in places:
         try:

@@ -1,4 +1,4 @@
-"""Unqueued: the device's time of a call that its queue does not take as it is."""
+"""Graph fallback: the device's time of a call that does not fit the launch queue as it is."""
 
 from __future__ import annotations
 
@@ -13,70 +13,49 @@ from perfexp.errors import Waits
 from perfexp.measure import verdicts
 from perfexp.measure.times import Times
 from perfexp.models import Session, Unwaiting
-from perfexp.modes import Step, behind_the_data
+from perfexp.modes import Step, without_data
 from perfexp.probes import timing
 from perfexp.records import diagnostics
 from perfexp.records.record import Point, Status
 
-#: Batches that `device` is measured with where they come from the host: with one, a training would know it by heart.
+#: Batches that stand in for data from the host; a training would memorize a single one.
 _HELD_BATCHES = 8
 
 
 def add_device_time(
-    point: Point,
-    step: Step,
-    batches: Batches,
-    *,
-    session: Session,
-    times: Times,
-    capture: timing.Capture,
-    several_ranks: bool,
+    point: Point, step: Step, batches: Batches, session: Session, times: Times, capture: timing.Capture
 ) -> None:
-    """Add the series `device` of a call that the device's queue did not take, or the doubt why there is none.
+    """Add the series `device` of a call that did not fit the launch queue, or the diagnostic why there is none.
 
     Args:
-        point: whose whole call has been timed.
-        step: of it.
-        batches: likewise.
-        session: that it calls.
-        times: takes it.
-        capture: makes one launch of the call.
-        several_ranks: whether others make the same calls.
+        point: a point whose whole call has been timed.
+        capture: captures the call as one launch.
     """
-    if several_ranks:  # a replay, or a call that is broken off, is nothing that others could follow
-        point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
-        return
     device = times.device
     try:
-        with on_held_batches(step, batches, session) as held, without_waits(step, session, device) as changed:
-            left_out = [diagnostics.make("data_left_out")] if held else []
-            left_out += [] if changed is None else [diagnostics.make("waits_left_out", how=changed)]
-            times.device_otherwise(point, step.call, capture, left_out)
+        with on_held_batches(step, batches, session) as holds, without_waits(step, session, device) as change:
+            changes = [diagnostics.make("data_left_out")] if holds else []
+            changes += [] if change is None else [diagnostics.make("waits_left_out", how=change)]
+            times.add_device_time(point, step.call, capture, changes)
     except Waits:
         point.doubts.append(diagnostics.make("synchronising"))
-    except Exception as error:
+    except Exception as error:  # the times that were measured stay
         if device.is_lost():
             raise
-        status, text = verdicts.verdict(error, device)  # what has been measured stays, whatever it is
+        status, text = verdicts.verdict(error, device)
         reason = "the memory is not enough for its graph" if status is Status.OOM else text
         point.doubts.append(diagnostics.make("queue_exceeded", reason=reason))
 
 
 @contextmanager
 def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[bool]:
-    """While entered, calls take batches that lie on the device, where theirs come from the host; gives whether.
-
-    Args:
-        step: of the point.
-        batches: likewise.
-        session: that it calls.
-    """
+    """While entered, calls take batches that are on the device; gives whether their own come from the host."""
     if on_device(batches):
         yield False
         return
     usual = step.state.source
-    kept = [session.copy(usual()) for _ in range(_HELD_BATCHES)]
-    step.state.source = cycle(kept).__next__
+    held = [session.copy(usual()) for _ in range(_HELD_BATCHES)]
+    step.state.source = cycle(held).__next__
     try:
         yield True
     finally:
@@ -85,15 +64,13 @@ def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[
 
 @contextmanager
 def without_waits(step: Step, session: Session, device: Device) -> Iterator[str | None]:
-    """While entered, a call that waits for the device does not, if it can do without; gives how, or None.
+    """While entered, a call that synchronizes leaves that out if it can; gives the change, or None.
 
     Args:
-        step: of the point; has been called before.
-        session: that it calls.
-        device: that works.
+        step: a step that has been called before.
     """
-    if isinstance(session, Unwaiting) and device.waits_inside(behind_the_data(step)):
-        with session.without_waits() as how:
-            yield how
+    if isinstance(session, Unwaiting) and device.waits_inside(without_data(step)):
+        with session.without_waits() as change:
+            yield change
     else:
         yield None

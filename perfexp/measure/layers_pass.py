@@ -1,4 +1,4 @@
-"""Dissect: where the time of a point's call goes, layer by layer; in a process of its own, after it has been timed."""
+"""Layers pass: the time of a point's call layer by layer, in a process of its own after the point has been timed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Status, timed_key
 from perfexp.records.summary import first_interval
 from perfexp.statistics.estimators import Interval
-from perfexp.work import Work
 
-#: The device works for so long on the calls before they are looked into, so that its clock is that of the timing.
+#: Length of the calls before the profiling, which bring the device to the clock of the timing.
 _WARMUP_SECONDS = 0.15
 
 
 def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool = True) -> Point:
-    """The layers of a point as a point of their own; whatever goes wrong becomes its status.
+    """Measure the layers of a point as a point of their own; an error becomes its status.
 
     Args:
-        procedure: everything that stays the same from point to point.
-        key: of the layers.
-        timed: the point that was timed, with whose time the sum is compared; None where there is none.
-        first: whether no point was looked into in this process before.
+        key: key of the layers.
+        timed: the point that was timed, with which the sum of the layers is compared; None if there is none.
+        first: whether this process has not profiled a point before.
 
     Raises:
-        UserError: what the user asked for can't be done for any point.
+        UserError: the plan asks for something that no point can do.
     """
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     with verdicts.watching_the_host(point):
@@ -56,26 +54,20 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
 
 
 def not_tried(key: Key, timed: Point | None) -> Point:
-    """The layers of a point that could not be timed: it would go wrong once more.
-
-    Args:
-        key: of the layers.
-        timed: the point that was to be timed.
-    """
+    """Return the point of layers whose call could not be timed: profiling it would fail again."""
     point = Point(key=key, status=Status.OK)
-    _say_none(point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})")
+    _add_reason(point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})")
     return point
 
 
 def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: bool) -> None:
     session: Any = procedure.session
-    clean = first_interval(timed, "device", "latency") if timed else None
-    clean_seconds = clean.value if clean else None
-    of_device = timed is not None and timed.find_series("device") is not None
-    data_left_out = timed is not None and any(doubt.code == "data_left_out" for doubt in timed.doubts)
     if not hasattr(session, "module"):
-        _say_none(point, "the model is scripted: it has no layers")
+        _add_reason(point, "the model is scripted: it has no layers")
         return
+    unprofiled = first_interval(timed, "device", "latency") if timed else None
+    has_device_time = timed is not None and timed.find_series("device") is not None
+    data_left_out = timed is not None and any(item.code == "data_left_out" for item in timed.doubts)
     from perfexp.layers.profiling import profile_layers  # with torch, which a scripted model does without
     from perfexp.layers.stamps import stamp_layers
 
@@ -83,34 +75,40 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         procedure.first_call(step, batches)
         _warm_up(step.call, procedure)
         procedure.progress("layers")
-        look: Callable[..., LayerTimes] = stamp_layers
+        profile: Callable[..., LayerTimes] = stamp_layers
         if procedure.device.asynchronous:
-            by_graph = timed is not None and timed.facts.get("device_method") == "graph"
-            capture = partial(_captured, procedure, step, batches) if by_graph else None
-            look = partial(profile_layers, first=first, capture=capture)
-        with ExitStack() as as_device_is:
+            # what was timed as a graph is profiled as one
+            is_graph = timed is not None and timed.facts.get("device_method") == "graph"
+            capture = partial(_captured, procedure, step, batches) if is_graph else None
+            profile = partial(profile_layers, first=first, capture=capture)
+        with ExitStack() as stack:  # the same call as the one whose device time is compared with
             if data_left_out:
-                as_device_is.enter_context(graph_fallback.on_held_batches(step, batches, session))
-            changed = None
-            if of_device:
-                changed = as_device_is.enter_context(graph_fallback.without_waits(step, session, procedure.device))
-            times = look(step, session.module, procedure.device, clean_seconds=clean_seconds)
-        counted, why_not = _work(lambda: procedure.work(step, batches))
+                stack.enter_context(graph_fallback.on_held_batches(step, batches, session))
+            change = None
+            if has_device_time:
+                change = stack.enter_context(graph_fallback.without_waits(step, session, procedure.device))
+            clean_seconds = unprofiled.value if unprofiled else None
+            times = profile(step, session.module, procedure.device, clean_seconds=clean_seconds)
+        work, why_no_work = None, None
+        try:
+            work = procedure.work(step, batches)
+        except PerfexpError as error:
+            why_no_work = str(error)
     if times.reason is not None:
-        _say_none(point, times.reason)
+        _add_reason(point, times.reason)
         return
-    lines = join(times, counted)
-    if (report := procedure.algorithm.report()) is not None:
-        _say_what_ran(point, lines, report)
-    _tell(point, times, lines, clean)
+    lines = join(times, work)
+    if procedure.algorithm is not None:
+        _add_kernels_that_ran(point, lines, procedure.algorithm.report())
+    _add_times(point, times, lines, unprofiled)
     point.doubts += [diagnostics.make("data_left_out")] if data_left_out else []
-    point.doubts += [] if changed is None else [diagnostics.make("waits_left_out", how=changed)]
-    if why_not:
-        point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_not))
+    point.doubts += [] if change is None else [diagnostics.make("waits_left_out", how=change)]
+    if why_no_work:
+        point.metrics.append(Metric(name="layers/flops", value=None, unit="1", reason=why_no_work))
 
 
 def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None:
-    """The step as its `device` was timed; None where it can't be captured this time."""
+    """Return the step as its `device` was timed; None if it can't be captured this time."""
     procedure.progress("capturing a graph")
     try:
         return graphed(step, procedure.session, constant=batches.constant)
@@ -121,45 +119,36 @@ def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None
         return None
 
 
-def _warm_up(call: Any, procedure: Procedure) -> None:
-    began = procedure.device.now_ns()
-    while (procedure.device.now_ns() - began) * 1e-9 < _WARMUP_SECONDS:
+def _warm_up(call: Callable[[], object], procedure: Procedure) -> None:
+    start_ns = procedure.device.now_ns()
+    while (procedure.device.now_ns() - start_ns) * 1e-9 < _WARMUP_SECONDS:
         call()
         procedure.device.synchronize()
 
 
-def _work(count: Callable[[], Work | None]) -> tuple[Work | None, str | None]:
-    """What each layer computes by definition, or why that is not known."""
-    try:
-        return count(), None
-    except PerfexpError as error:
-        return None, str(error)
-
-
-def _say_what_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) -> None:
-    """Of which algorithm the kernels of the convolutions' forward passes are, and that where it is another."""
-    own: dict[str, list[Line]] = {}
+def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) -> None:
+    """Add the algorithm whose kernels each convolution's forward pass ran, and a diagnostic if it is another one."""
+    forward: dict[str, list[Line]] = {}
     for line in lines:
         if line.key and line.key.path and line.key.which is Pass.forward and line.key.operation is None:
-            own.setdefault(line.key.path, []).append(line)
-    kernels = {path: [name for line in of_layer for name in line.kernels] for path, of_layer in own.items()}
+            forward.setdefault(line.key.path, []).append(line)
+    kernels = {path: [name for line in of_layer for name in line.kernels] for path, of_layer in forward.items()}
     judged = judge_forward(report, kernels)
     ran = {layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes}  # the first is forward
-    for path, of_layer in own.items():
+    for path, of_layer in forward.items():
         for line in of_layer:
             line.ran = ran.get(path)
-    for doubt in judged.doubts():
-        if doubt.code == "algorithm_substituted":
-            more = "; the layers' kernels show it: algorithm/flops_share, of what cuDNN was requested to run, does not"
-            point.doubts.append(msgspec.structs.replace(doubt, message=doubt.message + more))
+    for item in judged.doubts():
+        if item.code == "algorithm_substituted":
+            note = "; seen in the layers' kernels, which algorithm/flops_share does not count: it counts cuDNN's calls"
+            point.doubts.append(msgspec.structs.replace(item, message=item.message + note))
 
 
-def _say_none(point: Point, reason: str) -> None:
+def _add_reason(point: Point, reason: str) -> None:
     point.metrics.append(Metric(name="layers/closure", value=None, unit="1", reason=reason))
 
 
-def _tell(point: Point, times: LayerTimes, lines: list[Line], clean: Interval | None) -> None:
-    closure = times.closure
+def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: Interval | None) -> None:
     point.facts["layers"] = {
         "method": times.method,
         "calls": times.calls,
@@ -169,25 +158,24 @@ def _tell(point: Point, times: LayerTimes, lines: list[Line], clean: Interval | 
         "call_seconds": times.call_seconds,
         "lines": msgspec.to_builtins(lines),
     }
-    point.doubts += [_with_uncertainty(doubt, times, clean) for doubt in times.doubts]
+    point.doubts += [_with_uncertainty(item, times, unprofiled) for item in times.doubts]
+    closure = times.closure
     reason = None if closure else "there is no time of the call to compare with"
+    shares = {
+        "closure": closure.relative if closure else None,
+        "gap_share": closure.gap_share if closure else None,
+        "unattributed_share": closure.unattributed_share if closure else None,
+    }
     point.metrics += [
-        Metric(name="layers/closure", value=closure.relative if closure else None, unit="1", reason=reason),
-        Metric(name="layers/gap_share", value=closure.gap_share if closure else None, unit="1", reason=reason),
-        Metric(
-            name="layers/unattributed_share",
-            value=closure.unattributed_share if closure else None,
-            unit="1",
-            reason=reason,
-        ),
+        Metric(name=f"layers/{name}", value=share, unit="1", reason=reason) for name, share in shares.items()
     ]
 
 
-def _with_uncertainty(doubt: Diagnostic, times: LayerTimes, clean: Interval | None) -> Diagnostic:
-    """The diagnostic, with the uncertainty of the call without profiling where that exceeds the tolerance."""
-    half_width = clean.relative_half_width if clean else None
+def _with_uncertainty(item: Diagnostic, times: LayerTimes, unprofiled: Interval | None) -> Diagnostic:
+    """Add to a disagreement of the layers how well the call without profiling is known, if that is part of it."""
+    half_width = unprofiled.relative_half_width if unprofiled else None
     tolerance = times.closure.tolerance if times.closure else 0.0
-    if doubt.code != "layers_disagree" or half_width is None or half_width <= tolerance:
-        return doubt
-    message = f"{doubt.message}; the call without profiling itself is known to ±{half_width:.0%}"
-    return msgspec.structs.replace(doubt, message=message)
+    if item.code != "layers_disagree" or half_width is None or half_width <= tolerance:
+        return item
+    note = f"; the call without profiling is itself known to ±{half_width:.0%}"
+    return msgspec.structs.replace(item, message=item.message + note)

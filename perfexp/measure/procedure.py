@@ -1,4 +1,13 @@
-"""Run: the measuring procedure of one point, from the first call to its doubts. Start reading here."""
+"""Procedure: how one point is measured, from its first call to its last check. Start reading here.
+
+A point's measurements come in this order, so that none of them disturbs an earlier one:
+
+1. the first call, which chooses kernels and is outside of all statistics;
+2. the times of the undisturbed call (`perfexp.measure.times`) and the peak of memory;
+3. what a training or labelled data adds: losses, the seconds of an epoch, accuracy;
+4. further passes over the same call, each of which may fail on its own: energy, phases, probes, baselines, several
+   ranks, proof of the algorithm, device time as a CUDA graph, work.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +23,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.algorithms import Algorithm
-from perfexp.algorithms.default import Default
+from perfexp.algorithms import AppliedAlgorithm
 from perfexp.data import Batches, Data
 from perfexp.data.rotating import Rotating, on_device
 from perfexp.devices import Cache, Device
@@ -26,41 +34,39 @@ from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
 from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import SETTLING_CALLS, Alone, Crew, joint
+from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
 from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.records.summary import loop_interval
 from perfexp.stopping import StoppingRule
 from perfexp.work import Work
 
-#: Calls under the eyes of the probes.
+#: Calls that the user's probes observe.
 _PROBED_CALLS = 3
 
 
 @dataclass(kw_only=True)
 class Procedure:
-    """What stays the same from point to point.
+    """Measures points one after the other, with everything that stays the same between them.
 
     Attributes:
         session: the loaded model.
-        device: where it runs.
-        data: where its inputs come from.
-        modes: by phase.
-        stopping: when enough has been measured.
-        algorithm: that has been applied to the model.
-        percentiles: that the latency is asked for.
-        probes: by name.
-        epochs: whole passes over the data in training, or None for as many steps as the stopping rule wants.
-        cache: what a call finds in the device's caches.
+        modes: kind of call by phase.
+        stopping: rule that ends each series.
+        algorithm: algorithm applied to the model; None for torch's own choice.
+        percentiles: latency percentiles to report, in percent.
+        probes: the user's probes by name.
+        epochs: whole passes over the data in training; None for as many steps as the stopping rule takes.
+        cache: state of the device's caches at the start of a call.
         graph: whether calls are captured and launched as one (execution.cuda_graph).
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
-        peaks: FLOP/s of the device's data sheet by data type; None for a device that has no such sheet.
-        energy: measures that of a call (probes.energy), or None.
-        ceilings: rates that the device reaches at best (probes.ceilings), or None.
-        seed: of data and shuffling.
-        progress: told what comes next, between timed blocks.
-        crew: the other ranks, where there are several.
+        peaks: FLOP/s of the device's data sheet by data type; None for a device without a data sheet.
+        energy: measures the energy of calls (probes.energy), or None.
+        ceilings: highest rates that the device reached (probes.ceilings), or None.
+        seed: seed of data and shuffling.
+        group: all ranks; this one measures.
         compares_alone: whether several ranks are compared with one (probes.scaling).
+        progress: called with a status line between timed blocks.
     """
 
     session: Session
@@ -68,7 +74,7 @@ class Procedure:
     data: Data
     modes: dict[str, Mode]
     stopping: StoppingRule
-    algorithm: Algorithm = field(default_factory=Default)
+    algorithm: AppliedAlgorithm | None = None
     percentiles: Sequence[float] = (50.0, 95.0, 99.0)
     probes: dict[str, Probe] = field(default_factory=dict)
     epochs: int | None = None
@@ -79,7 +85,7 @@ class Procedure:
     energy: EnergyProcedure | None = None
     ceilings: Mapping[str, float] | None = None
     seed: int = 0
-    crew: Crew = field(default_factory=Alone)
+    group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
     progress: Callable[[str], None] = lambda _: None
 
@@ -93,94 +99,132 @@ class Procedure:
         )
 
     def begin(self) -> None:
-        """What is measured once, before the first point, with everything loaded and nothing running."""
+        """Measure the idle power, once, before the first point: everything is loaded and nothing runs."""
         if self.energy is not None:
             self.progress("idle power")
             try:
                 self.energy.idle()
-            except Exception:  # it is asked for again, and told, with each point
+            except Exception:  # every point tries again and records the error
                 traceback.print_exc()
 
     def measure(self, key: Key) -> Point:
-        """Measure one point; whatever goes wrong with it becomes its status.
-
-        Args:
-            key: which point.
+        """Measure one point; an error of its own becomes its status.
 
         Raises:
-            UserError: what the user asked for can't be done for any point.
+            UserError: the plan asks for something that no point can do.
+            RankLost: another rank has ended.
         """
         point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        several = self.crew.size > 1
-        point.facts |= {"world_size": self.crew.size} if several else {}
-        with verdicts.watching_the_host(point, of_ranks=several):
-            self._measure_or_say_why(point)
+        has_ranks = self.group.size > 1
+        point.facts |= {"world_size": self.group.size} if has_ranks else {}
+        with verdicts.watching_the_host(point, of_ranks=has_ranks):
+            before = self.device.state()
+            with metrics.collecting() as custom:
+                try:
+                    self._measure(point)
+                except UserError:
+                    raise
+                except Exception as error:
+                    traceback.print_exc()
+                    if has_ranks and self.group.lost():
+                        raise RankLost("another rank has ended") from error
+                    point.status, point.error = verdicts.verdict(error, self.device)
+            point.metrics += custom.values()
+            if not self.device.is_lost():
+                self._close(point, before)
         return point
 
-    def _measure_or_say_why(self, point: Point) -> None:
-        """Measure a point, or put what went wrong into it."""
-        before = self.device.state()
-        with metrics.collecting() as custom:
-            try:
-                self._measure(point)
-            except UserError:
+    def _measure(self, point: Point) -> None:
+        """Take all measurements of a point, in the order of this module's docstring."""
+        with self.step(point.key) as (step, batches):
+            first_loss = self.first_call(step, batches)
+            self._report_algorithm(point)
+            plain_call = step.call
+            if self.graph:
+                step = graphed(step, self.session, constant=batches.constant)
+            self._measure_warmup_memory(point, step)
+            self._settle(step)
+            if step.trains and self.epochs:
+                # the first call has prefetched from the other batches, which would shorten the first pass
+                with self._batches(point.key, training=True) as fresh:
+                    training.run_epochs(point, step, fresh, self.device, self.epochs, self.progress)
+            else:
+                self._times.whole(point, step.call)
+            threads = self.session.facts().get("threads", 0)
+            verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
+            point.metrics += self.device.memory()  # before any call other than the timed ones
+            if step.trains:
+                last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
+                training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
+            if self.data.labelled and (self.epochs or not step.trains):
+                self._measure_accuracy(point)  # before further passes, which train on
+            self._measure_further(point, step, batches, plain_call)
+        # after the step has been left, on the weights as they were loaded
+        self._run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
+
+    def _measure_further(self, point: Point, step: Step, batches: Batches, plain_call: timing.Call) -> None:
+        """Make the further passes over a call that has been timed.
+
+        Args:
+            plain_call: the call before it was captured as a graph.
+        """
+        if self.energy is not None:
+            energy = partial(self._measure_energy, point, step, batches, self.energy)
+            self._run_optional(point, "energy/per_call_joules", energy, "joules", together=True)
+        self._run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
+        if len(step.segments) > 1:
+            self._times.phases(point, step, on_device=on_device(batches))
+        self._run_probes(point, step)
+        # a capture may change how the optimizer counts: no time of the call itself comes after it
+        self._run_for_algorithm(point, "rivals", partial(self._compare_baselines, point, step, batches))
+        if self.group.size > 1:  # from here on the ranks' weights differ
+            bursts = partial(joint.measure, point, step, self.group, compares_alone=self.compares_alone)
+            self._run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
+        self._run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
+        if point.facts.get("device_method") == "none":
+            if self.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
+                point.doubts.append(
+                    diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured")
+                )
+            else:
+                capture = self._capture(step, batches)
+                graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
+        if self.counts_work:  # last, because rates need every time
+            self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
+
+    def _run_optional(
+        self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False
+    ) -> None:
+        """Run a step after the timing; if it fails, record its metric as missing.
+
+        Args:
+            metric: metric that is missing if the step fails.
+            together: whether all ranks take the step: a failure leaves them out of step, so it is raised.
+        """
+        self.progress(metric.rpartition("/")[2])
+        try:
+            action()
+        except Exception as error:
+            # a wrong plan concerns all points, and nothing can follow on a lost device or with ranks out of step
+            out_of_step = together and self.group.size > 1 and not isinstance(error, Unsupported)
+            if isinstance(error, UserError) or out_of_step or self.device.is_lost():
                 raise
-            except Exception as error:
-                traceback.print_exc()
-                if self.crew.size > 1 and self.crew.lost():
-                    raise RankLost("another rank is no more") from error
-                point.status, point.error = verdicts.verdict(error, self.device)
-        point.metrics += custom.values()
-        if not self.device.is_lost():
-            self._close(point, before)
+            _, text = verdicts.verdict(error, self.device)
+            point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
 
-    def _close(self, point: Point, before: dict[str, Any]) -> None:
-        """What the device says after a point; where its memory ran out, what it would be enough for."""
-        if point.status is not Status.UNSUPPORTED and point.metric("memory/peak_bytes") is None:
-            point.metrics += self.device.memory()
-        after = self.device.state()
-        point.facts |= {"device_before": before, "device_after": after}
-        if point.status is Status.OK:
-            point.doubts += disturbances.judge_device(before, after)
-            verdicts.add_cycles(point, before, after)
-        if point.status is Status.OOM:
-            self._add_batch_that_fits(point)
-
-    def _add_batch_that_fits(self, point: Point) -> None:
-        if self.crew.size > 1:
-            reason = "not sought with several ranks: they are not in step any more"
-            point.metrics.append(Metric(name="batch_that_fits", value=None, unit="1", reason=reason))
-            return
-        fits = self._batch_that_fits(point.key)
-        point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
-        none_fits = None if fits else "not even one sample fits"
-        point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=none_fits))
-
-    def _batch_that_fits(self, key: Key) -> int | None:
-        """The largest half, quarter, … of a batch of which two calls do not run out of memory; None if none does."""
-        batch_size = key.batch_size // 2
-        while batch_size:
-            self.progress(f"does a batch of {batch_size} fit?")
-            try:
-                with self.step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
-                    for _ in range(2):  # the optimizer keeps its own tensors from the first step on
-                        self.first_call(step, batches)
-                return batch_size
-            except Exception as error:
-                if verdicts.verdict(error, self.device)[0] is not Status.OOM:
-                    return None
-            batch_size //= 2
-        return None
+    def _run_for_algorithm(
+        self, point: Point, figure: str, action: Callable[[AppliedAlgorithm], None], *, together: bool = False
+    ) -> None:
+        """Run an optional step with the algorithm that replaces torch's own choice, if there is one."""
+        if self.algorithm is not None:
+            self._run_optional(point, f"algorithm/{figure}", partial(action, self.algorithm), together=together)
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
-        """The call of a point, on weights as they were loaded and with its memory counted from here.
-
-        Args:
-            key: of the point.
-        """
-        self.crew.open(key)
-        self.algorithm.forget()
+        """Give the call of a point, with the weights as they were loaded and the peak of memory reset."""
+        self.group.open(key)
+        if self.algorithm is not None:
+            self.algorithm.begin_point()
         self.session.reset()
         self.device.reset_peak_memory()
         mode = self.modes[key.phase]
@@ -188,167 +232,8 @@ class Procedure:
             self.progress("first call")
             step = mode.prepare(session=self.session, batches=batches, batch_size=key.batch_size)
             with step.active():
-                yield self.crew.joined(step), batches
-        self.crew.close()
-
-    def _measure(self, point: Point) -> None:
-        with self.step(point.key) as (step, batches):
-            first_loss = self.first_call(step, batches)
-            self._report_algorithm(point)
-            plain = step.call
-            if self.graph:
-                step = graphed(step, self.session, constant=batches.constant)
-            self._warm_memory(point, step)
-            self._settle(step)
-            if step.trains and self.epochs:
-                with self._batches(point.key, training=True) as anew:
-                    training.run_epochs(point, step, anew, self.device, self.epochs, self.progress)
-            else:
-                self._times.whole(point, step.call)
-            threads = self.session.facts().get("threads", 0)
-            verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
-            point.metrics += self.device.memory()  # before whatever is not the call that was timed
-            if step.trains:
-                last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
-                training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
-            if self.data.labelled and (self.epochs or not step.trains):
-                self._accuracy(point)  # before the passes below, which train on
-            if self.energy is not None:
-                measuring = partial(self._energy, point, step, batches, self.energy)
-                self._aside(point, "energy/per_call_joules", measuring, "joules", together=True)
-            self._of_algorithm(point, "launched_share", partial(self._launched_share, point))
-            if len(step.segments) > 1:
-                self._times.phases(point, step, held=on_device(batches))
-            self._probe(point, step)
-            # a capture may change how the optimizer counts: no time of the call itself comes after it
-            self._of_algorithm(point, "rivals", partial(self._rivals, point, step, batches))
-            if self.crew.size > 1:  # from here on the ranks' weights differ
-                stretches = partial(self._ranks, point, step)
-                self._aside(point, "ranks/samples_per_second", stretches, "samples/s", together=True)
-            self._of_algorithm(point, "proof", partial(verdicts.prove, point, self.algorithm, plain), together=True)
-            if point.facts.get("device_method") == "none":
-                graph_fallback.add_device_time(
-                    point,
-                    step,
-                    batches,
-                    session=self.session,
-                    times=self._times,
-                    capture=self._capture(step, batches),
-                    several_ranks=self.crew.size > 1,
-                )
-            if self.counts_work:  # when every time is there
-                self._aside(point, "work/flops", partial(self._work, point, step, batches))
-        self._of_algorithm(point, "output_error", partial(self._output_error, point))
-
-    def _report_algorithm(self, point: Point) -> None:
-        """By what the convolutions of the first call were computed; it is decided once for each shape."""
-        report = self.algorithm.report()
-        if report is None:
-            return
-        point.metrics += report.metrics()
-        point.facts["algorithm"] = report.facts()
-        point.doubts += report.doubts()
-
-    def _of_algorithm(self, point: Point, figure: str, action: Callable[[], None], *, together: bool = False) -> None:
-        """`_aside` on a point of an algorithm."""
-        if "algorithm" in point.facts:
-            self._aside(point, f"algorithm/{figure}", action, together=together)
-
-    def _aside(
-        self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False
-    ) -> None:
-        """Work after everything has been timed: what goes wrong costs this figure only.
-
-        Unless it was done together with other ranks: then they wait for what has not been done.
-        """
-        self.progress(metric.rpartition("/")[2])
-        try:
-            action()
-        except Exception as error:
-            out_of_step = together and self.crew.size > 1 and not isinstance(error, Unsupported)
-            if isinstance(error, UserError) or out_of_step or self.device.is_lost():
-                raise
-            _, text = verdicts.verdict(error, self.device)
-            point.metrics.append(Metric(name=metric, value=None, unit=unit, reason=text))
-
-    def _ranks(self, point: Point, step: Step) -> None:
-        """What the ranks do together."""
-        joint.measure(point, step, self.crew, compares_alone=self.compares_alone)
-
-    def _energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
-        """The energy of a call, in a window of its own."""
-        if self.cache is Cache.flush:
-            raise Unsupported("energy is that of calls which follow one another: it has no cache=flush")
-        calls = self._steps_per_epoch(batches) if step.trains else None
-        start = time.perf_counter_ns()
-        measured = energy.measure(
-            step.call,
-            images_per_call=point.key.batch_size * self.crew.size,
-            trains=step.trains,
-            calls_per_epoch=calls,
-            clean=loop_interval(point),
-            worked_seconds=self._times.worked_seconds(point),
-        )
-        measured.add_to(point)
-        self._times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
-
-    def _work(self, point: Point, step: Step, batches: Batches) -> None:
-        """What the call takes by definition, whatever computes it."""
-        counted = self.work(step, batches)
-        if counted is not None:
-            work_rates.add(point, counted, self.peaks, self.ceilings)
-
-    def work(self, step: Step, batches: Batches) -> Work | None:
-        """What a call takes by definition: by torch's own convolutions, since an algorithm multiplies in its own way.
-
-        Args:
-            step: of the point.
-            batches: likewise.
-
-        Raises:
-            Unsupported: the model can't be followed.
-        """
-        inputs = batches.next().inputs
-        return self.algorithm.instead("default", lambda: self.session.work(inputs, training=step.trains))
-
-    def _launched_share(self, point: Point) -> None:
-        share = self.algorithm.launched_share()
-        point.metrics += [share] if share else []
-
-    def _output_error(self, point: Point) -> None:
-        """By how much the algorithm changes what the model computes, on weights as they were loaded."""
-        self.session.reset()
-        with self._batches(point.key, training=False) as batches:
-            error = self.algorithm.output_error(batches.next().inputs)
-        point.metrics += [error] if error else []
-
-    def _rivals(self, point: Point, step: Step, batches: Batches) -> None:
-        """The whole call by the algorithm and by its rivals, in the same minute."""
-        if not self.algorithm.rivals():
-            return
-        if self.graph or self.cache is not Cache.warm or self.crew.size > 1:
-            raise Unsupported("rivals are compared on one card, without execution.cuda_graph and with cache=warm")
-
-        baselines.judge(point, self.algorithm, step.call, self.device, self._capture(step, batches))
-
-    def _capture(self, step: Step, batches: Batches) -> timing.Capture:
-        return lambda: graphed(step, self.session, constant=batches.constant).call
-
-    def _warm_memory(self, point: Point, step: Step) -> None:
-        """The peak of the first calls, which choose kernels and make the optimizer's state; later peaks count anew."""
-        step.call()
-        self.device.synchronize()
-        peak = next((metric for metric in self.device.memory() if metric.name == "memory/peak_bytes"), None)
-        if peak is not None:
-            point.metrics.append(msgspec.structs.replace(peak, name="memory/warmup_peak_bytes"))
-        self.device.reset_peak_memory(give_back=False)
-
-    def _settle(self, step: Step) -> None:
-        """Calls after which a training that is shared waits for the device no more; they show in no time."""
-        if self.crew.size > 1 and step.trains and self.device.asynchronous:
-            for _ in range(SETTLING_CALLS):
-                step.call()
-            self.device.synchronize()
+                yield self.group.joined(step), batches
+        self.group.close()
 
     @contextmanager
     def _batches(self, key: Key, *, training: bool) -> Iterator[Batches]:
@@ -364,49 +249,84 @@ class Procedure:
             yield Rotating(batches, self.session, self.device.cache_bytes) if rotate else batches
 
     def first_call(self, step: Step, batches: Batches) -> float | None:
-        """The first call of a size, outside of every statistic; returns the first loss in training.
-
-        Args:
-            step: of the point.
-            batches: likewise.
-        """
-        self.crew.first()
+        """Make the first call of a size, outside of every statistic; return the first loss in training."""
+        self.group.first()
         self.first_forward(batches)
         step.call()
         self.device.synchronize()
         return self.session.number(step.state.loss) if step.trains else None
 
     def first_forward(self, batches: Batches) -> None:
-        """A forward pass of a size for the first time.
-
-        Args:
-            batches: of the point.
-        """
+        """Make the first forward pass of a size."""
         self.session.first_forward(batches.next())
-        self.algorithm.recount()
+        if self.algorithm is not None:
+            self.algorithm.begin_call()
+
+    def _measure_warmup_memory(self, point: Point, step: Step) -> None:
+        """Add the peak of the first calls, which choose kernels and create the optimizer's state, and reset it."""
+        step.call()
+        self.device.synchronize()
+        peak = next((metric for metric in self.device.memory() if metric.name == "memory/peak_bytes"), None)
+        if peak is not None:
+            point.metrics.append(msgspec.structs.replace(peak, name="memory/warmup_peak_bytes"))
+        self.device.reset_peak_memory(give_back=False)
+
+    def _settle(self, step: Step) -> None:
+        """Make the calls after which a shared training no longer waits for the device."""
+        if self.group.size > 1 and step.trains and self.device.asynchronous:
+            for _ in range(SETTLING_CALLS):
+                step.call()
+            self.device.synchronize()
+
+    def _capture(self, step: Step, batches: Batches) -> timing.Capture:
+        return lambda: graphed(step, self.session, constant=batches.constant).call
 
     def _steps_per_epoch(self, batches: Batches) -> int | None:
-        """Steps in which all ranks together see the data once; None where it has no end."""
-        return None if batches.per_epoch is None else math.ceil(batches.per_epoch / self.crew.size)
+        """Return the steps in which all ranks together see the data once; None where it has no end."""
+        return None if batches.per_epoch is None else math.ceil(batches.per_epoch / self.group.size)
 
-    def _accuracy(self, point: Point) -> None:
-        """Top-1 accuracy over one pass of the evaluation data; not timed."""
+    def _report_algorithm(self, point: Point) -> None:
+        """Add which algorithms computed the first call; a size keeps its choices from then on."""
+        if self.algorithm is not None:
+            report = self.algorithm.report()
+            point.metrics += report.metrics()
+            point.facts["algorithm"] = report.facts()
+            point.doubts += report.doubts()
+
+    def _measure_accuracy(self, point: Point) -> None:
+        """Add the top-1 accuracy over one untimed pass of the evaluation data."""
         if self.data.num_classes != self.session.num_classes:
-            reason = f"the model tells {self.session.num_classes} classes apart, the labels {self.data.num_classes}"
+            reason = f"the model has {self.session.num_classes} classes, the labels {self.data.num_classes}"
             point.metrics.append(Metric(name="accuracy", value=None, unit="1", reason=reason))
             return
         self.progress("accuracy")
-        key, right, total = point.key, 0, 0
-        with self._batches(key, training=False) as batches, self.session.inferring():
+        correct = total = 0
+        with self._batches(point.key, training=False) as batches, self.session.inferring():
             for batch in batches.epoch():
-                good, count = self.session.correct(self.session.forward(batch.inputs), batch.targets)
-                right, total = right + good, total + count
-        point.metrics.append(Metric(name="accuracy", value=right / total if total else None, unit="1"))
-        if key.phase == "train" and not self.data.held_out:
+                correct_in_batch, count = self.session.correct(self.session.forward(batch.inputs), batch.targets)
+                correct, total = correct + correct_in_batch, total + count
+        point.metrics.append(Metric(name="accuracy", value=correct / total if total else None, unit="1"))
+        if point.key.phase == "train" and not self.data.held_out:
             point.doubts.append(diagnostics.make("accuracy_of_training_data"))
 
-    def _probe(self, point: Point, step: Step) -> None:
-        """A few calls under the eyes of the probes, after the timing."""
+    def _measure_energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
+        """Add the energy of a call, from a window of its own."""
+        if self.cache is Cache.flush:
+            raise Unsupported("energy is measured on back-to-back calls, which cache=flush does not allow")
+        start = time.perf_counter_ns()
+        measured = energy.measure(
+            step.call,
+            images_per_call=point.key.batch_size * self.group.size,
+            trains=step.trains,
+            calls_per_epoch=self._steps_per_epoch(batches) if step.trains else None,
+            clean=loop_interval(point),
+            worked_seconds=self._times.worked_seconds(point),
+        )
+        measured.add_to(point)
+        self._times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
+
+    def _run_probes(self, point: Point, step: Step) -> None:
+        """Make a few calls that the user's probes observe."""
         if not self.probes:
             return
         self.progress("probes")
@@ -417,3 +337,69 @@ class Procedure:
             for _ in range(_PROBED_CALLS):
                 step.call()
             self.device.synchronize()
+
+    def _compare_baselines(self, point: Point, step: Step, batches: Batches, algorithm: AppliedAlgorithm) -> None:
+        """Time the whole call by the algorithm and by its baselines, in turns."""
+        if algorithm.baselines():
+            if self.graph or self.cache is not Cache.warm or self.group.size > 1:
+                raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
+            baselines.judge(point, algorithm, step.call, self.device, self._capture(step, batches))
+
+    def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
+        self.session.reset()
+        with self._batches(point.key, training=False) as batches:
+            point.metrics.append(algorithm.output_error(batches.next().inputs))
+
+    def _count_work(self, point: Point, step: Step, batches: Batches) -> None:
+        counted = self.work(step, batches)
+        if counted is not None:
+            work_rates.add(point, counted, self.peaks, self.ceilings)
+
+    def work(self, step: Step, batches: Batches) -> Work | None:
+        """Count the analytic work of a call, on torch's own convolutions: an algorithm multiplies in its own way.
+
+        Raises:
+            Unsupported: the model can't be traced.
+        """
+        inputs = batches.next().inputs
+        count = partial(self.session.work, inputs, training=step.trains)
+        return count() if self.algorithm is None else self.algorithm.run_baseline("default", count)
+
+    def _close(self, point: Point, before: dict[str, Any]) -> None:
+        """Add the device's memory and state, and after an out-of-memory error the batch size that fits."""
+        # a point that failed has no peak yet, and one that is unsupported did not compute
+        if point.status is not Status.UNSUPPORTED and point.metric("memory/peak_bytes") is None:
+            point.metrics += self.device.memory()
+        after = self.device.state()
+        point.facts |= {"device_before": before, "device_after": after}
+        if point.status is Status.OK:
+            point.doubts += disturbances.judge_device(before, after)
+            verdicts.add_cycles(point, before, after)
+        if point.status is Status.OOM:
+            self._add_batch_that_fits(point)
+
+    def _add_batch_that_fits(self, point: Point) -> None:
+        fits = None
+        if self.group.size > 1:
+            reason: str | None = "not searched for with several ranks, which are out of step now"
+        else:
+            fits = self._batch_that_fits(point.key)
+            reason = None if fits else "not even one sample fits"
+            point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
+        point.metrics.append(Metric(name="batch_that_fits", value=fits, unit="1", reason=reason))
+
+    def _batch_that_fits(self, key: Key) -> int | None:
+        """Return the largest of half, a quarter, … of a batch of which two calls fit into memory; None if none does."""
+        batch_size = key.batch_size // 2
+        while batch_size:
+            self.progress(f"does a batch of {batch_size} fit?")
+            try:
+                with self.step(msgspec.structs.replace(key, batch_size=batch_size)) as (step, batches):
+                    for _ in range(2):  # the optimizer holds tensors of its own from the first step on
+                        self.first_call(step, batches)
+                return batch_size
+            except Exception as error:
+                if verdicts.verdict(error, self.device)[0] is not Status.OOM:
+                    return None
+            batch_size //= 2
+        return None

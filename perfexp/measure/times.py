@@ -1,4 +1,4 @@
-"""Times: a point's undisturbed calls, by one clock or by three, and the parts of a call."""
+"""Times: a point's undisturbed calls by one clock or by three, and the phases of a call."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from perfexp.records.record import Key, Metric, Point, Series
 from perfexp.statistics import estimators
 from perfexp.stopping import StoppingRule
 
-#: The sum of a call's phases may differ from the whole call by this fraction before the point says so.
+#: Relative difference between the sum of a call's phases and the whole call from which the point is qualified.
 _PHASES_TOLERANCE = 0.05
-#: A call that is timed alone has a diagnostic if timer and events take more than this share of it.
+#: Largest share of an individually timed call that timer and events may take without a diagnostic.
 _RESOLUTION_TOLERANCE = 0.01
-#: A device that has been idle for so long is no longer warm.
+#: Idle time after which a device no longer counts as warm.
 _COOLING_SECONDS = 1.0
 
 
 class _Counted:
-    """A call that counts how often it is called."""
+    """A call that counts how often it is made."""
 
     def __init__(self, call: timing.Call) -> None:
         self._call, self.calls = call, 0
@@ -42,14 +42,13 @@ class _Counted:
 
 @dataclass(kw_only=True)
 class Times:
-    """Takes the times of points, one after the other; what the device did for one warms it up for the next.
+    """Takes the times of points one after the other; the work on one point warms the device up for the next.
 
     Attributes:
-        device: that works.
-        stopping: when enough has been measured.
-        percentiles: that the latency is asked for.
-        cache: what a call finds in the device's caches.
-        progress: told what comes next, between timed blocks.
+        stopping: rule that ends each series.
+        percentiles: latency percentiles to report, in percent.
+        cache: state of the device's caches at the start of a call.
+        progress: called with a status line between timed blocks.
     """
 
     device: Device
@@ -57,82 +56,65 @@ class Times:
     percentiles: Sequence[float]
     cache: Cache
     progress: Callable[[str], None]
+    #: The last point, the seconds of work on its calls, and the time when that ended.
     _last: tuple[Key, float, int] | None = None
 
     def whole(self, point: Point, call: timing.Call) -> None:
-        """Add the series of the undisturbed call: one on a synchronous device, three on an asynchronous one.
-
-        Args:
-            point: under way.
-            call: of it.
-        """
+        """Add the series of the undisturbed call: one on a synchronous device, three on an asynchronous one."""
         if self.device.asynchronous:
             self._asynchronous(point, call)
         else:
             self._synchronous(point, call)
 
     def worked(self, point: Point, seconds: float) -> None:
-        """The device has worked on a point's calls until now, though nobody timed them.
-
-        Args:
-            point: under way.
-            seconds: for how long.
-        """
+        """Remember that the device has worked on a point's calls until now, for some untimed seconds as well."""
         self._last = (point.key, verdicts.device_seconds(point) + seconds, time.perf_counter_ns())
 
     def worked_seconds(self, point: Point) -> float:
-        """For how long the device has worked on a point's calls, if it did until now.
+        """Return how long the device has worked on a point's calls without a pause until now."""
+        if self._last is None or self._last[0] != point.key or self._idle_seconds() >= _COOLING_SECONDS:
+            return 0.0
+        return self._last[1]
 
-        Args:
-            point: under way.
-        """
-        fresh = self._last is not None and self._last[0] == point.key and self._idle_seconds() < _COOLING_SECONDS
-        return self._last[1] if self._last is not None and fresh else 0.0
-
-    def device_otherwise(
-        self, point: Point, call: timing.Call, capture: timing.Capture, left_out: Sequence[Diagnostic]
+    def add_device_time(
+        self, point: Point, call: timing.Call, capture: timing.Capture, changes: Sequence[Diagnostic]
     ) -> None:
-        """The device's time of a call that its queue did not take: as one launch, if it can be captured.
+        """Add the device's time of a call that did not fit the launch queue: as one graph, if it can be captured.
 
         Args:
-            point: under way.
-            call: of it.
-            capture: makes one launch of it.
-            left_out: what it does without, of the call that the queue did not take, so that the queue may take it now.
+            capture: captures the call as one launch.
+            changes: diagnostics of what the call now leaves out, so that it may fit the queue after all.
 
         Raises:
-            Waits: the call waits for the device inside.
+            Waits: the call synchronizes.
             Unsupported: it can't be captured for another reason.
         """
         k, chunk, method = 1, 0, "queue"
-        if left_out:
+        if changes:
             k, chunk, *_ = depth.fit(call, self.device, self._flush())
         if not chunk:
             self.progress("capturing a graph")
             if self.cache is Cache.rotate:
-                raise Unsupported("a graph always reads the same inputs, which cache=rotate does not want")
+                raise Unsupported("a graph reads the same inputs in every call, which cache=rotate rules out")
             method, call = "graph", capture()
             k, chunk, *_ = depth.fit(call, self.device, self._flush())
             if not chunk:
-                raise Unsupported("neither does the queue take the call as a graph")
+                raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._device(point, call, k, chunk)
         point.facts["device_method"] = method
-        point.doubts += [*left_out, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
+        point.doubts += [*changes, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
 
-    def phases(self, point: Point, step: Step, *, held: bool) -> None:
-        """Add the call's parts, from a pass of their own; their sum has to be the whole call.
-
-        With data that is on the device already they are the device's times, as `device` is; with data that comes from
-        elsewhere the waiting for it is a part.
+    def phases(self, point: Point, step: Step, *, on_device: bool) -> None:
+        """Add the phases of a call, from a pass of their own, and compare their sum with the whole call.
 
         Args:
-            point: whose whole call has been timed.
-            step: its call.
-            held: whether its data is on the device already.
+            point: a point whose whole call has been timed.
+            on_device: whether the data is on the device already. Then the phases are the device's times, as `device`
+                is; otherwise the wait for the data is a phase.
         """
         self.progress("phases")
         chunk = 0
-        if held and self.device.asynchronous:
+        if on_device and self.device.asynchronous:
             chunk = depth.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
         block = queue.Segments(step.segments, self.device, chunk)
         monitor = self.stopping.begin(busy_seconds=verdicts.busy_seconds(point))
@@ -147,12 +129,12 @@ class Times:
         whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
         if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
             return
-        # a loader brings its batches in bursts, of which medians know nothing; means know of every hitch
-        middle = estimators.median_interval if held else estimators.mean_interval
-        sum_of_parts, undisturbed = middle(sums[warmup:]), middle(whole.measured)
-        ratio = sum_of_parts.value / undisturbed.value
+        # a loader delivers in bursts, which medians do not show but means do
+        average = estimators.median_interval if on_device else estimators.mean_interval
+        sum_of_phases, undisturbed = average(sums[warmup:]), average(whole.measured)
+        ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
-        if estimators.differ(sum_of_parts, undisturbed, _PHASES_TOLERANCE):
+        if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
             point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio))
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
@@ -162,11 +144,13 @@ class Times:
         point.series.append(timing.series("latency", chain, monitor, now=self.device.now_ns))
 
     def _asynchronous(self, point: Point, call: timing.Call) -> None:
-        counted = _Counted(call)
+        counted = _Counted(call)  # the calls that find the depth warm the device up as well
         k, chunk, call_seconds = depth.fit(counted, self.device, self._flush())
-        if self.cache is not Cache.flush:  # a loop with something between its calls is not the loop that is meant
+        if self.cache is not Cache.flush:  # flushing between the calls would break up the loop
             host = depth.issue_seconds(counted, self.device, chunk * k) if chunk else None
-            reason = None if chunk else "a call does not fit into the device's queue: the host waits meanwhile"
+            reason = (
+                None if chunk else "the call does not fit the launch queue, so the host waits while it issues the call"
+            )
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
             self.progress("throughput")
             loop = queue.Loop(call, self.device, k)
@@ -187,7 +171,7 @@ class Times:
         percentiles: Sequence[float] = (),
         busy_seconds: float = 0.0,
     ) -> Series:
-        """A series until the stopping rule has enough; the blocks before it, and other calls, have warmed it up."""
+        """Add a series as long as the stopping rule takes; earlier work on such calls counts as its warm-up."""
         busy_seconds += self._carried_seconds(point.key) + verdicts.busy_seconds(point)
         monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
         series = timing.series(name, block, monitor, k, now=self.device.now_ns)
@@ -196,7 +180,7 @@ class Times:
         return series
 
     def _carried_seconds(self, key: Key) -> float:
-        """For how long the device has worked on the point before, if that was of the same kind and has just ended."""
+        """Return how long the device has worked on the last point, if it only differs in size and has just ended."""
         if self._last is None:
             return 0.0
         before, busy_seconds, _ = self._last
@@ -204,18 +188,17 @@ class Times:
         return busy_seconds if alike and self._idle_seconds() < _COOLING_SECONDS else 0.0
 
     def _idle_seconds(self) -> float:
-        """Since it was last said that the device worked."""
         return math.inf if self._last is None else (time.perf_counter_ns() - self._last[2]) * 1e-9
 
     def _device(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
-        """The device's own time, and what it says of the loop."""
+        """Add the device's own time, and what limits the loop."""
         self.progress("device time")
         device, flush = self.device, self._flush()
-        held = queue.Chain(call, device, chunk, k, flush=flush)
-        series = self._take(point, "device", held, k)
+        chain = queue.Chain(call, device, chunk, k, flush=flush)
+        series = self._take(point, "device", chain, k)
         verdicts.judge_bound(point)
-        if held.held.starved:
-            point.doubts.append(diagnostics.make("queue_starved", blocks=held.held.starved))
+        if chain.held.starved:
+            point.doubts.append(diagnostics.make("queue_starved", blocks=chain.held.starved))
         if flush is not None and series.measured:
             call_us = float(np.median(series.measured)) * 1e6
             overhead_us = (device.event_tick_seconds + device.record_seconds) * 1e6

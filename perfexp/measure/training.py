@@ -1,4 +1,4 @@
-"""Training: whole passes over the data, and what a training says beside its times."""
+"""Training: whole passes over the data, and the figures of a training beside its times."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ from perfexp.statistics import estimators
 def run_epochs(
     point: Point, step: Step, batches: Batches, device: Device, count: int, progress: Callable[[str], None]
 ) -> None:
-    """Add every step's time in whole passes over the data, and the runtime of each pass.
+    """Add the time of every step in whole passes over the data, and the runtime of each pass.
 
     Args:
-        point: under way.
-        step: of it; it takes its batches from here meanwhile.
-        batches: opened for this: what the first call left prefetched would be drained in the first pass.
-        device: that works.
-        count: of passes.
-        progress: told what comes next.
+        batches: batches opened for these passes, which the step takes for as long as they last.
+        count: number of passes.
+        progress: called with a status line between passes.
 
     Raises:
         UserError: the data has no end.
     """
     if batches.per_epoch is None:
-        raise UserError("epochs=N needs data with an end: give data.num_samples, or data=images.")
+        raise UserError("epochs=N needs data with an end: set data.num_samples, or data=images.")
     usual, steps, epoch_seconds = step.state.source, [], []
     for epoch in range(count):
         progress(f"epoch {epoch + 1} of {count}")
@@ -44,29 +41,26 @@ def run_epochs(
         steps.append(seconds)
         epoch_seconds.append(whole)
     step.state.source = usual
-    everything = np.concatenate(steps)
-    # the stopping rule did not choose these steps, so the first ones are warm-up by the rule of MSER-5 alone
-    warmup = estimators.mser5_cut(everything)
-    stop = Stop(reason="epochs", achieved=estimators.median_interval(everything[warmup:]).relative_half_width)
+    samples = np.concatenate(steps)
+    # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up
+    warmup = estimators.mser5_cut(samples)
+    stop = Stop(reason="epochs", achieved=estimators.median_interval(samples[warmup:]).relative_half_width)
     kind = "throughput" if device.asynchronous else "latency"  # nothing waits for a step
-    point.series.append(Series(name=kind, samples=everything.tolist(), warmup=warmup, stop=stop))
+    point.series.append(Series(name=kind, samples=samples.tolist(), warmup=warmup, stop=stop))
     point.series.append(Series(name="epoch", samples=epoch_seconds, stop=Stop(reason="epochs")))
     point.metrics.append(Metric(name="total_runtime_seconds", value=sum(epoch_seconds), unit="seconds"))
 
 
 def add_figures(point: Point, *, first_loss: float | None, last_loss: float, steps_per_epoch: int | None) -> None:
-    """Add losses and the seconds of an epoch.
+    """Add the losses of the first and last step, and the seconds of an epoch.
 
     Args:
-        point: that has been timed.
-        first_loss: of its first step.
-        last_loss: of its last one.
         steps_per_epoch: None where the data has no end.
     """
     for name, loss in (("loss_first", first_loss), ("loss_last", last_loss)):
-        finite = loss is not None and np.isfinite(loss)
-        reason = None if finite else f"the loss is {loss}"
-        point.metrics.append(Metric(name=f"train/{name}", value=loss if finite else None, unit="1", reason=reason))
+        is_finite = loss is not None and np.isfinite(loss)
+        reason = None if is_finite else f"the loss is {loss}"
+        point.metrics.append(Metric(name=f"train/{name}", value=loss if is_finite else None, unit="1", reason=reason))
     if not np.isfinite(last_loss):
         point.doubts.append(diagnostics.make("loss_not_finite", loss=last_loss))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))

@@ -1,4 +1,4 @@
-"""Verdicts: what follows from what a point has measured so far: its status, its bound, its cycles, its epoch."""
+"""Verdicts: what follows from the measurements of a point: its status, its limit, its cycles, its epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfexp.algorithms import Algorithm
+from perfexp.algorithms import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
@@ -24,12 +24,7 @@ _HOST_CHANGED = 1.1
 
 
 def verdict(error: Exception, device: Device) -> tuple[Status, str]:
-    """What an exception makes of a point: its status and the text of the error.
-
-    Args:
-        error: raised while the point was measured.
-        device: it was measured on.
-    """
+    """Return the status and the error text of a point whose measurement raised an exception."""
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
@@ -37,15 +32,15 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
 
 
 def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:
-    """What limits a pipelined loop.
+    """Return what limits a pipelined loop.
 
     Args:
-        host_seconds: H, time per call that the host needs to issue it; None where that can't be known.
-        wall_seconds: W, wall time per call of that loop.
+        host_seconds: H, time per call that the host needs to issue it; None if unknown.
+        wall_seconds: W, wall time per call of the loop.
         device_seconds: D, time that the device works on one call.
 
     Returns:
-        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`; None without H, but for `gpu`.
+        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`. Without H, `gpu` or None.
     """
     if device_seconds / wall_seconds >= 0.95:
         return "gpu"
@@ -58,13 +53,12 @@ def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: fl
 
 @contextmanager
 def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]:
-    """While entered, what other processes use of the processors is counted; at the end the point says so, and how long.
+    """While entered, count the wall time and the CPU cores that other processes use; at the end add them to the point.
 
-    Where a point is watched more than once, in its parts, it says what was used in all of them.
+    A point that is measured in several parts adds them up.
 
     Args:
-        point: under way.
-        of_ranks: whether other ranks of the same run are not other processes.
+        of_ranks: whether ranks of the same run do not count as other processes.
     """
     seconds = point.wall_seconds or 0.0
     used = seconds * point.facts.get("other_cpu_cores", 0.0)
@@ -73,26 +67,18 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
     point.wall_seconds = seconds + (time.perf_counter_ns() - start) * 1e-9
     other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
-    point.doubts = [doubt for doubt in point.doubts if doubt.code != "busy_host"]
+    point.doubts = [item for item in point.doubts if item.code != "busy_host"]
     if point.status is Status.OK and other_cores > _BUSY_SHARE * environment.cores():
         point.doubts.append(diagnostics.make("busy_host", load=other_cores, cores=environment.cores()))
 
 
 def busy_seconds(point: Point) -> float:
-    """For how long the device has worked on a point's calls so far; an epoch is the sum of its steps.
-
-    Args:
-        point: under way.
-    """
+    """Return how long the device has worked on a point's calls so far; an epoch is the sum of its steps."""
     return sum(sum(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
 
 
 def device_seconds(point: Point) -> float:
-    """For how long the device itself has worked on a point's calls, in a loop that waits for its host less than that.
-
-    Args:
-        point: under way.
-    """
+    """Return how long the device itself has worked on a point's calls, without waiting for the host."""
     device = point.find_series("device")
     if device is None or not device.measured:
         return 0.0
@@ -100,27 +86,28 @@ def device_seconds(point: Point) -> float:
     return calls * float(np.median(device.measured))
 
 
-def prove(point: Point, algorithm: Algorithm, call: Callable[[], object]) -> None:
-    """Put which kernels computed the convolutions into a point, where that is asked for; a pass of its own.
+def add_launched_share(point: Point, algorithm: AppliedAlgorithm) -> None:
+    """Add the share of cuDNN's passes that were launched as captured, if there were such passes."""
+    share = algorithm.launched_share()
+    point.metrics += [share] if share else []
+
+
+def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm) -> None:
+    """Replace the algorithm's report by one with the kernels that ran, if the plan requests it.
 
     Args:
-        point: that has been timed.
-        algorithm: applied to the model.
-        call: of the whole model, not captured.
+        call: call of the whole model, not captured as a graph.
     """
-    if algorithm.prove(call) and (report := algorithm.report()):
+    if algorithm.prove(call):
+        report = algorithm.report()
         point.facts["algorithm"] = report.facts()
-        now = {metric.name: metric for metric in report.metrics()}
-        point.metrics = [now.get(metric.name, metric) for metric in point.metrics]
-        point.doubts += [doubt for doubt in report.doubts() if doubt.code != "algorithm_fallback"]
+        proven = {metric.name: metric for metric in report.metrics()}
+        point.metrics = [proven.get(metric.name, metric) for metric in point.metrics]
+        point.doubts += [item for item in report.doubts() if item.code != "algorithm_fallback"]
 
 
 def judge_bound(point: Point) -> None:
-    """Add what limits the pipelined loop, where the device's time is known; by the medians of all three times.
-
-    Args:
-        point: whose loop has been timed.
-    """
+    """Add what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
     device, loop = (point.find_series(name) for name in ("device", "throughput"))
     if device is None or loop is None or not device.measured or not loop.measured:
         return
@@ -136,13 +123,11 @@ def judge_bound(point: Point) -> None:
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:
-    """Add a diagnostic where loading images takes cores from a model that computes on them.
+    """Add a diagnostic if loading images takes cores from a model that computes on the CPU.
 
     Args:
-        point: whose call has been timed.
-        device: that it was timed on.
         workers: processes that load images.
-        threads: of the model.
+        threads: threads of the model.
     """
     if not device.asynchronous and workers and workers + threads > environment.cores():
         counts = [units.counted(workers, "loading worker"), units.counted(threads, "model thread")]
@@ -151,12 +136,11 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
 
 
 def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Add a call's time in cycles of the device's clock, which a lasting change of that clock does not change.
+    """Add a call's time in cycles of the device's clock, which does not depend on that clock's frequency.
 
     Args:
-        point: whose device time is known.
-        before: the device's state before it.
-        after: likewise, after it.
+        before: state of the device before the point.
+        after: state of the device after the point.
     """
     series = point.find_series("device")
     clocks = [hertz for state in (before, after) if (hertz := state.get("canary_hertz"))]
@@ -165,20 +149,19 @@ def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]
         point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
 
 
-def epoch_metric(point: Point, batches_per_epoch: int | None) -> Metric:
-    """Seconds of an epoch: measured where whole ones were run, otherwise extrapolated from the step.
+def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:
+    """Return the seconds of an epoch: measured if whole ones were run, otherwise extrapolated from the step.
 
     Args:
-        point: a training.
-        batches_per_epoch: None where the data has no end.
+        steps_per_epoch: None where the data has no end.
     """
     measured = point.find_series("epoch")
     if measured is not None:
         value = estimators.median_interval(measured.samples).value
         return Metric(name="epoch_seconds", value=value, unit="seconds")
     step = point.find_series("throughput") or point.find_series("latency")
-    if batches_per_epoch is None or step is None or not step.measured:
-        reason = "the data has no end: give data.num_samples to have an epoch"
+    if steps_per_epoch is None or step is None or not step.measured:
+        reason = "the data has no end; set data.num_samples to define an epoch"
         return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
-    value = batches_per_epoch * float(np.mean(step.measured))
+    value = steps_per_epoch * float(np.mean(step.measured))
     return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)

@@ -1,4 +1,4 @@
-"""Mode: what one call is; it puts a session's operations together and knows nothing of torch or of time."""
+"""Mode: the kind of call that is timed, put together from a session's operations without torch or a clock."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from perfexp.models import Batch, Session
 
 @dataclass(kw_only=True)
 class State:
-    """What the segments of a call hand to one another.
+    """Values that the segments of a call pass on.
 
     Attributes:
-        source: where the next batch comes from; another one may be put here (one pass of an epoch).
-        batch: inputs and targets of the call.
-        outputs: of the forward pass.
-        loss: in training.
+        source: returns the next batch; may be replaced, as by the one pass of an epoch.
+        loss: loss of the step in training.
     """
 
     source: Callable[[], Batch]
@@ -30,14 +28,14 @@ class State:
 
 @dataclass(kw_only=True)
 class Step:
-    """One call, whole and in its parts.
+    """A forward pass or a training step, whole and in its segments.
 
     Attributes:
         call: the whole call; enqueues on an asynchronous device.
-        segments: the same call as named parts, in order (`data`, `forward`, …).
-        active: entered around all calls.
+        segments: the same call as named segments, in order (`data`, `forward`, …).
+        active: context of all calls.
         batch_size: samples per call.
-        state: what the last call left.
+        state: state after the last call.
         trains: whether the call is a training step.
     """
 
@@ -50,31 +48,30 @@ class Step:
 
 
 def graphed(step: Step, session: Session, *, constant: bool) -> Step:
-    """The same call with everything after its data as one launch (a CUDA graph).
+    """Return the same call with everything after its data as one launch (a CUDA graph).
 
     Args:
-        step: has been called before.
-        session: that it calls.
-        constant: whether all batches have the same inputs: then only their targets are copied for each call.
+        step: a step that has been called before.
+        constant: whether all batches have the same inputs, so that only their targets are copied for each call.
 
     Raises:
         Unsupported: it can't be captured.
     """
-    data, work = dict(step.segments).get("data"), behind_the_data(step)
-    step.state.outputs = step.state.loss = None  # what an earlier call left belongs to another stream
+    data, work = dict(step.segments).get("data"), without_data(step)
+    step.state.outputs = step.state.loss = None  # tensors of an earlier call belong to another stream
 
     if data is None:
         replay = session.capture(work)
         return replace(step, call=replay, segments=(("graph", replay),))
     state = step.state
     first = state.source()
-    state.batch = kept = session.copy(first)
+    state.batch = held = session.copy(first)
     if constant:
-        kept.inputs = first.inputs
+        held.inputs = first.inputs
     replay = session.capture(work)
 
     def fetch() -> None:
-        session.copy(state.source(), into=kept)
+        session.copy(state.source(), into=held)
 
     def call() -> None:
         fetch()
@@ -83,12 +80,8 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     return replace(step, call=call, segments=(("data", fetch), ("graph", replay)))
 
 
-def behind_the_data(step: Step) -> Callable[[], None]:
-    """A call without its data: it works on the batch that the last one had.
-
-    Args:
-        step: has been called before.
-    """
+def without_data(step: Step) -> Callable[[], None]:
+    """Return the call without its data segment; it works on the batch of the last call."""
     parts = [part for name, part in step.segments if name != "data"]
 
     def work() -> None:
@@ -102,10 +95,4 @@ class Mode(Protocol):
     """What a phase of the configuration's `mode` node builds."""
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
-        """The call to be timed.
-
-        Args:
-            session: a loaded model.
-            batches: its inputs.
-            batch_size: samples per batch.
-        """
+        """Return the call to be timed."""

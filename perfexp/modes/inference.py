@@ -1,6 +1,8 @@
-"""Inference: a call is one forward pass in evaluation mode, after fetching its batch where the data is real."""
+"""Inference: one forward pass in evaluation mode, after fetching its batch where the data is real."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from perfexp.data import Batches
 from perfexp.models import Session
@@ -14,35 +16,26 @@ class Inference:
         """See `Mode`."""
         state, run = State(source=batches.next), session.forward
 
-        if batches.constant:
+        call: Callable[[], None]
+        if batches.constant:  # the inputs are on the device already, so there is no data segment
             inputs = batches.next().inputs
 
             def constant() -> None:
                 state.outputs = run(inputs)
 
-            return Step(
-                call=constant,
-                segments=(("forward", constant),),
-                active=session.inferring,
-                batch_size=batch_size,
-                state=state,
-            )
+            call, segments = constant, [("forward", constant)]
+        else:
 
-        def data() -> None:
-            state.batch = state.source()
+            def data() -> None:
+                state.batch = state.source()
 
-        def forward() -> None:
-            assert state.batch is not None
-            state.outputs = run(state.batch.inputs)
+            def forward() -> None:
+                assert state.batch is not None
+                state.outputs = run(state.batch.inputs)
 
-        def call() -> None:
-            data()
-            forward()
+            def both() -> None:
+                data()
+                forward()
 
-        return Step(
-            call=call,
-            segments=(("data", data), ("forward", forward)),
-            active=session.inferring,
-            batch_size=batch_size,
-            state=state,
-        )
+            call, segments = both, [("data", data), ("forward", forward)]
+        return Step(call=call, segments=tuple(segments), active=session.inferring, batch_size=batch_size, state=state)

@@ -1,4 +1,4 @@
-"""Training: a call is one whole step: data, forward, loss, backward, optimizer."""
+"""Training: one whole step of data, forward, loss, backward and optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Train:
     """Training steps.
 
     Args:
-        optimizer: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser (`lr`, …).
+        optimizer: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimizer (`lr`, …).
     """
 
     def __init__(self, *, optimizer: dict[str, Any]) -> None:

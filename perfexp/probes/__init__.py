@@ -1,4 +1,4 @@
-"""Probe: something that watches calls in a pass of its own, after the timing, and adds metrics to the point."""
+"""Probe: observes calls in a pass of its own, after the timing, and adds metrics to the point."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from perfexp.records.record import Key
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeContext:
-    """What a probe may look at.
+    """What a probe may inspect.
 
     Attributes:
-        key: the point under way.
-        step: its call, and the state that the last call left (`step.state.outputs`, `.loss`).
-        session: the loaded model; a torch model's module is `session.module`.
-        device: where it runs.
+        key: key of the point.
+        step: its call, with the state after the last call (`step.state.outputs`, `.loss`).
+        session: the loaded model; the module of a torch model is `session.module`.
     """
 
     key: Key
@@ -33,8 +32,4 @@ class Probe(Protocol):
     """What an entry of the configuration's `probe` node builds."""
 
     def around(self, context: ProbeContext) -> AbstractContextManager[None]:
-        """Entered before a few calls that are not timed, left after them; reports by `perfexp.metric`.
-
-        Args:
-            context: what it may look at.
-        """
+        """Entered before a few calls that are not timed, left after them; reports by `perfexp.metric`."""

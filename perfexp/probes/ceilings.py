@@ -1,4 +1,4 @@
-"""Ceilings: the rates that a device reaches at best, by a matrix product and by a copy; measured once and kept."""
+"""Ceilings: the highest rates of a device, by a matrix product and by a copy; measured once and cached."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from perfexp.host.cache import Kept, cache_folder
 from perfexp.models import Precision
 from perfexp.probes import queue, timing
 
-#: Sides of the square matrices of which the fastest counts, and bytes that are copied: far more than caches hold.
+#: Sides of the square matrices, the fastest of which counts, and bytes to copy, far more than caches hold.
 _SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
-#: Calls of which the fastest counts, after those that warm up; as STREAM does (McCalpin, 1995).
+#: Calls, the fastest of which counts as in STREAM (McCalpin, 1995), and warm-up calls.
 _CALLS, _WARMUP = 10, 2
-#: A call that takes so long is the only one, and the last size.
+#: Length of a call from which it is the only one, and its size the last.
 _SLOW_SECONDS = 0.2
 
 
-def ceilings(device: Device, precision: Precision, *, kept: Kept | None = None) -> dict[str, float]:
-    """FLOP/s of a matrix product in the precision, and bytes per second (read and written) of a copy.
+def ceilings(device: Device, precision: Precision, *, cache: Kept | None = None) -> dict[str, float]:
+    """Return the FLOP/s of a matrix product in a precision, and the bytes per second, read and written, of a copy.
 
-    They are measured where nobody has done so on this device with this torch, which takes a second or two.
+    Measuring them takes a second or two, once for this device and this torch.
 
     Args:
-        device: that torch knows, with nothing running.
-        precision: in effect.
-        kept: where they are looked up and kept; by default in the user's cache.
+        device: a device of torch with nothing running.
+        precision: precision of the matrix product.
+        cache: cache of earlier results; by default the user's.
     """
-    where = kept or Kept(cache_folder("ceilings"), _identity(device))
-    found: dict[str, float] = {}
-    measured: dict[str, Callable[[], float]] = {
+    cache = cache or Kept(cache_folder("ceilings"), _identity(device))
+    rates: dict[str, float] = {}
+    measures: dict[str, Callable[[], float]] = {
         f"flops_per_second {precision.name}": lambda: _flops_per_second(device, precision),
         "bytes_per_second": lambda: _bytes_per_second(device),
     }
-    for name, measure in measured.items():
-        value = where.find(name)
+    for name, measure in measures.items():
+        value = cache.find(name)
         if not isinstance(value, int | float):
             value = measure()
-            where.add(name, value)
-        found[name.partition(" ")[0]] = float(value)
-    return found
+            cache.add(name, value)
+        rates[name.partition(" ")[0]] = float(value)
+    return rates
 
 
 def _identity(device: Device) -> Mapping[str, Any]:
-    """On what the rates depend."""
+    """Return what the rates depend on."""
     return {
         "device": device.name,
         "lock_name": device.lock_name,
@@ -82,7 +82,7 @@ def _bytes_per_second(device: Device) -> float:
 
 
 def _fastest(call: Callable[[], object], device: Device) -> float:
-    """Seconds of the fastest of a few calls, by the device's own clock."""
+    """Return the seconds of the fastest of a few calls, by the device's own clock."""
     block = queue.Chain(call, device, _CALLS) if device.asynchronous else timing.HostChain(call, device)
     with torch.inference_mode(), timing.undisturbed():
         first = float(np.min(block(_WARMUP)))

@@ -1,4 +1,4 @@
-"""Depth: how many calls an asynchronous device's queue takes, and what issuing one costs the host."""
+"""Depth: how many calls fit the launch queue of an asynchronous device, and the host time of issuing one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from perfexp.probes.queue import Chain
 from perfexp.probes.timing import Call
 from perfexp.statistics import estimators
 
-#: So much of the device's queue is filled at the most: beyond its depth the host is made to wait, which looks like a
-#: call that is slow to launch.
+#: Share of the launch queue that is filled: beyond its depth the host has to wait, which looks like a slow launch.
 _QUEUE_SHARE = 0.8
-#: To find the depth, the queue is held for so long, one attempt after the other, until a call fits.
+#: Times for which the queue is held to find its depth, one attempt after the other until a call fits.
 _PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
-#: More calls than so many seconds of the device's work are not enqueued to find it, since all of it has to be waited
-#: for, but this many samples at least: a graph of 60 ms is launched 600 times while the queue is held for 0.03 s.
+#: Limit on the enqueued work of such an attempt, all of which has to be waited for, and its least number of samples. A
+#: graph of 60 ms is launched 600 times while the queue is held for 0.03 s.
 _PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 1.0, 10
-#: Fills of the queue from which the host time of issuing a call is taken.
+#: Fills of the queue that the host time of issuing a call is the median of.
 _ISSUE_FILLS = 5
 
 
@@ -33,18 +32,17 @@ def samples_in_queue(
     most: int = 2000,
     hold_seconds: float = _PROBE_HOLDS_SECONDS[0],
 ) -> int:
-    """How many samples the device's queue takes with room to spare, found by filling it while it is held.
+    """Return how many samples fit the launch queue with room to spare, found by filling it while it is held.
 
     Args:
-        call: to be timed.
-        device: asynchronous.
+        device: an asynchronous device.
         calls_per_sample: k; each sample also has an event.
         flush: enqueued before each sample, with one more event; or None.
-        most: no more than so many are of interest.
-        hold_seconds: for how long the queue is held.
+        most: most samples to try.
+        hold_seconds: time for which the queue is held.
 
     Returns:
-        0 where not even one sample fits: the call has more launches than the queue has places, it waits inside, or the
+        0 if not even one sample fits: the call has more launches than the queue has places, it synchronizes, or the
         host needs longer to issue it.
     """
     held, mark = device.new_event(), device.new_event()
@@ -68,7 +66,7 @@ def samples_in_queue(
     fit = 0
     while fit < most:
         enqueue()
-        if device.passed(held):  # the host was made to wait until the hold was over
+        if device.passed(held):  # the host had to wait until the hold was over
             break
         fit += 1
     device.synchronize()
@@ -80,8 +78,8 @@ class Fit(NamedTuple):
 
     Attributes:
         calls_per_sample: k of a `Chain`.
-        chunk: its samples that the device's queue takes; 0 where not even one call fits.
-        call_seconds: rough device time of a call; 0 where that is not known.
+        chunk: samples that fit the launch queue; 0 if not even one call fits.
+        call_seconds: rough device time of a call; 0 if unknown.
     """
 
     calls_per_sample: int
@@ -90,20 +88,18 @@ class Fit(NamedTuple):
 
 
 def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
-    """How many calls a sample needs on an asynchronous device, and how many such samples its queue takes.
+    """Return how many calls a sample needs on an asynchronous device, and how many such samples fit its launch queue.
 
     Args:
-        call: to be timed.
-        device: asynchronous.
+        device: an asynchronous device.
         flush: enqueued before each sample, or None; with it every sample is one call.
     """
-    # The first calls may still make the allocator ask the driver for memory, which waits for the device; and a call
-    # whose data comes from the host may take that host long to issue.
+    # the first calls may still allocate memory, which synchronizes, and data from the host may be slow to issue
     fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
     single = next(filter(None, fits), 0)
     if single == 0 or flush is not None:
         return Fit(1, single)
-    # of the device's own time: a call that waits for its host seems longer than the clock has to resolve
+    # by the device's own time: a call that waits for its host seems longer than the clock has to resolve
     rough = max(float(np.median(Chain(call, device, min(single, 10))(10))), 1e-9)
     k = estimators.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds)
     while k > 1:
@@ -114,22 +110,18 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
 
 
 def issue_seconds(call: Call, device: Device, calls: int) -> float:
-    """Host time of issuing a call, where the queue is never full: beyond its depth the host is made to wait.
+    """Return the host time of issuing a call while the launch queue is never full, seconds per call.
 
     Args:
-        call: to be issued.
-        device: asynchronous.
-        calls: that its queue takes.
-
-    Returns:
-        The median over a few fills of the queue, seconds per call.
+        device: an asynchronous device.
+        calls: calls that fit its launch queue.
     """
-    taken = []
+    fills = []
     for _ in range(_ISSUE_FILLS):
         device.synchronize()
         start = device.now_ns()
         for _ in range(calls):
             call()
-        taken.append((device.now_ns() - start) * 1e-9 / calls)
+        fills.append((device.now_ns() - start) * 1e-9 / calls)
     device.synchronize()
-    return float(np.median(taken))
+    return float(np.median(fills))

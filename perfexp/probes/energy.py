@@ -20,18 +20,18 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point
 from perfexp.statistics.estimators import Interval
 
-#: So much of the plateau may be the work that the device has just done on the same calls.
+#: Largest part of the plateau that earlier work on the same calls may replace.
 _WORKED_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """What came of a measurement.
+    """Result of a measurement.
 
     Attributes:
-        metrics: None with a reason where there is no value.
-        facts: every meter apart, with its raw answers.
-        doubts: reasons not to trust the figures blindly.
+        metrics: metrics, with a reason for each missing value.
+        facts: each meter by itself, with its raw readings.
+        doubts: diagnostics that qualify the figures.
     """
 
     metrics: list[Metric]
@@ -39,11 +39,7 @@ class Energy:
     doubts: list[Diagnostic]
 
     def add_to(self, point: Point) -> None:
-        """Put it into the record of a point.
-
-        Args:
-            point: that is being measured.
-        """
+        """Add the result to a point."""
         point.metrics += self.metrics
         point.facts["energy"] = self.facts
         point.doubts += self.doubts
@@ -51,18 +47,17 @@ class Energy:
 
 @dataclass(kw_only=True)
 class EnergyProcedure:
-    """Measures the energy of calls, one point after the other; made once in a worker.
+    """Measures the energy of calls, one point after the other.
 
     Attributes:
-        device: that works.
-        found: its meters.
-        rules: how they are watched.
-        sleep: lets the host's time pass.
-        beside: how they are watched while the device is kept at work.
+        detected: meters of the device.
+        rules: lengths and rates of the readings.
+        sleep: waits on the host.
+        beside: reads the meters while the device is kept busy.
     """
 
     device: Device
-    found: Found
+    detected: Found
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
@@ -70,12 +65,8 @@ class EnergyProcedure:
     _tick_seconds: dict[str, float] = field(default_factory=dict)
 
     def idle(self) -> Power | None:
-        """The power of the device in context with nothing running; measured once, best before the first point.
-
-        Returns:
-            None where there is no meter.
-        """
-        if self._idle is None and self.found.meters:
+        """Return the device's power with nothing running, measured once; None without a meter."""
+        if self._idle is None and self.detected.meters:
             self.device.synchronize()
             tracks = self._tracks()
             self._idle = Power(Watch(tracks, self._now, self.rules).run(self.sleep), tracks)
@@ -92,26 +83,26 @@ class EnergyProcedure:
         clean: Interval | None = None,
         worked_seconds: float = 0.0,
     ) -> Energy:
-        """The energy of a call.
+        """Measure the energy of a call.
 
         Args:
-            call: enqueues on an asynchronous device; it may be called as often as is needed.
+            call: enqueues on an asynchronous device; it may be called any number of times.
             images_per_call: batch size.
-            trains: whether it is a training step, of which an epoch's energy is asked for.
+            trains: whether the energy of an epoch is reported as well.
             calls_per_epoch: None where the data has no end.
-            clean: mean seconds of a call of the same stream while no meter is asked; None where that is not known.
-            worked_seconds: for which the device has worked on such calls until now; half of the plateau at the most.
+            clean: mean seconds of the same call while no meter is read; None if unknown.
+            worked_seconds: time that the device has just worked on such calls; at most half of the plateau counts.
         """
         per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
-        rested = self._idle is None
+        has_rested = self._idle is None
         idle = self.idle()
         if idle is None:
-            nothing = Reading(None, self.found.reason)
+            nothing = Reading(None, self.detected.reason)
             metrics = per.metrics(nothing, nothing, nothing, estimated=False)
-            return Energy(metrics=metrics, facts={"reason": self.found.reason}, doubts=list(self.found.doubts))
+            return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=list(self.detected.doubts))
         tracks = self._tracks()
         with undisturbed():
-            watch = Watch(tracks, self._now, self._rules_after(0.0 if rested else worked_seconds))
+            watch = Watch(tracks, self._now, self._rules_after(0.0 if has_rested else worked_seconds))
             calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
         self._remember(tracks)
         power = Power(watch.windows, tracks)
@@ -126,23 +117,23 @@ class EnergyProcedure:
             metric("window_seconds", Reading(longest) if longest else power.mean_watts, "seconds"),
             metric("calls", Reading(calls), "1"),
             metric("call_seconds", call_seconds, "seconds"),
-            *_apart(power, call_seconds),
+            *_per_meter(power, call_seconds),
         ]
         facts = {"meters": power.facts(), "idle": idle.facts()}
         pace = another_pace(call_seconds.value, clean)
-        found = [*self.found.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
-        return Energy(metrics=metrics, facts=facts, doubts=found)
+        diagnostics = [*self.detected.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
+        return Energy(metrics=metrics, facts=facts, doubts=diagnostics)
 
     def _rules_after(self, worked_seconds: float) -> Rules:
-        """The plateau without what of it has been there before."""
+        """Return the rules with a plateau shortened by earlier work."""
         plateau = self.rules.plateau_seconds
         return replace(self.rules, plateau_seconds=plateau - min(worked_seconds, _WORKED_SHARE * plateau))
 
     def _tracks(self) -> list[Track]:
-        return [Track(meter, self._now, self._tick_seconds.get(meter.name)) for meter in self.found.meters]
+        return [Track(meter, self._now, self._tick_seconds.get(meter.name)) for meter in self.detected.meters]
 
     def _remember(self, tracks: list[Track]) -> None:
-        """How often the counters tick, for the next time."""
+        """Remember the ticks of the counters for the next measurement."""
         self._tick_seconds |= {track.meter.name: tick for track in tracks if (tick := track.tick_seconds) is not None}
 
     def _now(self) -> float:
@@ -151,11 +142,11 @@ class EnergyProcedure:
 
 @dataclass(frozen=True, kw_only=True)
 class _Per:
-    """By what a call's energy is divided and multiplied.
+    """Units that a call's energy is reported per.
 
     Attributes:
         images_per_call: batch size.
-        trains: whether an epoch is asked for.
+        trains: whether the energy of an epoch is reported.
         calls_per_epoch: None where the data has no end.
     """
 
@@ -164,38 +155,31 @@ class _Per:
     calls_per_epoch: int | None
 
     def metrics(self, watts: Reading, call_seconds: Reading, idle_watts: Reading, *, estimated: bool) -> list[Metric]:
-        """Gross and net of the idle power.
-
-        Args:
-            watts: mean power.
-            call_seconds: time of a call.
-            idle_watts: power with nothing running.
-            estimated: whether the power is.
-        """
-        found = [
+        """Return power and energy, gross and net of the idle power."""
+        metrics = [
             metric("power_mean_watts", watts, "watts", estimated=estimated),
             metric("idle_power_watts", idle_watts, "watts"),
         ]
         for prefix, part in (("", watts), ("net_", _above(watts, idle_watts))):
             joules = _times(part, call_seconds)
-            found.append(metric(f"{prefix}per_call_joules", joules, "joules", estimated=estimated))
+            metrics.append(metric(f"{prefix}per_call_joules", joules, "joules", estimated=estimated))
             per_image = _times(joules, Reading(1 / self.images_per_call))
-            found.append(metric(f"{prefix}per_image_joules", per_image, "joules", estimated=estimated))
+            metrics.append(metric(f"{prefix}per_image_joules", per_image, "joules", estimated=estimated))
             if self.trains:
-                per_epoch = _times(joules, Reading(self.calls_per_epoch, "the data has no end: give data.num_samples"))
-                found.append(metric(f"{prefix}per_epoch_joules", per_epoch, "joules", estimated=True))
-        return found
+                per_epoch = _times(joules, Reading(self.calls_per_epoch, "the data has no end; set data.num_samples"))
+                metrics.append(metric(f"{prefix}per_epoch_joules", per_epoch, "joules", estimated=True))
+        return metrics
 
 
 def _times(first: Reading, second: Reading) -> Reading:
-    """The product; none where either is none."""
+    """Return the product, or the reason why a factor is missing."""
     if first.value is None or second.value is None:
         return first if first.value is None else Reading(None, second.reason)
     return Reading(first.value * second.value)
 
 
 def _above(watts: Reading, idle_watts: Reading) -> Reading:
-    """What is drawn beyond the idle power."""
+    """Return the power beyond the idle power."""
     if watts.value is None or idle_watts.value is None:
         return watts if watts.value is None else Reading(None, f"the idle power is not known: {idle_watts.reason}")
     if watts.value <= idle_watts.value:
@@ -203,37 +187,37 @@ def _above(watts: Reading, idle_watts: Reading) -> Reading:
     return Reading(watts.value - idle_watts.value)
 
 
-def _apart(power: Power, call_seconds: Reading) -> list[Metric]:
-    """Each of several meters; their names are in the facts, in the same order."""
+def _per_meter(power: Power, call_seconds: Reading) -> list[Metric]:
+    """Return the metrics of each of several meters, numbered in the order of their names in the facts."""
     if len(power.windows) < 2:
         return []
-    found = []
+    metrics = []
     for index, (watts, *_) in enumerate(power.parts):
-        found.append(metric(f"meter_{index}/power_mean_watts", watts, "watts"))
+        metrics.append(metric(f"meter_{index}/power_mean_watts", watts, "watts"))
         joules = _times(watts, call_seconds)
-        found.append(metric(f"meter_{index}/per_call_joules", joules, "joules"))
-    return found
+        metrics.append(metric(f"meter_{index}/per_call_joules", joules, "joules"))
+    return metrics
 
 
 def _only_of_idle(idle: Power, power: Power) -> list[Diagnostic]:
-    """Diagnostics of the idle power whose codes the power of the calls does not have."""
-    known = {doubt.code for doubt in power.doubts}
+    """Return the diagnostics of the idle power that the power of the calls does not have as well."""
+    codes = {item.code for item in power.doubts}
     return [
-        msgspec.structs.replace(doubt, message=f"idle power: {doubt.message}")
-        for doubt in idle.doubts
-        if doubt.code not in known
+        msgspec.structs.replace(item, message=f"idle power: {item.message}")
+        for item in idle.doubts
+        if item.code not in codes
     ]
 
 
 def rules_for(
     *, window_seconds: float | None = None, epsilon: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """The rules with the window that the stopping rule wants.
+    """Return rules with a window that suits the stopping rule.
 
     Args:
-        window_seconds: least length; None for 1 s, or 5 s where the times are measured finely.
-        epsilon: relative half-width that the times' intervals are to reach, if any.
-        rules: everything else.
+        window_seconds: least length of the window; None for 1 s, or 5 s with an epsilon of at most 0.5 %.
+        epsilon: relative half-width that the stopping rule requires of the times, if any.
+        rules: all other rules.
     """
     if window_seconds is None:
         window_seconds = 5.0 if epsilon is not None and epsilon <= 0.005 else 1.0

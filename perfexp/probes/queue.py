@@ -1,4 +1,4 @@
-"""Queue: blocks of calls with an asynchronous device's queue held full, or left to itself."""
+"""Queue: blocks of calls of an asynchronous device with its launch queue pre-filled, or left to itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from perfexp.devices import Device, Event
 from perfexp.probes.timing import Call, Samples
 
-#: The queue is held for so many times what the last fill needed, a part of the time to fill it, and a little more.
+#: Length of a hold: a factor on what the last fill needed, a share of the time to fill it, and a constant.
 _HOLD_FACTOR, _HOLD_JITTER, _HOLD_EXTRA_SECONDS = 1.2, 0.05, 200e-6
-#: … but never for longer than so many times the fastest fill.
+#: Longest hold in units of the fastest fill.
 _HOLD_MOST = 8.0
-#: Attempts to hold a queue long enough before the block is taken as it is.
+#: Attempts to hold the queue long enough before a starved block is taken.
 _HOLD_ATTEMPTS = 4
 
 
@@ -24,10 +24,10 @@ class Filled(NamedTuple):
     """One fill of the device's queue.
 
     Attributes:
-        seconds: what was timed.
-        host_seconds: that the host needed to fill it.
-        needed_seconds: for which the device should have waited, so that it begins nothing that is not there to its end.
-        starved: whether it did begin such.
+        seconds: samples.
+        host_seconds: time that the host needed to fill the queue.
+        needed_seconds: time that the device should have waited to find every sample enqueued to its end.
+        starved: whether the device began a sample that was not enqueued to its end.
     """
 
     seconds: Samples
@@ -37,10 +37,9 @@ class Filled(NamedTuple):
 
 
 class Lead:
-    """Whether the host stays ahead of the device: each sample is enqueued to its end before the device begins it.
+    """Watches whether the host stays ahead: it has to enqueue each sample to its end before the device begins it.
 
     Args:
-        device: that works.
         start: event that has just been recorded behind the wait.
     """
 
@@ -50,36 +49,28 @@ class Lead:
         self._starved = False
 
     def enqueued(self, begin: Event) -> None:
-        """A sample has been enqueued.
-
-        Args:
-            begin: event before it.
-        """
+        """Note that a sample has been enqueued, which begins at an event."""
         self._starved = self._starved or self._device.passed(begin)
         self._done.append((begin, (self._device.now_ns() - self._begun_ns) * 1e-9))
 
     def filled(self, seconds: Samples) -> Filled:
-        """What came of it, when the device has done it all.
-
-        Args:
-            seconds: what was timed.
-        """
+        """Return the result of the fill, once the device has finished it."""
         host_seconds = self._done[-1][1]
         behind = max(late - self._begins(begin) for begin, late in self._done)
         return Filled(seconds, host_seconds, host_seconds if self._starved else max(behind, 0.0), self._starved)
 
     def _begins(self, event: Event) -> float:
-        """When the device passed an event, in seconds after the start."""
+        """Return when the device passed an event, in seconds after the start."""
         return 0.0 if event is self._start else self._device.elapsed_seconds(self._start, event)
 
 
 @dataclass
 class Hold:
-    """How long the device's queue has to be held while it is filled; learnt from one fill to the next.
+    """Time for which the queue has to be held while it is filled, learned from one fill to the next.
 
-    A device that is slower than its host needs to wait for the first sample only, another one for all of them. A host
-    that the device itself makes to wait (the queue is full, the call synchronises) can't be waited for: the hold is at
-    most a few times what the fastest fill so far took the host.
+    A device that is slower than its host needs to wait for the first sample only, a faster one for all of them. If the
+    device makes the host wait (the queue is full, the call synchronizes), no hold is long enough: it is limited to a
+    few times the fastest fill so far.
 
     Attributes:
         starved: fills that were taken although the device did not wait long enough.
@@ -92,11 +83,11 @@ class Hold:
     _fastest: float = math.inf
 
     def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
-        """Fill the queue until the device waits long enough, or a few times in vain.
+        """Fill the queue until the device waits long enough, in a few attempts.
 
         Args:
-            chunk: fills it with so many samples behind a wait of so many seconds.
-            samples: that are wanted.
+            chunk: fills the queue with a number of samples behind a wait of a number of seconds.
+            samples: number of samples.
         """
         for _ in range(_HOLD_ATTEMPTS):
             wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
@@ -118,14 +109,12 @@ class Hold:
 
 @dataclass
 class Loop:
-    """Events around every k calls of a pipelined loop that never waits: the wall time per call that it keeps up.
+    """Times a pipelined loop by events around every k calls: its sustained wall time per call.
 
-    A first call fills the pipeline before each block. Beyond the queue's depth the host is made to wait for the device,
-    which changes nothing in the loop's time.
+    A first call fills the pipeline before each block. Beyond the queue's depth the host waits for the device, which
+    does not change the loop's time.
 
     Attributes:
-        call: what is timed.
-        device: that works.
         calls_per_sample: k.
     """
 
@@ -135,7 +124,7 @@ class Loop:
     _events: list[Event] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Take so many samples, seconds per call."""
+        """Take a number of samples, seconds per call."""
         call, k, device, events = self.call, self.calls_per_sample, self.device, self._events
         while len(events) < samples + 1:
             events.append(device.new_event())
@@ -154,15 +143,13 @@ class Loop:
 
 @dataclass
 class Chain:
-    """Events around every k calls whose queue is filled behind a wait, so that the device never starves: its own time.
+    """Times the device itself by events around every k calls behind a pre-filled queue, so that it never starves.
 
     Attributes:
-        call: what is timed.
-        device: that works.
-        chunk: samples that fit into the queue at once.
+        chunk: samples that fit the queue at once.
         calls_per_sample: k.
-        flush: enqueued before each sample, outside of its time: then each sample has two events of its own.
-        held: how the queue is held.
+        flush: enqueued before each sample, outside of its time; each sample then has two events of its own.
+        held: length of the hold.
     """
 
     call: Call
@@ -174,7 +161,7 @@ class Chain:
     _events: list[Event] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Take so many samples, device seconds per call."""
+        """Take a number of samples, device seconds per call."""
         taken: list[Samples] = []
         left = samples
         while left > 0:
@@ -184,7 +171,7 @@ class Chain:
         return np.concatenate(taken)
 
     def _chunk(self, samples: int, hold_seconds: float) -> Filled:
-        """One fill of the queue."""
+        """Fill the queue once."""
         device = self.device
         while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
             self._events.append(device.new_event())
@@ -194,13 +181,13 @@ class Chain:
             device.hold(hold_seconds)
         device.record(events[0])
         lead = Lead(device, events[0])
-        pairs = self._joined(samples, lead) if self.flush is None else self._apart(samples, self.flush, lead)
+        pairs = self._joined(samples, lead) if self.flush is None else self._flushed(samples, self.flush, lead)
         device.synchronize()
         between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
         return lead.filled(np.asarray(between) / self.calls_per_sample)
 
     def _joined(self, samples: int, lead: Lead) -> list[tuple[int, int]]:
-        """Calls with one event between two samples; returns which events are around each sample."""
+        """Enqueue calls with one event between two samples; return the events around each sample."""
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
         for index in range(1, samples + 1):
             for _ in range(k):
@@ -209,8 +196,8 @@ class Chain:
             lead.enqueued(events[index - 1])
         return [(index, index + 1) for index in range(samples)]
 
-    def _apart(self, samples: int, flush: Call, lead: Lead) -> list[tuple[int, int]]:
-        """As `_joined`, each sample with events of its own."""
+    def _flushed(self, samples: int, flush: Call, lead: Lead) -> list[tuple[int, int]]:
+        """Enqueue calls with a flush before each sample, which has events of its own; return these events."""
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
         for index in range(1, 2 * samples, 2):
             flush()
@@ -224,15 +211,14 @@ class Chain:
 
 @dataclass
 class Segments:
-    """A call taken apart: events between its named parts, in a pass of its own.
+    """Times the named segments of a call by events between them, in a pass of its own.
 
     Attributes:
-        segments: names and parts, in order.
-        device: that works.
-        chunk: calls for which the device's queue is held while it is filled; 0 where it is not held, so that a part
-            also has the time in which the device waits for the host.
-        held: how it is held.
-        taken: seconds of each part so far, shape (calls, parts).
+        segments: names and segments, in order.
+        chunk: calls per pre-filled queue; 0 without pre-filling, so that a segment includes the time in which the
+            device waits for the host.
+        held: length of the hold.
+        taken: seconds of each segment so far, arrays of shape (calls, segments).
     """
 
     segments: tuple[tuple[str, Call], ...]
@@ -242,7 +228,7 @@ class Segments:
     taken: list[Samples] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Run so many calls; returns their sums, seconds per call."""
+        """Make a number of calls; return the sums of their segments, seconds per call."""
         left, before = samples, len(self.taken)
         while left > 0:
             count = min(self.chunk or left, left)
@@ -251,7 +237,7 @@ class Segments:
         return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
 
     def once(self) -> None:
-        """One call with its events, whose times nobody reads: for finding out how many the queue takes."""
+        """Enqueue one call with its events, for finding out how many fit the queue."""
         mark = self.device.new_event()
         for _, part in self.segments:
             part()
@@ -278,6 +264,6 @@ class Segments:
         return lead.filled(np.asarray(between).reshape(samples, len(parts)))
 
     def parts(self) -> dict[str, Samples]:
-        """Seconds of each part by name, all calls so far."""
+        """Return the seconds of each segment by name, over all calls so far."""
         everything = np.concatenate(self.taken)
         return {name: everything[:, column] for column, (name, _) in enumerate(self.segments)}

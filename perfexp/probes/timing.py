@@ -1,4 +1,4 @@
-"""Timing: blocks of calls between two readings of a clock; nothing else runs in them."""
+"""Timing: blocks of calls between two readings of a clock, with nothing else in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfexp.records.record import Series, Stop
 from perfexp.stopping import Monitor
 
 Call = Callable[[], object]
-#: Makes one launch of a call.
+#: Captures a call as one launch.
 Capture = Callable[[], Call]
 Samples = NDArray[np.float64]
 
@@ -38,15 +38,14 @@ def collect(block: Callable[[int], Samples], monitor: Monitor, now: Callable[[],
     """Take blocks of samples until the monitor has enough.
 
     Args:
-        block: takes so many samples and returns their seconds per call.
-        monitor: of a stopping rule.
+        block: takes a number of samples and returns their seconds per call.
         now: the host's clock, nanoseconds.
 
     Returns:
-        All samples, how many of the first are warm-up, and why it ended.
+        All samples, how many of the first are warm-up, and why the series ended.
     """
     samples, elapsed_ns = np.empty(0), 0
-    # collecting garbage between blocks would let queues and data loaders catch up: the garbage stays until the end
+    # a collection between blocks would let queues and data loaders catch up
     with undisturbed():
         while count := monitor.more(samples, elapsed_ns * 1e-9):
             begun_ns = now()
@@ -64,27 +63,17 @@ def series(
     *,
     now: Callable[[], int],
 ) -> Series:
-    """`collect` as a record's series.
-
-    Args:
-        name: of the series.
-        block: takes so many samples.
-        monitor: of a stopping rule.
-        calls_per_sample: k of the block.
-        now: the host's clock, nanoseconds.
-    """
+    """Return the result of `collect` as a series of a record."""
     samples, warmup, stop = collect(block, monitor, now)
     return Series(name=name, samples=samples.tolist(), warmup=warmup, calls_per_sample=calls_per_sample, stop=stop)
 
 
 @dataclass
 class HostChain:
-    """The host's clock before the first call and after every call: for synchronous devices.
+    """Times calls of a synchronous device by the host's clock before the first call and after every call.
 
     Attributes:
-        call: what is timed.
-        device: whose host clock is read.
-        flush: run before each call, outside of its time; None for calls that follow one another directly.
+        flush: run before each call, outside of its time; None for back-to-back calls.
     """
 
     call: Call
@@ -92,10 +81,10 @@ class HostChain:
     flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
-        """Take so many samples, seconds per call."""
+        """Take a number of samples, seconds per call."""
         call, now = self.call, self.device.now_ns
         if self.flush is not None:
-            return self._apart(samples, self.flush)
+            return self._flushed(samples, self.flush)
         stamps = [0] * (samples + 1)
         stamps[0] = now()
         for index in range(1, samples + 1):
@@ -104,7 +93,7 @@ class HostChain:
         nanoseconds = np.asarray(stamps, dtype=np.int64)
         return (nanoseconds[1:] - nanoseconds[:-1]).astype(np.float64) * 1e-9
 
-    def _apart(self, samples: int, flush: Call) -> Samples:
+    def _flushed(self, samples: int, flush: Call) -> Samples:
         call, now = self.call, self.device.now_ns
         seconds = np.empty(samples)
         for index in range(samples):
@@ -117,11 +106,9 @@ class HostChain:
 
 @dataclass
 class Latency:
-    """What one caller waits: the host's clock around a call and a synchronise, no events inside.
+    """Times how long one caller waits, by the host's clock around a call and a synchronization, without events.
 
     Attributes:
-        call: what is timed.
-        device: that works.
         flush: run and waited for before each call, outside of its time; None for nothing.
     """
 
@@ -130,7 +117,7 @@ class Latency:
     flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
-        """Take so many samples, seconds."""
+        """Take a number of samples, seconds."""
         call, now, synchronize = self.call, self.device.now_ns, self.device.synchronize
         seconds = np.empty(samples)
         synchronize()
@@ -146,11 +133,7 @@ class Latency:
 
 
 def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
-    """Calls until the data of one pass is at its end: the call raises StopIteration when there is no more.
-
-    Args:
-        call: what is timed.
-        device: that works.
+    """Make calls until one raises StopIteration at the end of the data.
 
     Returns:
         Seconds of every call, and of the whole pass.

@@ -1,4 +1,4 @@
-"""Work: a point's figures of what its call takes by definition, and of the rate at which that was done."""
+"""Work rates: a point's analytic work per call, and the rates at which it was done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfexp.records.record import Metric, Point
 from perfexp.records.summary import first_median, loop_interval
 from perfexp.work import Work
 
-#: Whose peak a precision is compared with.
+#: Data type of the peak for a precision.
 _PEAKS = {"amp_fp16": "fp16", "amp_bf16": "bf16"}
 
 
@@ -18,17 +18,16 @@ def add(
 ) -> None:
     """Add `work/…` and `mfu` to a point that has been timed.
 
-    The rate is that of the device's own time where there is one. MFU (model FLOPs utilisation; Chowdhery et al., PaLM,
-    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak, and of what the
-    device itself was seen to reach (`mfu_of_ceiling`).
+    The rate is that of the device's own time where there is one. MFU (model FLOPs utilization; Chowdhery et al., PaLM,
+    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak, and of the rate
+    that the device itself reached (`mfu_of_ceiling`).
 
     Args:
-        point: with its times.
-        work: of one call, with its backward pass in training.
-        peaks: FLOP/s of the data sheet by data type; empty where the sheet is not known, None where such devices have
-            none: then there is no `mfu`.
-        ceilings: `flops_per_second` and `bytes_per_second` that the device reached; None where they were not asked for,
-            empty where they could not be measured.
+        work: work of one call, with its backward pass in training.
+        peaks: FLOP/s of the data sheet by data type, empty if unknown; None for a device without a data sheet, which
+            has no `mfu`.
+        ceilings: `flops_per_second` and `bytes_per_second` that the device reached, empty if they could not be
+            measured; None if they were not requested.
     """
     point.metrics += [
         Metric(name="work/forward_macs", value=work.macs, unit="1"),
@@ -46,7 +45,7 @@ def add(
             _part(point, work, ceilings["flops_per_second"], "mfu_of_ceiling"),
         ]
     elif ceilings is not None:
-        reason = "the device's ceilings could not be measured; run.log says why"
+        reason = "the device's ceilings could not be measured; see run.log"
         point.metrics.append(Metric(name="mfu_of_ceiling", value=None, unit="1", reason=reason))
     point.doubts += [
         diagnostics.make("above_the_ceiling", metric=metric.name, share=metric.value)
@@ -67,14 +66,14 @@ def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
     kind = _PEAKS.get(point.key.precision, point.key.precision)
     if not (peak := peaks.get(kind)):
         reason = (
-            f"no file of conf/gpu gives this device's peak in {kind}; probes.ceilings=true measures what it reaches"
+            f"no file of conf/gpu has this device's peak in {kind}; set probes.ceilings=true to measure what it reaches"
         )
         return Metric(name="mfu", value=None, unit="1", reason=reason)
     return _part(point, work, peak, "mfu")
 
 
 def _part(point: Point, work: Work, most: float, name: str) -> Metric:
-    """The rate of the undisturbed loop as a part of a rate."""
+    """Return the rate of the undisturbed loop as a part of a highest rate."""
     call = loop_interval(point)
     if call is None:
         return Metric(name=name, value=None, unit="1", reason="nothing was timed")

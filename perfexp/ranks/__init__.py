@@ -1,4 +1,4 @@
-"""Ranks: processes with a card each that make the same calls; the first of them measures, the others follow it."""
+"""Ranks: processes with a device each that make the same calls; the first measures and the others follow it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from perfexp.models import Sharing
 from perfexp.modes import Step
 from perfexp.records.record import Key
 
-#: DistributedDataParallel waits for the device in its first ten iterations, of which it keeps statistics, and in every
-#: hundredth after them (torch/csrc/distributed/c10d/reducer.hpp); so many calls take it beyond those ten.
+#: Calls that leave behind the iterations in which DistributedDataParallel waits for the device. It does so in its first
+#: ten, to collect statistics, and in every hundredth after them (torch/csrc/distributed/c10d/reducer.hpp).
 SETTLING_CALLS = 12
 
 
@@ -22,9 +22,9 @@ class Place:
     """Which of the ranks a process is.
 
     Attributes:
-        number: 0 for the one that measures.
-        size: how many there are.
-        folder: where their pipes lie.
+        number: 0 for the rank that measures.
+        size: number of ranks.
+        folder: folder of their pipes.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def leads(self) -> bool:
-        """Whether it measures."""
+        """Whether this rank measures."""
         return self.number == 0
 
     def __str__(self) -> str:
@@ -41,13 +41,13 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """Calls of one rank that followed one another.
+class Burst:
+    """Back-to-back calls of one rank.
 
     Attributes:
-        start_ns: of the first, by the clock that all processes of a host share.
-        end_ns: when the device had done the last; equal to the start for a rank that made none.
-        error: why they were not all made, where one rank was to do without the others.
+        start_ns: start of the first call, by the clock that all processes of a host share.
+        end_ns: when the device finished the last call; equal to the start for a rank that made none.
+        error: why the first rank, computing alone, did not make all of them.
     """
 
     start_ns: int
@@ -55,85 +55,56 @@ class Stretch:
     error: str | None = None
 
 
-class Crew(Protocol):
-    """The other ranks, as the procedure of the first one has them follow.
+class ProcessGroup:
+    """All ranks, as the first one directs them while it measures; this class is the group of a single process.
 
     Attributes:
-        size: ranks, itself included.
+        size: number of ranks, this one included.
     """
-
-    size: int
-
-    def open(self, key: Key) -> None:
-        """All prepare the call of a point."""
-
-    def close(self) -> None:
-        """All leave the point."""
-
-    def first(self) -> None:
-        """The others make a forward pass of a size for the first time, as this one is about to."""
-
-    def joined(self, step: Step) -> Step:
-        """The same call, made by all ranks whenever it is made here."""
-
-    def stretch(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Stretch]:
-        """All make calls as fast as they can, without hearing of one another; one result of each rank.
-
-        Args:
-            step: as it was joined.
-            calls: of each rank.
-            sharing: what they do together.
-        """
-
-    def lost(self) -> bool:
-        """Whether another rank is no more: then nothing can be done together."""
-
-
-class Alone:
-    """No other ranks."""
 
     size = 1
 
     def open(self, key: Key) -> None:
-        """See `Crew`."""
+        """Have all ranks prepare the call of a point."""
 
     def close(self) -> None:
-        """See `Crew`."""
+        """Have all ranks leave the point."""
 
     def first(self) -> None:
-        """See `Crew`."""
+        """Have the others make the first forward pass of a size, as this rank is about to."""
 
     def joined(self, step: Step) -> Step:
-        """See `Crew`."""
+        """Return the same call, made by all ranks whenever it is made here."""
         return step
 
-    def stretch(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Stretch]:
-        """See `Crew`.
+    def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
+        """Have all ranks make calls as fast as they can without messages; return one result per rank.
+
+        Args:
+            step: the joined step.
+            calls: calls per rank.
+            sharing: what the ranks share.
 
         Raises:
-            ValueError: always: there is nobody to do anything together with.
+            ValueError: there is only one rank.
         """
-        raise ValueError("a stretch is of several ranks")
+        raise ValueError("a burst takes several ranks")
 
     def lost(self) -> bool:
-        """See `Crew`."""
+        """Return whether another rank has ended; then no call can be made together."""
         return False
 
 
 @runtime_checkable
 class Shareable(Protocol):
-    """A session whose training several ranks can share."""
+    """A session that several ranks can train together."""
 
     def share(self, settings: Any) -> dict[str, Any]:
-        """Train together with all ranks from now on, each with its part of the batch; returns what is to be recorded.
+        """Train together with all ranks from now on, each with its part of the batch; return the facts to record.
 
         Args:
-            settings: of the configuration (`execution.ddp`).
+            settings: `execution.ddp` of the configuration.
         """
 
     def sharing(self, what: Sharing) -> AbstractContextManager[None]:
-        """While entered, this rank shares no more than that.
-
-        Args:
-            what: is shared.
-        """
+        """While entered, this rank shares no more than this."""

@@ -1,4 +1,4 @@
-"""Orders: what the first rank tells the others to do, through a pipe to each; a call costs it one write of 5 bytes."""
+"""Control messages of the first rank to the others, one pipe each; a call costs the first rank one write of 5 bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,45 +18,39 @@ from perfexp.devices import Device
 from perfexp.models import Session, Sharing
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
-from perfexp.ranks import Place, Shareable, Stretch
+from perfexp.ranks import Burst, Place, ProcessGroup, Shareable
 from perfexp.records.record import Key
 
-#: A rank that dies closes its pipe a moment after its connections, on which the others notice it first.
+if TYPE_CHECKING:
+    from perfexp.ranks.group import TorchGroup
+
+#: The connections of a dying rank break first; its pipe closes within this time.
 _DYING_SECONDS = 0.5
-#: So long a rank that failed waits for the first one to fail likewise, and to write that down.
+#: Time in which a failed rank waits for the first one to fail in the same way and to record it.
 _LINGER_SECONDS = 10.0
 
 _CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
 
 
-class Group(Protocol):
-    """What torch.distributed does for the ranks (`perfexp.ranks.group`)."""
-
-    def barrier(self) -> None:
-        """Wait for all."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """A small value of each rank, to all of them, in their order."""
+#: Prepares a point in a rank that follows: gives its call, and the forward pass that comes before the first call.
+Point = Callable[[Key], AbstractContextManager[tuple[Step, Callable[[], object]]]]
 
 
 @dataclass(kw_only=True)
-class Worker:
+class Member:
     """What a rank makes its calls with.
 
     Attributes:
-        session: the model on its device.
-        device: likewise.
-        group: of all ranks.
-        number: of this one.
+        number: number of this rank.
     """
 
     session: Session
     device: Device
-    group: Group
+    group: TorchGroup
     number: int
 
-    def stretch(self, step: Step, calls: int, sharing: Sharing) -> list[Stretch]:
-        """See `Crew.stretch`; to be called by all ranks."""
+    def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
+        """See `ProcessGroup.burst`; all ranks have to call it."""
         session, device = self.session, self.device
         works = sharing is not Sharing.alone or self.number == 0
         with ExitStack() as stack:
@@ -73,51 +67,43 @@ class Worker:
             except Exception as raised:
                 if sharing is not Sharing.alone or device.is_lost():
                     raise
-                error = f"{type(raised).__name__}: {raised}"  # the others wait for nothing but its word
+                error = f"{type(raised).__name__}: {raised}"  # the others only wait for this rank's result
             end = device.now_ns() if works else start
-        found = self.group.gather((start, end, error))
-        return [Stretch(start_ns=first, end_ns=last, error=why) for first, last, why in found]
+        results = self.group.gather((start, end, error))
+        return [Burst(start_ns=first, end_ns=last, error=why) for first, last, why in results]
 
 
-class Leader:
-    """The first rank's `Crew`.
-
-    Args:
-        place: of this process.
-    """
+class Leader(ProcessGroup):
+    """The first rank's `ProcessGroup`."""
 
     def __init__(self, place: Place) -> None:
         self.size = place.size
         self._pipes = [os.open(pipe(place.folder, number), os.O_WRONLY) for number in range(1, place.size)]
         self._plain: Step | None = None
-        self._worker: Worker | None = None
+        self._member: Member | None = None
 
     def begin(self) -> None:
-        """The device is ours: all may begin to work."""
-        self._order(_ALIVE)
+        """Let all ranks begin: the devices are reserved."""
+        self._send(_ALIVE)
 
-    def works_with(self, worker: Worker) -> None:
-        """Everything has been loaded.
-
-        Args:
-            worker: this rank's.
-        """
-        self._worker = worker
+    def works_with(self, member: Member) -> None:
+        """Set what this rank makes its calls with, once its model is loaded."""
+        self._member = member
 
     def open(self, key: Key) -> None:
-        """See `Crew`."""
-        self._order(_line("open", msgspec.to_builtins(key)))
+        """See `ProcessGroup`."""
+        self._send(_line("open", msgspec.to_builtins(key)))
 
     def close(self) -> None:
-        """See `Crew`."""
-        self._order(_CLOSE)
+        """See `ProcessGroup`."""
+        self._send(_CLOSE)
 
     def first(self) -> None:
-        """See `Crew`."""
-        self._order(_FIRST)
+        """See `ProcessGroup`."""
+        self._send(_FIRST)
 
     def joined(self, step: Step) -> Step:
-        """See `Crew`."""
+        """See `ProcessGroup`."""
         self._plain = step
         return replace(
             step,
@@ -127,121 +113,96 @@ class Leader:
             ),
         )
 
-    def stretch(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Stretch]:
-        """See `Crew`."""
+    def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
+        """See `ProcessGroup`."""
         assert self._plain is not None
-        assert self._worker is not None
-        self._order(_line("stretch", {"calls": calls, "sharing": sharing.value}))
-        return self._worker.stretch(self._plain, calls, sharing)
+        assert self._member is not None
+        self._send(_line("burst", {"calls": calls, "sharing": sharing.value}))
+        return self._member.burst(self._plain, calls, sharing)
 
     def lost(self) -> bool:
-        """See `Crew`; waits half a second for one that is dying."""
+        """See `ProcessGroup`; waits half a second for a rank that is dying."""
         time.sleep(_DYING_SECONDS)
         try:
-            self._order(_ALIVE)
+            self._send(_ALIVE)
         except BrokenPipeError:
             return True
         return False
 
     def end(self) -> None:
-        """Nothing more is to be done: the others leave their loops."""
+        """Close the pipes, which ends the loops of the other ranks."""
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes = []
 
-    def _led(self, order: bytes, call: Callable[[], object]) -> Callable[[], None]:
+    def _led(self, message: bytes, call: Callable[[], object]) -> Callable[[], None]:
         pipes, write = self._pipes, os.write
 
         def led() -> None:
             for descriptor in pipes:
-                write(descriptor, order)
+                write(descriptor, message)
             call()
 
         return led
 
-    def _order(self, line: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         for descriptor in self._pipes:
-            os.write(descriptor, line)
-
-
-class Point(Protocol):
-    """What a rank that follows does in a point."""
-
-    def __call__(self, key: Key) -> AbstractContextManager[tuple[Step, Callable[[], object]]]:
-        """The call of a point, and the forward pass that comes before its first.
-
-        Args:
-            key: of the point.
-        """
+            os.write(descriptor, message)
 
 
 class Follower:
-    """Another rank's end of its pipe.
-
-    Args:
-        place: of this process.
-    """
+    """The end of the pipe in a rank that follows."""
 
     def __init__(self, place: Place) -> None:
         self._file = pipe(place.folder, place.number).open("rb")
 
     def wait(self) -> bool:
-        """Until the first rank begins; returns whether it does."""
-        return next(self._orders(), None) is not None
+        """Wait until the first rank begins; return whether it does."""
+        return next(self._messages(), None) is not None
 
-    def follow(self, point: Point, worker: Worker) -> None:
-        """Do what the first rank says until it has nothing more to say.
-
-        Args:
-            point: prepares a call.
-            worker: makes it.
-        """
-        orders = self._orders()
-        for order, content in orders:
-            if order == "open":
+    def follow(self, point: Point, member: Member) -> None:
+        """Make the calls of the first rank's messages until it closes the pipe."""
+        messages = self._messages()
+        for name, content in messages:
+            if name == "open":
                 with point(msgspec.convert(content, Key)) as (step, first), undisturbed():
-                    self._follow(orders, step, first, worker)
+                    self._follow(messages, step, first, member)
 
     def linger(self) -> None:
-        """After an error: the first rank may have met the same and be writing it down; it ends this process then."""
+        """After an error, wait for the first rank: it may be recording the same error, and then ends this process."""
         end = time.monotonic() + _LINGER_SECONDS
         while (left := end - time.monotonic()) > 0 and select.select([self._file], [], [], left)[0]:
             if not os.read(self._file.fileno(), 65536):
                 return
 
     def close(self) -> None:
-        """Nothing more is heard: the first rank learns that this one has left."""
+        """Close the pipe, from which the first rank notices that this one has left."""
         self._file.close()
 
     def _follow(
-        self, orders: Iterator[tuple[str, Any]], step: Step, first: Callable[[], object], worker: Worker
+        self, messages: Iterator[tuple[str, Any]], step: Step, first: Callable[[], object], member: Member
     ) -> None:
-        for order, content in orders:
-            if order == "call":
+        for name, content in messages:
+            if name == "call":
                 step.call()
-            elif order == "segment":
+            elif name == "segment":
                 step.segments[content][1]()
-            elif order == "first":
+            elif name == "first":
                 first()
-            elif order == "stretch":
-                worker.stretch(step, content["calls"], Sharing(content["sharing"]))
-            elif order == "close":
+            elif name == "burst":
+                member.burst(step, content["calls"], Sharing(content["sharing"]))
+            elif name == "close":
                 return
 
-    def _orders(self) -> Iterator[tuple[str, Any]]:
+    def _messages(self) -> Iterator[tuple[str, Any]]:
         for line in self._file:
             name, _, content = line.rstrip(b"\n").partition(b" ")
             yield name.decode(), json.loads(content) if content else None
 
 
 def pipe(folder: Path, number: int) -> Path:
-    """Where the pipe to a rank lies.
-
-    Args:
-        folder: of the ranks.
-        number: of the rank.
-    """
-    return folder / f"orders-{number}"
+    """Return the path of the pipe to a rank."""
+    return folder / f"messages-{number}"
 
 
 def _line(name: str, content: Any) -> bytes:

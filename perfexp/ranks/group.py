@@ -1,4 +1,4 @@
-"""Group: the ranks of torch.distributed, and a session's training in DistributedDataParallel."""
+"""Group: the ranks of torch.distributed, and the collective operations that direct them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import torch.distributed as dist
 from perfexp.devices import Device
 from perfexp.ranks import Place
 
-#: Ranks of one host find one another here; its name need not be known to anybody.
+#: Interface over which the ranks of one host connect; no other name has to be resolved.
 _LOOPBACK = "lo"
-#: A rank may compile or search while the others wait. One that is gone is noticed by its launcher, a silent one by
-#: `timeout_seconds`.
+#: A rank may compile or search while the others wait. The launcher notices a rank that is gone, and `timeout_seconds`
+#: a silent one.
 _PATIENCE = timedelta(days=1)
-#: Otherwise NCCL's watchdog ends a process whose device failed, before that can say how (ProcessGroupNCCL.hpp).
+#: NCCL's watchdog otherwise aborts a process whose device failed before it can report the error (ProcessGroupNCCL.hpp).
 _NO_RETHROW = ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-#: What the environment says to the libraries below, by how it begins.
+#: Prefixes of the environment variables that set up these libraries.
 _SETTINGS = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 
 
 class TorchGroup:
-    """All ranks: NCCL between CUDA devices, gloo between processors, and gloo for what the ranks tell one another.
+    """All ranks: NCCL between CUDA devices, gloo between CPUs, and gloo for small values.
 
-    A rank ends by `os._exit`, after a last barrier: connections that are taken down one by one were seen to abort the
-    slower of two ranks.
+    A rank ends by `os._exit` after a last barrier: tearing connections down one by one aborted the slower of two ranks.
 
     Args:
-        place: of this process.
-        device: that it works on.
-        threads: within an operation, as the plan says; None for this rank's part of those that torch would use.
+        place: place of this process.
+        device: device of this process.
+        threads: threads within an operation; None for this rank's share of those that torch would use.
     """
 
     def __init__(self, place: Place, device: Device, threads: int | None) -> None:
@@ -48,16 +47,16 @@ class TorchGroup:
         self._control = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def facts(self) -> dict[str, Any]:
-        """What is to be recorded."""
-        told = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
-        return {"backend": self.backend, "environment": told}
+        """Return the facts to record."""
+        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
+        return {"backend": self.backend, "environment": settings}
 
     def barrier(self) -> None:
-        """See `Group`."""
+        """Wait for all ranks."""
         dist.barrier(self._control)
 
     def gather(self, value: Any) -> list[Any]:
-        """See `Group`."""
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value, group=self._control)
-        return found
+        """Return the small values of all ranks to each of them, in the order of ranks."""
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=self._control)
+        return values

@@ -70,11 +70,11 @@ def _of_speed(speed: Speed, path: Path | None) -> _Line:
     rate = estimators.Interval(value=speed.images_per_second, low=None, high=None)
     return _Line(
         model=one_line(speed.model),
-        cards=str(speed.cards),
+        cards=str(speed.num_gpus),
         precision=speed.precision,
         batch_size=str(speed.batch_size),
         rate="" if speed.failed else _rate_text(speed.interval or rate),
-        per_card="" if speed.failed else rate_text(_share(speed.interval or rate, speed.cards)),
+        per_card="" if speed.failed else rate_text(_share(speed.interval or rate, speed.num_gpus)),
         file=one_line(str(path)) if path else "",
         remark=one_line(f"failed: {speed.remark}") if speed.failed else "",
     )

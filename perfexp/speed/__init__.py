@@ -1,8 +1,4 @@
-"""Speed: the speed JSON of a training, from a run's record or from the log of mmengine or mmcv.
-
-What others call: `of_record` after a run, `of_log` for what somebody else trained; `placing.put` writes one,
-`Speed.file_name` and `Speed.to_json` are what is written.
-"""
+"""Speed: the speed JSON of a training, from a run's record or from a log of mmengine or mmcv."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Facts: what the head of a training log says of model, batch size, cards and precision; text that is read, never run.
+"""Facts: model, batch size, GPUs and precision from the head of a training log; its text is parsed, never run.
 
-By `Runner._log_env` and `Config.pretty_text` of mmengine, and by `tools/train.py` and `apis/train.py` of
-mmsegmentation 0.x on mmcv 0.x and 1.x, which write `Distributed training: …` and the configuration.
+The head is written by `Runner._log_env` and `Config.pretty_text` of mmengine, and by `tools/train.py` and
+`apis/train.py` of mmsegmentation 0.x on mmcv 0.x and 1.x (`Distributed training: …` and the configuration).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
-#: More is no batch size and no number of cards.
+#: Largest plausible batch size and number of GPUs.
 LARGEST = 1_000_000
 _LONGEST_STATEMENT = 200_000
-#: The settings that say something.
+#: Settings that hold facts.
 _WANTED = {
     *("data", "train_dataloader", "gpu_ids", "gpus", "work_dir"),
     *("optim_wrapper", "optimizer", "optimizer_config", "fp16"),
 }
 _STATEMENT = re.compile(r"^(?=[A-Za-z_]\w*\s*=[^=])", re.MULTILINE)
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*=")
-_CARDS = re.compile(r"\b(?:GPU number|world_size)\s*[:=]\s*(\d{1,7})\b")
+_GPUS = re.compile(r"\b(?:GPU number|world_size)\s*[:=]\s*(\d{1,7})\b")
 _DISTRIBUTED = re.compile(r"\bDistributed training:\s*(True|False)\b")
 _EXPERIMENT = re.compile(r"\bExp name:\s*(\S+)")
 _TIMESTAMP = re.compile(r"(?:^|_)\d{8}_\d{6}$")
@@ -33,96 +33,81 @@ _SCHEDULE = re.compile(r"lr[\d.]+|\d+x(?:b?\d+)?(?:-.*)?|\d+[ke](?:-.*)?")
 
 @dataclass(kw_only=True)
 class Facts:
-    """What is known of a training before it begins; None for what is not.
+    """What is known about a training before it begins; None for unknown facts.
 
     Attributes:
         model: bare name.
-        batch_size: images per card and step.
-        cards: number of them.
-        precision: name.
+        batch_size: images per GPU and step.
     """
 
     model: str | None = None
     batch_size: int | None = None
-    cards: int | None = None
+    num_gpus: int | None = None
     precision: str | None = None
 
     def or_else(self, other: Facts) -> Facts:
-        """These facts, and where there is none the other's.
-
-        Args:
-            other: facts of the same training.
-        """
-        mine = {each.name: getattr(self, each.name) for each in fields(self)}
-        theirs = {each.name: getattr(other, each.name) for each in fields(self)}
-        return Facts(**{name: theirs[name] if value is None else value for name, value in mine.items()})
+        """Return these facts, with unknown ones filled in from other facts of the same training."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Facts(**{name: getattr(other, name) if value is None else value for name, value in own.items()})
 
 
 @dataclass(kw_only=True)
 class Head:
-    """Gathers facts from the lines of a log.
+    """Collects facts from the lines of a log.
 
     Attributes:
         config: text of the configuration.
-        experiment: name of the experiment, as it was logged.
-        cards: as they were logged.
-        distributed: whether the training is, as it was logged.
+        experiment: logged name of the experiment.
+        num_gpus: logged number of GPUs.
+        distributed: whether the log calls the training distributed.
     """
 
     config: str = ""
     experiment: str | None = None
-    cards: int | None = None
+    num_gpus: int | None = None
     distributed: bool | None = None
 
     def take(self, text: str) -> None:
-        """Take in a line.
-
-        Args:
-            text: of the log, without colours.
-        """
-        if found := _CARDS.search(text):
-            self.cards = _count(int(found[1]))
-        elif found := _DISTRIBUTED.search(text):
-            self.distributed = found[1] == "True"
-        elif found := _EXPERIMENT.search(text):
-            self.experiment = found[1]
+        """Add a line of the log, as `plain` returns it."""
+        if match := _GPUS.search(text):
+            self.num_gpus = _count(int(match[1]))
+        elif match := _DISTRIBUTED.search(text):
+            self.distributed = match[1] == "True"
+        elif match := _EXPERIMENT.search(text):
+            self.experiment = match[1]
 
     def take_meta(self, values: Mapping[str, Any]) -> None:
-        """Take in the facts at the head of mmcv's JSON.
-
-        Args:
-            values: all of them.
-        """
+        """Add the facts at the head of mmcv's JSON."""
         self.config = str(values.get("config") or self.config)
         self.experiment = str(values["exp_name"]) if values.get("exp_name") else self.experiment
 
     def facts(self) -> Facts:
-        """What has been taken in."""
+        """Return the facts of all lines so far."""
         config = _statements(self.config)
         return Facts(
             model=_model(self.experiment, config.get("work_dir")),
             batch_size=_batch_size(config),
-            cards=self.cards or _cards(config, self.distributed),
+            num_gpus=self.num_gpus or _num_gpus(config, self.distributed),
             precision=_precision(config, self.config),
         )
 
 
 def _statements(text: str) -> dict[str, Any]:
-    """The settings of a configuration that are wanted, as far as they can be read; what can't be is left out."""
-    found = {}
+    """Return the settings of a configuration that hold facts, except those that can't be parsed."""
+    settings = {}
     for statement in _STATEMENT.split(text):
         name = _NAME.match(statement)
         if name and name[1] in _WANTED and len(statement) <= _LONGEST_STATEMENT:
             try:
                 (node,) = ast.parse(statement).body
-                found[name[1]] = _value(node.value) if isinstance(node, ast.Assign) else None
+                settings[name[1]] = _value(node.value) if isinstance(node, ast.Assign) else None
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-    return found
+    return settings
 
 
 def _value(node: ast.expr) -> Any:
-    """Constants, dictionaries, lists and ranges; anything else is None."""
+    """Return a constant, dictionary, list or range; None for anything else."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -133,15 +118,15 @@ def _value(node: ast.expr) -> Any:
             return {keyword.arg: _value(keyword.value) for keyword in keywords if keyword.arg}
         case ast.Call(func=ast.Name(id="range"), args=bounds):
             numbers = [bound.value for bound in bounds if isinstance(bound, ast.Constant)]
-            known = [number for number in numbers if isinstance(number, int) and 0 <= number <= LARGEST]
-            return range(*known) if len(known) == len(bounds) and len(known) in (1, 2) else None
+            limits = [number for number in numbers if isinstance(number, int) and 0 <= number <= LARGEST]
+            return range(*limits) if len(limits) == len(bounds) and len(limits) in (1, 2) else None
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_value(element) for element in elements]
     return None
 
 
 def _get(config: Mapping[str, Any], *names: str) -> Any:
-    """A setting by its way through the dictionaries; None where it ends."""
+    """Return a setting by its path through the dictionaries; None if there is none."""
     value: Any = config
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
@@ -149,32 +134,32 @@ def _get(config: Mapping[str, Any], *names: str) -> Any:
 
 
 def _batch_size(config: Mapping[str, Any]) -> int | None:
-    """Images per card: `batch_size` in mmengine; `samples_per_gpu`, in mmcv 0.x `imgs_per_gpu`, in mmcv."""
-    ways = (
+    """Return the images per GPU: `batch_size` in mmengine, `samples_per_gpu` in mmcv, `imgs_per_gpu` in mmcv 0.x."""
+    paths = (
         *(("train_dataloader", "batch_size"), ("train_dataloader", "batch_sampler", "batch_size")),
         *(("data", "train_dataloader", "samples_per_gpu"), ("data", "samples_per_gpu"), ("data", "imgs_per_gpu")),
     )
-    found = (_count(_get(config, *way)) for way in ways)
-    return next((size for size in found if size is not None), None)
+    sizes = (_count(_get(config, *path)) for path in paths)
+    return next((size for size in sizes if size is not None), None)
 
 
-def _cards(config: Mapping[str, Any], distributed: bool | None) -> int | None:
-    """Cards by the configuration: mmcv's `gpu_ids` count the processes only where there is no launcher.
+def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None:
+    """Return the number of GPUs in the configuration: mmcv's `gpu_ids` count processes only without a launcher.
 
-    With one, earlier versions leave `range(0, 1)` there on any number of cards; then the number is not known.
+    With a launcher, earlier versions leave `range(0, 1)` there for any number of GPUs, which is then unknown.
     """
     ids = config.get("gpu_ids")
     named = len(ids) if isinstance(ids, Sequence) and not isinstance(ids, str) else config.get("gpus")
-    cards = _count(named)
+    num_gpus = _count(named)
     if distributed is False:
-        return cards or 1
-    return cards if cards and cards > 1 else None
+        return num_gpus or 1
+    return num_gpus if num_gpus and num_gpus > 1 else None
 
 
 def _precision(config: Mapping[str, Any], text: str) -> str | None:
-    """The precision that a configuration asks for: fp32 where nothing in it asks for another.
+    """Return the precision that a configuration sets, by default fp32.
 
-    None where there is no configuration, where it asks for one of another library, or where what asks can't be read.
+    None if there is no configuration, it sets a precision of another library, or that setting can't be parsed.
     """
     wrapper = config.get("optim_wrapper")
     if isinstance(wrapper, dict):
@@ -182,19 +167,19 @@ def _precision(config: Mapping[str, Any], text: str) -> str | None:
         if kind == "AmpOptimWrapper":
             return {"None": "amp_fp16", "float16": "amp_fp16", "bfloat16": "amp_bf16"}.get(str(wrapper.get("dtype")))
         return "fp32" if kind == "OptimWrapper" else None
-    said = {name[1] for name in map(_NAME.match, _STATEMENT.split(text)) if name}
-    unread = said & {"optim_wrapper", "optimizer_config", "fp16"} - config.keys()
-    if not said or unread or "optim_wrapper" in config:
+    names = {name[1] for name in map(_NAME.match, _STATEMENT.split(text)) if name}
+    unparsed = names & {"optim_wrapper", "optimizer_config", "fp16"} - config.keys()
+    if not names or unparsed or "optim_wrapper" in config:
         return None
     hook = str(_get(config, "optimizer_config", "type") or "")
     return "fp16" if config.get("fp16") is not None or "Fp16" in hook else "fp32"
 
 
 def _model(experiment: str | None, work_dir: object) -> str | None:
-    """The model by the name of its configuration: what stands before schedule and data.
+    """Return the model from the name of its configuration, the part before schedule and data.
 
-    An experiment is named after the configuration's file; a folder may have any name, and counts only if a schedule
-    is in it, as in the folder that the tools make.
+    An experiment is named after the configuration's file. A folder may have any name, so it counts only if it has a
+    schedule, as in the folder that the tools create.
     """
     if experiment:
         stem = _TIMESTAMP.sub("", experiment.removesuffix(".py"))
@@ -212,5 +197,5 @@ def _before_schedule(name: str) -> str:
 
 
 def _count(value: object) -> int | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
-    return value if good and isinstance(value, int) else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
+    return value if is_count and isinstance(value, int) else None

@@ -1,4 +1,4 @@
-"""Lines: what one line of a training log says; of mmengine and of mmcv, as text and as JSON.
+"""Lines: parse one line of a training log of mmengine or mmcv, as text or as JSON.
 
 Formats, by the sources that write them:
 
@@ -25,21 +25,21 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-#: Steps, errors and the like stand at the beginning of a line, if it is long.
+#: Length to which a line is cut; steps and errors are at its beginning.
 _LONGEST_LINE = 10_000
 _NUMBER = r"[-+]?(?:\d{1,30}(?:[.,]\d{1,30})?(?:e[-+]?\d{1,4})?|nan\b|inf\b)"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _POSITION = re.compile(
     r"\b(?:Epoch|Iter)(?:\((?P<mode>\w+)\))?\s*(?:\[\s*(?P<epoch>\d{1,12})\]\s*)?"
     r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
 )
 _TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})", re.IGNORECASE)
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
-#: What a validation says: mIoU, aAcc, mDice, bbox_mAP, ….
+#: Metrics of a validation: mIoU, aAcc, mDice, bbox_mAP, ….
 _METRIC = re.compile(r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d")
 _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
-#: How mmengine and mmcv begin a line: time, logger, level.
+#: Beginning of a line of mmengine and mmcv: time, logger, level.
 _LOGGER = re.compile(
     r"(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d(?:,\d{1,3})? - (?:[\w.-]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
 )
@@ -60,12 +60,12 @@ _FAILURES = (
 
 
 class Mark(Enum):
-    """What a line says that is no step.
+    """Meaning of a line that is not a step.
 
     Attributes:
         START: a run begins.
-        PAUSE: a validation, or a checkpoint was written: what follows is timed with it.
-        TEST: the model was tested; nothing is trained there.
+        PAUSE: a validation or a checkpoint, whose time is part of the next line's.
+        TEST: the model was tested without training.
     """
 
     START = auto()
@@ -78,10 +78,10 @@ class Step:
     """A line about training: the steps since the line before, or the last of them.
 
     Attributes:
-        epoch: its number, or None where the log counts steps only.
-        iteration: number of the last step; in text by epoch, within the epoch.
-        seconds: mean time of a step; nan where the line has none.
-        finite: whether all losses are.
+        epoch: number of the epoch; None where the log counts steps only.
+        iteration: number of the last step, within the epoch in text by epoch.
+        seconds: mean time of a step; nan if the line has none.
+        finite: whether all losses are finite.
     """
 
     epoch: int | None
@@ -91,13 +91,13 @@ class Step:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Grows from step to step of one run."""
+        """Order of the steps of one run."""
         return self.epoch or 0, self.iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A line about the end of a training.
+    """A line about the failure of a training.
 
     Attributes:
         what: `out of memory`, `cancelled`, `killed`, `a traceback`.
@@ -110,38 +110,30 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """The line of facts at the head of mmcv's JSON.
-
-    Attributes:
-        facts: all of it.
-    """
+    """The line of facts at the head of mmcv's JSON."""
 
     facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A line that begins like JSON and is none."""
+    """A line that begins like JSON and is not."""
 
 
-Said = Step | Failure | Meta | Mark
+Parsed = Step | Failure | Meta | Mark
 
 
 def plain(line: str) -> str:
-    """A line without the colours of a terminal, and not longer than what is looked at.
+    """Return a line without the colors of a terminal, cut to the length that is parsed."""
+    return _COLORS.sub("", line[:_LONGEST_LINE]).rstrip()
+
+
+def of_text(text: str, *, whole: bool = True) -> Parsed | None:
+    """Parse a line of text; None if it is not about a training.
 
     Args:
-        line: of text.
-    """
-    return _COLOURS.sub("", line[:_LONGEST_LINE]).rstrip()
-
-
-def of_text(text: str, *, whole: bool = True) -> Said | None:
-    """What a line of text says, if it says something about a training.
-
-    Args:
-        text: as `plain` leaves it.
-        whole: whether the line has an end; the last one of a log may have been cut off.
+        text: a line as `plain` returns it.
+        whole: whether the line is complete; the last one of a log may be cut off.
     """
     if position := _POSITION.search(text):
         return _of_position(position, text, whole=whole)
@@ -156,38 +148,22 @@ def of_text(text: str, *, whole: bool = True) -> Said | None:
 
 
 def is_logged(text: str) -> bool:
-    """Whether a line is one of the logger of mmengine or mmcv, whatever it says.
-
-    Args:
-        text: as `plain` leaves it.
-    """
+    """Return whether a line comes from the logger of mmengine or mmcv."""
     return bool(_LOGGER.match(text))
 
 
 def has_time(text: str) -> bool:
-    """Whether a line has the time of a step.
-
-    Args:
-        text: as `plain` leaves it.
-    """
+    """Return whether a line has the time of a step."""
     return bool(_TIME.search(text))
 
 
 def is_exception(text: str) -> bool:
-    """Whether a line is the last one of a traceback.
-
-    Args:
-        text: as `plain` leaves it.
-    """
+    """Return whether a line is the last one of a traceback."""
     return bool(_EXCEPTION.match(text))
 
 
-def of_json(line: str) -> Said | Unreadable | None:
-    """What a line of JSON says; nothing where it says nothing of a training.
-
-    Args:
-        line: that begins with a brace.
-    """
+def of_json(line: str) -> Parsed | Unreadable | None:
+    """Parse a line that begins with a brace; None if it is not about a training."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -220,7 +196,7 @@ def _step_of_json(values: Mapping[str, Any], iteration: int) -> Step:
     )
 
 
-def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Said | None:
+def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed | None:
     mode = position["mode"]
     if mode == "test":
         return Mark.TEST
@@ -230,8 +206,8 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Said | N
         return None
     time = _TIME.search(text, position.end())
     if not whole and not (time and text[time.end() :].strip(".,")):
-        return None  # the time may go on
-    losses = [_number(found[1]) for found in _LOSS.finditer(text, position.end())]
+        return None  # the time may be cut off
+    losses = [_number(match[1]) for match in _LOSS.finditer(text, position.end())]
     if not time and not losses and _METRIC.search(text, position.end()):
         return Mark.PAUSE
     return Step(
@@ -243,7 +219,7 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Said | N
 
 
 def _number(text: str) -> float:
-    """A number, whatever the language writes between its whole part and the rest."""
+    """Parse a number with a decimal point or comma, which depends on the language."""
     return float(text.replace(",", "."))
 
 

@@ -1,4 +1,4 @@
-"""Placing: speed files in a folder, each over nothing that is no speed file."""
+"""Placing: write speed files without overwriting any other file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from perfexp.host.files import write_atomically
 from perfexp.records.paths import RunPaths
 from perfexp.speed.result import Speed, log_file_of
 
-#: A larger file is no speed JSON, and need not be read to know that.
+#: Size above which a file is not read, because it can't be a speed file.
 _LARGEST_BYTES = 100_000
 
 
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
-    """Write a speed file; an earlier one of that name is replaced. What a manifest is there for is entered in it.
+    """Write a speed file over an earlier one of its name, enter it in the folder's manifest, and return its path.
 
     Args:
-        speed: of a training.
-        folder: that is there.
-        remedy: what to do where it can't be written.
-
-    Returns:
-        Where it is.
+        folder: an existing folder.
+        remedy: advice in the message if the file can't be written.
 
     Raises:
-        UserError: something is in its place that is no speed file, or the folder can't be written.
+        UserError: another file is in its place, or the folder can't be written.
     """
     path = folder / speed.file_name
     refuse_foreign(path, remedy)
@@ -41,25 +37,20 @@ def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
 
 
 def refuse_foreign(path: Path, remedy: str) -> None:
-    """See that nothing is in a place but, maybe, a speed file.
+    """Check that nothing but a speed file is at a path.
 
     Args:
-        path: of the speed file that is to be.
-        remedy: what to do where it can't be.
+        remedy: advice in the message if something else is there.
 
     Raises:
-        UserError: something else is there; it stays.
+        UserError: something else is there.
     """
     if (path.exists() or path.is_symlink()) and whose(path) is None:
-        raise UserError(f"{path} can't be written: what is there is no speed file, and stays. {remedy}")
+        raise UserError(f"{path} can't be written: the file there is not a speed file. {remedy}")
 
 
 def whose(path: Path) -> str | None:
-    """The log that a speed file is of; None where there is no such file, or one of another kind.
-
-    Args:
-        path: of any file.
-    """
+    """Return the log that a speed file is about; None if there is no file or another one."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
             return None
@@ -69,21 +60,20 @@ def whose(path: Path) -> str | None:
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """See that there is a folder, and that a file can be made in it.
+    """Check that a folder exists and can be written.
 
     Args:
-        folder: where speed files are to go.
-        remedy: what to do beside making it: `choose another …`.
+        remedy: advice besides creating it: `choose another …`.
 
     Raises:
-        UserError: there is none, or it can't be written.
+        UserError: it does not exist or can't be written.
     """
     if not folder.is_dir():
-        what = f"{folder} is no folder" if folder.exists() else f"There is no folder {folder}"
-        raise UserError(f"{what}. Make it, or {remedy}")
+        what = f"{folder} is not a folder" if folder.exists() else f"There is no folder {folder}"
+        raise UserError(f"{what}. Create it, or {remedy}")
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return  # one that is made says more than its permissions: of root, and of what is mounted read-only
+            return  # permissions alone do not show a read-only mount, nor that root may write anyway
     except OSError as error:
         raise UserError(
             f"The folder {folder} can't be written: {error.strerror}. Make it writable, or {remedy}"

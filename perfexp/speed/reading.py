@@ -1,4 +1,4 @@
-"""Reading: a training log from its first line to its last, of which the last run counts."""
+"""Reading: the last run of a training log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfexp.speed.lines import (
     Failure,
     Mark,
     Meta,
-    Said,
+    Parsed,
     Step,
     Unreadable,
     has_time,
@@ -29,9 +29,9 @@ from perfexp.speed.lines import (
     plain,
 )
 
-#: Longer lines, and longer configurations, are cut: a file without line ends is no log.
+#: Length to which lines and configurations are cut: a file without line ends is not a log.
 _LONGEST = 1_000_000
-#: Where a line of the logger begins, and with it a configuration before it ends.
+#: Beginning of a line of the logger, which ends a configuration before it.
 _LOGGED = re.compile(r"(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d\b")
 _CONFIG = re.compile(r"(?:^|\s)Config:\s*$")
 _IGNORED = "Exception ignored in"
@@ -42,13 +42,13 @@ class Run:
     """One training within a log.
 
     Attributes:
-        steps: its lines about training.
-        interrupted: numbers of those that time more than steps: the first after a validation, after a checkpoint and
+        steps: lines about its steps.
+        interrupted: indices of those that time more than steps: the first after a validation, after a checkpoint and
             of an epoch.
-        failures: why it ended, if it ended badly.
-        head: what was said before the first step.
+        failures: reasons why it failed.
+        head: facts before the first step.
         tests: whether a test was logged.
-        times_apart: lines with a time of a step that say nothing else, as where a terminal wrapped them.
+        times_apart: lines with nothing but the time of a step, as where a terminal wrapped them.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Run:
 
     @property
     def only_tests(self) -> bool:
-        """Whether nothing was trained, and nothing was meant to be."""
+        """Whether the run was not a training."""
         return self.tests and not self.steps and not self.failures
 
     @property
     def slower(self) -> set[int]:
-        """Those of `interrupted` to leave out: the only line of an epoch stays, as its clock started with the epoch."""
+        """Lines of `interrupted` to leave out; the only line of an epoch stays, because its clock starts with it."""
         lines = Counter(step.epoch for step in self.steps)
         return {number for number in self.interrupted if self._epoch(number) is None or lines[self._epoch(number)] > 1}
 
@@ -75,13 +75,13 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What a log says.
+    """A training log.
 
     Attributes:
-        run: the last training in it.
-        facts: of that.
-        runs: how many trainings with steps there are.
-        unreadable: how many lines of a log of JSON are none.
+        run: the last training.
+        facts: facts of the last training.
+        runs: number of trainings with steps.
+        unreadable: lines of a JSON log that are not JSON.
     """
 
     run: Run
@@ -93,11 +93,8 @@ class Log:
 def read(path: Path) -> Log:
     """Read a log of mmengine or mmcv.
 
-    Args:
-        path: of the file.
-
     Raises:
-        UserError: it can't be read, or nothing in it is of a training.
+        UserError: the file can't be read or is not a training log.
     """
     reader = _Reader()
     try:
@@ -108,26 +105,26 @@ def read(path: Path) -> Log:
         raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
     if not reader.is_log:
         raise UserError(
-            f"{path} is no training log: no line of it is one of mmengine or mmcv. Name TIMESTAMP.log, "
-            "vis_data/scalars.json or TIMESTAMP.log.json, or a run's folder of perfexp."
+            f"{path} is not a training log of mmengine or mmcv. Pass TIMESTAMP.log, vis_data/scalars.json or "
+            "TIMESTAMP.log.json, or the folder of a perfexp run."
         )
     trained = [run for run in reader.runs if not run.only_tests] or reader.runs
     run = trained[-1]
     facts = run.head.facts()
-    for neighbour in _neighbours(path):
-        facts = facts.or_else(neighbour)
+    for more in _neighboring_facts(path):
+        facts = facts.or_else(more)
     runs = reader.ended + sum(bool(run.steps) for run in reader.runs)
     return Log(run=run, facts=facts, runs=runs, unreadable=reader.unreadable if reader.is_json else 0)
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, whatever ends them and whatever bytes are in it.
+    """Yield the lines of a text file with any line ends and bytes.
 
     Raises:
-        UserError: it is no file, but a folder, a pipe or a device.
+        UserError: it is a folder, a pipe or a device.
     """
     if not path.is_file():
-        raise UserError(f"{path} is no file." if path.exists() else f"{path} does not exist.")
+        raise UserError(f"{path} is not a file." if path.exists() else f"{path} does not exist.")
     with path.open("rb") as file:
         start = file.read(2)
     wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell redirects
@@ -135,8 +132,8 @@ def _lines(path: Path) -> Iterator[str]:
         yield from iter(lambda: text.readline(_LONGEST), "")
 
 
-def _neighbours(path: Path) -> Iterator[Facts]:
-    """What is known beside a log of JSON: the configuration that mmengine writes there, and the text log."""
+def _neighboring_facts(path: Path) -> Iterator[Facts]:
+    """Yield the facts beside a JSON log: those of the configuration that mmengine writes, and of the text log."""
     here = path.absolute().parent
     if here.name == "vis_data":
         with suppress(OSError):
@@ -155,11 +152,11 @@ class _Reader:
     """Sorts the lines of a log into runs.
 
     Attributes:
-        runs: the last ones, in their order.
+        runs: the last runs in their order.
         ended: number of trainings with steps before those.
-        is_log: whether any line is of a training.
-        is_json: whether a line of JSON is.
-        unreadable: how many lines are neither JSON nor text that says something.
+        is_log: whether any line is about a training.
+        is_json: whether a line of JSON is about a training.
+        unreadable: lines that are neither JSON nor parsed text.
     """
 
     def __init__(self) -> None:
@@ -172,35 +169,35 @@ class _Reader:
         self._before = ""
 
     def take(self, line: str) -> None:
-        """Take in the next line."""
+        """Add the next line."""
         if line.startswith("{"):
-            said = of_json(line)
-            if isinstance(said, Unreadable):
+            parsed = of_json(line)
+            if isinstance(parsed, Unreadable):
                 self.unreadable += 1
                 return
-            self.is_json |= said is not None
-            self.is_log |= said is not None
-            if isinstance(said, Meta):
+            self.is_json |= parsed is not None
+            self.is_log |= parsed is not None
+            if isinstance(parsed, Meta):
                 self._begin()
-                self.runs[-1].head.take_meta(said.facts)
+                self.runs[-1].head.take_meta(parsed.facts)
                 return
         else:
             text = plain(line)
-            said = of_text(text, whole=line.endswith("\n"))
-            ignored = isinstance(said, Failure) and self._before.startswith(_IGNORED)
+            parsed = of_text(text, whole=line.endswith("\n"))
+            ignored = isinstance(parsed, Failure) and self._before.startswith(_IGNORED)
             self._before = text
             if ignored:
                 return
-            self.is_log |= said is not None or is_logged(text) or bool(_CONFIG.search(text))
-            self.unreadable += said is None and bool(text) and not self.runs[-1].failures
-            self._take_head(text, said)
-            self.runs[-1].times_apart += said is None and has_time(text)
-        match said:
+            self.is_log |= parsed is not None or is_logged(text) or bool(_CONFIG.search(text))
+            self.unreadable += parsed is None and bool(text) and not self.runs[-1].failures
+            self._take_head(text, parsed)
+            self.runs[-1].times_apart += parsed is None and has_time(text)
+        match parsed:
             case Step():
-                self._take_step(said)
+                self._take_step(parsed)
             case Failure():
-                self._in_traceback = said.what == "a traceback"
-                self.runs[-1].failures.append(said)
+                self._in_traceback = parsed.what == "a traceback"
+                self.runs[-1].failures.append(parsed)
             case Mark.START:
                 self._begin()
             case Mark.PAUSE:
@@ -208,14 +205,14 @@ class _Reader:
             case Mark.TEST:
                 self.runs[-1].tests = True
 
-    def _take_head(self, text: str, said: Said | None) -> None:
-        """Facts, the configuration among them, and what a traceback ends with."""
+    def _take_head(self, text: str, parsed: Parsed | None) -> None:
+        """Add facts, the configuration among them, and the end of a traceback."""
         if self._in_traceback and is_exception(text):
             self._in_traceback = False
-            if said is None:
+            if parsed is None:
                 self.runs[-1].failures.append(Failure(what="a traceback", text=text.strip()))
         if self._config is not None:
-            if said is None and not _LOGGED.match(text) and len(self._config) < _LONGEST:
+            if parsed is None and not _LOGGED.match(text) and len(self._config) < _LONGEST:
                 self._config.append(text)
                 return
             self._end_config()
@@ -230,10 +227,11 @@ class _Reader:
     def _take_step(self, step: Step) -> None:
         steps = self.runs[-1].steps
         if steps and step.position == steps[-1].position:
-            return  # a line twice: one of the console, one of the file
+            return  # logged to the console and to the file
+        # the count falls where another run begins
         if steps and step.position < steps[-1].position:
             if math.isnan(step.seconds):
-                self._paused = True  # a validation that mmcv calls training; a restart has times
+                self._paused = True  # mmcv calls this validation training; the lines of a restart have times
                 return
             head = self.runs[-1].head
             self._begin()
@@ -245,14 +243,14 @@ class _Reader:
         run.steps.append(step)
 
     def _begin(self) -> None:
-        """Another run, unless nothing has been said of this one."""
+        """Begin another run, unless this one is still empty."""
         self._paused = self._in_traceback = False
         if self.runs[-1] != Run():
             self._forget_all_but_the_last()
             self.runs.append(Run())
 
     def _forget_all_but_the_last(self) -> None:
-        """A log may begin again at every line: of the trainings before the last one, only their number counts."""
+        """Count the trainings before the last one and drop them: a log may restart at every line."""
         self.ended += sum(bool(run.steps) for run in self.runs[:-1])
         trained = [run for run in self.runs[:-1] if not run.only_tests]
         if self.runs[-1].only_tests and trained:
@@ -267,5 +265,5 @@ class _Reader:
             self._config = None
 
     def end(self) -> None:
-        """There are no more lines."""
+        """Finish after the last line."""
         self._end_config()

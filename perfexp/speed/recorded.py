@@ -1,9 +1,8 @@
-"""Recorded: the speed of each training that a record holds."""
+"""Recorded: the speed of each training in a record."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,45 +14,43 @@ from perfexp.speed.result import Mode, Speed
 from perfexp.statistics import estimators
 
 _PHASE = "train"
-#: Whose time it is, the best first.
+#: Series with the time of a step, the best first.
 _SERIES = ("throughput", "latency")
 
 
 def of_record(record: Record, folder: Path) -> list[Speed]:
-    """The speed of every point that was trained; none where the run did not train.
+    """Return the speed of every training point of a run, whatever its status.
 
-    images/s = batch size per card × cards / mean time of a pipelined call, as `samples_per_second` and as from a log.
+    images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log.
 
     Args:
-        record: of any run, whatever its status.
-        folder: the run's.
+        folder: folder of the run.
     """
     points = [point for point in record.points if point.key.phase == _PHASE]
-    found = [_of_point(point, record.plan, str(RunPaths(folder.resolve()).log)) for point in points]
-    names = Counter(speed.file_name for speed in found)
+    speeds = [_of_point(point, record.plan, str(RunPaths(folder.resolve()).log)) for point in points]
     alike: dict[str, list[Key]] = {}
-    for point, speed in zip(points, found, strict=True):
+    for point, speed in zip(points, speeds, strict=True):
         alike.setdefault(speed.file_name, []).append(point.key)
     return [
-        replace(speed, label=_label(point.key, alike[speed.file_name])) if names[speed.file_name] > 1 else speed
-        for point, speed in zip(points, found, strict=True)
+        replace(speed, label=_label(point.key, alike[speed.file_name])) if len(alike[speed.file_name]) > 1 else speed
+        for point, speed in zip(points, speeds, strict=True)
     ]
 
 
 def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
-    cards = _cards(point.facts, plan)
+    num_gpus = _num_gpus(point.facts, plan)
     time = _time(point) if point.status is Status.OK else None
-    rate = _rate(time, point.key.batch_size * cards) if time else None
+    rate = _rate(time, point.key.batch_size * num_gpus) if time else None
     if time is None or rate is None:
         remark = str(point.status) if point.status is not Status.OK else "no time was measured"
         remark += f": {point.error}" if point.error else ""
     else:
-        remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {cards} images"
+        remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {num_gpus} images"
     return Speed(
         log_file=log_file,
         model=_name(plan, "model"),
-        mode=Mode.of(cards),
-        cards=cards,
+        mode=Mode.of(num_gpus),
+        num_gpus=num_gpus,
         batch_size=point.key.batch_size,
         precision=point.key.precision,
         images_per_second=rate.value if rate else 0.0,
@@ -64,7 +61,7 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
 
 
 def _time(point: Point) -> estimators.Interval | None:
-    """Mean seconds of a step; None where no step was timed."""
+    """Return the mean seconds of a step; None if no step was timed."""
     for name in _SERIES:
         series = point.find_series(name)
         if series is not None and series.measured:
@@ -73,7 +70,7 @@ def _time(point: Point) -> estimators.Interval | None:
 
 
 def _rate(time: estimators.Interval, images: int) -> estimators.Interval | None:
-    """Images/s; the ends of the interval change places. None where the time is none that can be divided by."""
+    """Return images/s, for which the ends of the time's interval change places; None for a time of zero."""
     rate = images / time.value if time.value > 0 else math.inf
     if not 0 < rate < math.inf:
         return None
@@ -82,8 +79,8 @@ def _rate(time: estimators.Interval, images: int) -> estimators.Interval | None:
     return estimators.Interval(value=rate, low=images / time.high, high=images / time.low)
 
 
-def _cards(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
-    """How many cards trained together: what was so counts more than what was asked for; one where neither says."""
+def _num_gpus(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
+    """Return the number of GPUs that trained together, rather measured than requested; one if neither is known."""
     gpu = plan.get("gpu")
     for value in (facts.get("world_size"), gpu.get("count") if isinstance(gpu, Mapping) else None):
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -92,14 +89,14 @@ def _cards(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
 
 
 def _name(plan: Mapping[str, Any], group: str) -> str:
-    """The name that a group's node bears, or that of the option which was chosen for it."""
+    """Return the name in a group's node, or the option that was chosen for the group."""
     node = plan.get(group)
     name = node.get("name") if isinstance(node, Mapping) else node
     return str(name or plan.get("choices", {}).get(group) or "unknown")
 
 
 def _label(key: Key, alike: list[Key]) -> str:
-    """What tells a point from those whose files would have the same name."""
+    """Return what distinguishes a point from those whose files would have the same name."""
     parts = []
     if len({other.input_size for other in alike}) > 1:
         parts.append(key.size_label)

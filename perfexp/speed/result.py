@@ -1,4 +1,4 @@
-"""Result: how fast a training was, as the JSON that says so, the name of its file, and what is known as such a file."""
+"""Result: the speed of a training, as the JSON of a speed file and the name of that file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from perfexp.host.files import safe_name
 from perfexp.statistics.estimators import Interval
 
-#: Of the format, whatever the model is for: neither logs nor records say it.
+#: Constants of the format, which neither logs nor records contain.
 MISSION = "图像分割"
 UNIT = "images/s"
-#: A longer name is no file's.
+#: Longest part of a file name.
 _LONGEST_NAME = 100
-#: Of the JSON, in their order.
+#: Keys of the JSON in their order.
 _KEYS = (
     *("log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num"),
     *("FINAL_RESULT", "JOB_FAIL_FLAG", "UNIT"),
@@ -24,43 +24,35 @@ _KEYS = (
 
 
 class Mode(StrEnum):
-    """On how many cards a model is trained: `sp`, one; `mp`, several, a process for each."""
+    """Run mode of a training: `sp` on one GPU, `mp` on several with a process for each."""
 
     sp = "sp"
     mp = "mp"
 
     @classmethod
-    def of(cls, cards: int) -> Mode:
-        """That of a number of cards.
-
-        Args:
-            cards: ≥ 1.
-        """
-        return cls.mp if cards > 1 else cls.sp
+    def of(cls, num_gpus: int) -> Mode:
+        """Return the mode of a training on this number of GPUs."""
+        return cls.mp if num_gpus > 1 else cls.sp
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast one training was.
+    """Speed of one training.
 
     Attributes:
-        log_file: where it was logged.
+        log_file: path of its log.
         model: bare name.
-        mode: one card or several.
-        cards: number of them.
-        batch_size: images per card and step.
-        precision: name.
-        images_per_second: over all cards; 0 where the training failed.
-        interval: that of `images_per_second`; None where it has none, or it is not known.
-        failed: whether it failed.
+        batch_size: images per GPU and step.
+        images_per_second: over all GPUs; 0 if the training failed.
+        interval: interval of `images_per_second`; None if unknown.
         remark: how the figure came about, or why there is none.
-        label: tells the file from that of another training of the same name; empty where there is no other.
+        label: part of the file name that distinguishes trainings of one name; empty if there is only one.
     """
 
     log_file: str
     model: str
     mode: Mode
-    cards: int
+    num_gpus: int
     batch_size: int
     precision: str
     images_per_second: float = 0.0
@@ -72,38 +64,34 @@ class Speed:
     def __post_init__(self) -> None:
         good = math.isfinite(self.images_per_second) and self.images_per_second >= 0
         if not good or (self.images_per_second == 0) != self.failed:
-            raise ValueError(f"{self.images_per_second} images/s, and failed is {self.failed}")
+            raise ValueError(f"{self.images_per_second} images/s with failed={self.failed}")
 
     @property
     def file_name(self) -> str:
-        """`MODEL_RUNMODE_bsN_PRECISION_GPUS_speed`; a label follows the model."""
+        """`MODEL_RUNMODE_bsN_PRECISION_GPUS_speed`, with the label after the model."""
         model = safe_name(self.model)[:_LONGEST_NAME]
         named = f"{model}_{safe_name(self.label)}" if self.label else model
         precision = safe_name(self.precision)[:_LONGEST_NAME]
-        return f"{named}_{self.mode}_bs{self.batch_size}_{precision}_{self.cards}_speed"
+        return f"{named}_{self.mode}_bs{self.batch_size}_{precision}_{self.num_gpus}_speed"
 
     def document(self) -> dict[str, Any]:
-        """The keys of the JSON, in their order."""
+        """Return the content of the JSON."""
         values = (
-            *(self.log_file, self.model, MISSION, 0, str(self.mode), 1, self.cards),
+            *(self.log_file, self.model, MISSION, 0, str(self.mode), 1, self.num_gpus),
             *(float(f"{self.images_per_second:.6g}"), int(self.failed), UNIT),
         )
         return dict(zip(_KEYS, values, strict=True))
 
     def to_json(self) -> bytes:
-        """The JSON, a key a line, in UTF-8."""
+        """Return the JSON in UTF-8, one key per line."""
         text = json.dumps(self.document(), ensure_ascii=False, indent=0, allow_nan=False)
         return text.encode("utf-8", errors="replace") + b"\n"
 
 
 def log_file_of(content: bytes) -> str | None:
-    """Where the training of a speed JSON was logged; None where the content is no speed JSON.
-
-    Args:
-        content: of any file.
-    """
+    """Return the log file that a speed JSON names; None if the content of the file is not a speed JSON."""
     try:
-        found = json.loads(content)
+        values = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return str(found["log_file"]) if isinstance(found, dict) and found.keys() == set(_KEYS) else None
+    return str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(_KEYS) else None

@@ -1,4 +1,4 @@
-"""Steady: the mean time of a step in the part of a log where steps are steady."""
+"""Steady state: the mean time of a step in the part of a log where it is steady."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from perfexp.speed.lines import Step
 from perfexp.statistics import estimators
 
-#: The rule needs so many windows to see where steps become steady.
+#: Lines that the rule needs to find the end of the warm-up.
 _LEAST_WINDOWS = 4
-#: MSER-5 looks at means of 5 samples.
+#: Samples per mean of MSER-5.
 _BATCH = 5
-#: More is no time of a step.
+#: Longest plausible time of a step.
 _LONGEST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steady:
-    """What is left of a log.
+    """Steady part of a log.
 
     Attributes:
-        seconds: mean time of a step; None where nothing is left.
-        windows: how many lines that is the mean of.
-        skipped: how many lines before them were skipped.
-        interrupted: how many lines among them and before were left out, because they time more than steps.
+        seconds: mean time of a step; None if no line is left.
+        windows: lines that it is the mean of.
+        skipped: lines skipped before them.
+        interrupted: lines left out because they time more than steps.
     """
 
     seconds: float | None
@@ -37,27 +37,26 @@ class Steady:
 
 
 def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None) -> Steady:
-    """Skip lines until steps are steady, and take the mean of the others.
+    """Skip lines until steps are steady, and return the mean of the others.
 
-    Left out at first are lines without a time and those that time more than steps, as long as there are others. The cut
-    is MSER's (`stats.mser5_cut`), on lines instead of on means of five samples: a line is a mean itself. Of fewer than
-    four lines, of which it can say nothing, the first is skipped if there is another: it holds the warm-up.
+    Lines without a time are left out, and those that time more than steps if there are others. The cut is that of MSER
+    (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean itself. Of fewer
+    than four lines the first is skipped, which holds the warm-up, if there is another.
 
     Args:
-        steps: the lines of a training about its steps.
-        interrupted: numbers of those that time more than steps.
-        skip: how many of the first lines to skip, instead of until steps are steady.
+        steps: lines of a training about its steps.
+        interrupted: indices of those that time more than steps.
+        skip: first lines to skip instead of finding the cut.
     """
-    known = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
-    clean = [index for index in known if index not in interrupted]
-    kept = clean or known
-    times = [steps[index].seconds for index in kept]
+    timed = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
+    used = [index for index in timed if index not in interrupted] or timed
+    times = [steps[index].seconds for index in used]
     cut = _cut(times) if skip is None else 0
     return Steady(
         seconds=math.fsum(times[cut:]) / len(times[cut:]) if times else None,
         windows=len(times) - cut,
         skipped=cut if skip is None else min(skip, len(steps)),
-        interrupted=len(known) - len(kept),
+        interrupted=len(timed) - len(used),
     )
 
 

@@ -1,4 +1,4 @@
-"""Statistics of raw samples: pure functions, no clock, no plan, no device."""
+"""Statistics of raw samples."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfexp.statistics.distributions import ALPHA, Z95, binomial_pmf, student95
+from perfexp.statistics.distributions import ALPHA, Z95, binomial_quantile, student95
 
 Samples = NDArray[np.float64]
 
-#: How correlated samples are can't be told well of fewer effective ones, and the median's interval may then be so many
-#: times too narrow (`benchmarks/intervals.py`).
+#: Effective samples below which the autocorrelation time is unreliable, and the factor by which the median's interval
+#: may then be too narrow (`benchmarks/intervals.py`).
 FEW, FEW_TOO_NARROW = 30.0, 3.0
 #: Half of the normal distribution's two-sided 95 % point, as in the rank interval's formula.
 _HALF_Z95 = Z95 / 2
-#: A normal distribution's standard deviation in units of its median absolute deviation.
+#: Standard deviation of a normal distribution in units of its median absolute deviation.
 MAD_TO_SIGMA = 1.4826
-#: A sample further from the median than this many robust standard deviations is tagged as an outlier.
+#: Distance from the median, in robust standard deviations, beyond which a sample is an outlier.
 _OUTLIER_SIGMAS = 6.0
-#: … but never one that is closer to the median than this fraction of it (a clock with a coarse tick has a MAD of 0).
+#: Least relative distance of an outlier; samples of a clock with a coarse tick have a MAD of 0.
 _OUTLIER_FLOOR = 0.005
 #: Effective samples below which a mean has no interval.
 _LEAST_FOR_MEAN = 10
-#: More calls than the clock needs go into a sample of `device` only while it stays shorter than this.
+#: Length up to which a sample of `device` takes more calls than the clock needs.
 _LONG_SAMPLE_SECONDS = 10e-3
 #: Autocorrelation below which the sum of τ ends.
 _RHO_FLOOR = 0.05
@@ -37,9 +37,8 @@ class Interval:
     """A statistic with its two-sided 95 % confidence interval.
 
     Attributes:
-        value: the statistic.
-        low: lower end, or None where n is too small for an interval.
-        high: upper end, likewise.
+        low: lower end; None where n is too small for an interval.
+        high: upper end; None where n is too small for an interval.
     """
 
     value: float
@@ -48,7 +47,7 @@ class Interval:
 
     @property
     def relative_half_width(self) -> float | None:
-        """Half the interval's width over the value, or None."""
+        """Half the interval's width over the value; None without an interval."""
         if self.low is None or self.high is None or self.value == 0:
             return None
         return (self.high - self.low) / 2 / abs(self.value)
@@ -56,11 +55,11 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """The last third of the samples against the first.
+    """Change from the first to the last third of the samples.
 
     Attributes:
-        relative: change of the median from the first to the last third, as a fraction of the first.
-        standard_errors: the same change in units of its standard error.
+        relative: change of the median, as a fraction of the first.
+        standard_errors: change of the median in units of its standard error.
     """
 
     relative: float
@@ -69,19 +68,16 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the samples after the warm-up say. All times in the unit of the samples.
+    """Statistics of the samples after the warm-up, in the unit of the samples.
 
     Attributes:
         n: number of samples.
-        tau: integrated autocorrelation time in samples, ≥ 1; n / tau samples are worth as much as independent ones.
-        median: with its interval.
-        mean: with its interval (normal approximation, widened by √τ).
-        std: standard deviation (n - 1), or None for n = 1.
-        minimum: smallest sample.
-        maximum: largest sample.
-        percentiles: by number (50, 95, 99), each with its interval; `low` and `high` are None where n is too small.
-        outliers: indices of tagged samples; they stay in every statistic.
-        drift: set where the samples moved.
+        tau: integrated autocorrelation time in samples, ≥ 1; n / tau is the number of effective samples.
+        mean: mean with its interval, widened by √τ.
+        std: standard deviation (n - 1); None for n = 1.
+        percentiles: percentiles by number (50, 95, 99); `low` and `high` are None where n is too small.
+        outliers: indices of outliers, which stay in every statistic.
+        drift: None where the samples did not drift.
     """
 
     n: int
@@ -153,14 +149,14 @@ def median_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
 
 
 def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
-    """The mean with its 95 % interval, mean ± t · s · √(τ / n), t of Student's distribution with n/τ - 1 degrees.
+    """Return the mean with its 95 % interval, mean ± t · s · √(τ / n), with t of n/τ - 1 degrees of freedom.
 
     Args:
         samples: shape (n,), n ≥ 1.
         tau: autocorrelation time; computed if not given.
 
     Returns:
-        `low` and `high` are None where n/τ < 10: so few samples tell too little of their own spread.
+        `low` and `high` are None where n/τ < 10: the spread of fewer samples is unreliable.
     """
     x = np.asarray(samples, dtype=np.float64)
     value = float(x.mean())
@@ -173,21 +169,21 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
 
 
 def differ(one: Interval, other: Interval, tolerance: float) -> bool:
-    """Whether two statistics differ by more than is tolerated and what both are uncertain by.
+    """Return whether two statistics differ by more than a tolerance and their uncertainty.
 
     Args:
-        one: of them; without an interval it counts as exact: better a doubt too many.
-        other: likewise; not 0.
-        tolerance: as a fraction.
+        one: a statistic; without an interval it counts as exact, which rather warns once too often.
+        other: the statistic that it is compared with, not 0.
+        tolerance: relative difference.
     """
     uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
     return abs(one.value / other.value - 1) > tolerance + uncertain
 
 
 def across_interval(medians: ArrayLike) -> tuple[Interval, float]:
-    """The geometric mean of several processes' medians with its 95 % interval, and how much processes differ.
+    """Return the geometric mean of several processes' medians with its 95 % interval, and their spread.
 
-    exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees: the process
+    exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees. The process
     is the replicate, because processes differ by more than their calls do (Kalibera and Jones, "Rigorous benchmarking
     in reasonable time", 2013).
 
@@ -195,17 +191,17 @@ def across_interval(medians: ArrayLike) -> tuple[Interval, float]:
         medians: shape (P,), P ≥ 2, all > 0.
 
     Returns:
-        The interval, and exp(s) - 1: the standard deviation between processes as a fraction.
+        The interval, and exp(s) - 1, the standard deviation between processes as a fraction.
     """
     logs = np.log(np.asarray(medians, dtype=np.float64))
-    centre, spread = float(logs.mean()), float(logs.std(ddof=1))
+    center, spread = float(logs.mean()), float(logs.std(ddof=1))
     half = student95(logs.size - 1) * spread / math.sqrt(logs.size)
-    interval = Interval(value=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
+    interval = Interval(value=math.exp(center), low=math.exp(center - half), high=math.exp(center + half))
     return interval, math.expm1(spread)
 
 
 def samples_needed(percentile: float) -> int:
-    """How many independent samples a two-sided 95 % interval of a percentile takes to exist.
+    """Return how many independent samples a two-sided 95 % interval of a percentile needs to exist.
 
     The smallest n with qⁿ ≤ 0.025 (or (1-q)ⁿ below the median): 6 for p50, 36 for p90, 72 for p95, 368 for p99.
 
@@ -217,10 +213,10 @@ def samples_needed(percentile: float) -> int:
 
 
 def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None = None) -> Interval:
-    """A percentile (nearest order statistic with linear interpolation) and its 95 % interval by order statistics.
+    """Return a percentile (linear interpolation) with its 95 % interval by order statistics.
 
-    The ranks come from the exact binomial distribution of how many samples lie below the percentile, their distance
-    from n·q widened by √τ.
+    The ranks are quantiles of the binomial number of samples below the percentile. Their distance from n·q is widened
+    by √τ.
 
     Args:
         samples: shape (n,), n ≥ 1.
@@ -237,9 +233,8 @@ def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None
         tau = autocorrelation_time(samples)
     if n < samples_needed(percentile) * tau:
         return Interval(value=value, low=None, high=None)
-    cumulative = np.cumsum(binomial_pmf(n, q))
-    lower = int(np.searchsorted(cumulative, ALPHA / 2, side="right"))
-    upper = int(np.searchsorted(cumulative, 1 - ALPHA / 2, side="left")) + 1
+    lower = binomial_quantile(ALPHA / 2, n, q)
+    upper = binomial_quantile(1 - ALPHA / 2, n, q) + 1
     spread = math.sqrt(tau)
     low = math.floor(n * q - (n * q - lower) * spread)
     high = math.ceil(n * q + (upper - n * q) * spread)
@@ -275,20 +270,20 @@ def mser5_cut(samples: ArrayLike) -> int:
 
 
 def drift(samples: ArrayLike) -> Drift | None:
-    """Whether the samples moved: the median of the last third against that of the first.
+    """Return the change of the median from the first to the last third of the samples, if there is one.
 
     Args:
         samples: shape (n,), in the order of time.
 
     Returns:
-        The change if it is more than 0.5 % and more than 3.5 standard errors, otherwise None.
+        None for a change of at most 0.5 % or at most 3.5 standard errors.
     """
     x = np.asarray(samples, dtype=np.float64)
     third = x.size // 3
     if third < 6:
         return None
     first, last = x[:third], x[-third:]
-    # the correlation time of what is left when the thirds' own levels are taken out: a drift is no correlation
+    # without the levels of the thirds: a drift is not a correlation
     residual = np.concatenate([first - np.median(first), last - np.median(last)])
     tau = autocorrelation_time(residual)
     start, end = float(np.median(first)), float(np.median(last))
@@ -303,9 +298,9 @@ def drift(samples: ArrayLike) -> Drift | None:
 
 
 def outliers(samples: ArrayLike) -> tuple[int, ...]:
-    """Indices of samples far from the median: more than 6 robust standard deviations and more than 0.5 % of it.
+    """Return the indices of samples further from the median than 6 robust standard deviations and 0.5 % of it.
 
-    The robust standard deviation is 1.4826 times the median absolute deviation. Tagged, never dropped.
+    The robust standard deviation is 1.4826 times the median absolute deviation.
 
     Args:
         samples: shape (n,).
@@ -320,7 +315,7 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
 
 
 def summarise(samples: Sequence[float], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
-    """All statistics of the samples after the warm-up.
+    """Return all statistics of the samples after the warm-up.
 
     Args:
         samples: n ≥ 1, in the order of time.
@@ -348,15 +343,15 @@ def summarise(samples: Sequence[float], percentiles: Sequence[float] = (50.0, 95
 
 
 def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
-    """How many calls k one pair of events has to span so that neither tick nor record falsifies the time.
+    """Return how many calls k one pair of events has to span so that neither tick nor record falsifies the time.
 
-    tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls; it is at most 1 µs a call as
-    well, as long as the k calls take no more than 10 ms: beyond, it is less than a thousandth anyway.
+    tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls. It is also at most 1 µs per
+    call while the k calls take no more than 10 ms, beyond which it is less than a thousandth of the call anyway.
 
     Args:
         call_seconds: rough time t of one call, > 0.
         tick_seconds: resolution of the clock.
-        record_seconds: device time that recording one event costs.
+        record_seconds: device time of recording one event.
     """
     for_a_microsecond = min(math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds))
     return max(

@@ -1,4 +1,4 @@
-"""Timed: the points of a plan that are timed, one after the other, each written down at once."""
+"""Measure the points of a plan one after the other and append each result at once."""
 
 from __future__ import annotations
 
@@ -9,53 +9,71 @@ from perfexp import sweep
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import Status, missing, point_to_line, read_points
+from perfexp.records.record import Key, Point, Status, missing, point_to_line, read_points, timed_key
 
 if TYPE_CHECKING:
-    from perfexp.devices import Device
     from perfexp.measure.procedure import Procedure
-    from perfexp.models import Session
 
 
-def measure(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, tell: Events) -> bool:
-    """Measure what has no result yet of one replicate.
-
-    Args:
-        procedure: that measures.
-        plan: what to measure.
-        paths: of the run.
-        replicate: its number.
-        tell: where progress goes.
+def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
+    """Measure the timed points of one replicate that have no result yet.
 
     Returns:
-        Whether everything has been tried; otherwise another process may still be able to go on: this one lost the
-        device, or is one of several ranks that are out of step after an error.
+        Whether all of them were tried. If not, this process lost its device or its ranks are out of step after an
+        error, and another process may still be able to go on.
     """
-    keys = [key for key in missing(plan.timed_keys(), paths.points) if key.replicate == replicate]
     skip_larger = config.build(plan.sweep).skip_larger
     procedure.begin()
     if plan.probes.ceilings:
-        procedure.ceilings = _ceilings(procedure.session, procedure.device, tell)
-    for key in sweep.order(keys, replicate, plan.seed):
-        tell.point(key)
-        known = read_points(paths.points) if skip_larger else []
-        predicted = sweep.predicted_out_of_memory(key, known)
+        procedure.ceilings = _ceilings(procedure, emit)
+    for key in sweep.order(_missing(plan.timed_keys(), paths, replicate), replicate, plan.seed):
+        emit.point(key)
+        # where a smaller point ran out of memory, this one would as well
+        measured = read_points(paths.points) if skip_larger else []
+        predicted = sweep.predicted_out_of_memory(key, measured)
         point = predicted or procedure.measure(key)
-        append_line(paths.points, point_to_line(point))
-        tell.done(key, point.status.value)
-        out_of_step = procedure.crew.size > 1 and predicted is None and point.status is not Status.OK
+        _append(point, paths, emit)
+        out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
         if out_of_step or procedure.device.is_lost():
             return False
     return True
 
 
-def _ceilings(session: Session, device: Device, tell: Events) -> dict[str, float]:
-    """Empty where they can't be measured."""
-    tell("block", text="ceilings")
-    try:
-        from perfexp.probes.ceilings import ceilings
+def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> None:
+    """Measure the layers of the points that were timed, as points of their own."""
+    from perfexp.measure.layers_pass import dissect, not_tried  # with the layers, which timing does without
 
-        return ceilings(device, session.precision)
-    except Exception:  # a figure beside the others
+    timed_points = {point.key: point for point in read_points(paths.points)}
+    is_first = True
+    for key in _missing(plan.layer_keys(), paths, replicate):
+        emit.point(key)
+        timed = timed_points.get(timed_key(key))
+        if timed and timed.status is Status.OK:
+            point = dissect(procedure, key, timed, first=is_first)
+            is_first = is_first and "layers" not in point.facts
+        else:
+            point = not_tried(key, timed)
+        _append(point, paths, emit)
+        if procedure.device.is_lost():
+            break
+
+
+def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
+    return [key for key in missing(keys, paths.points) if key.replicate == replicate]
+
+
+def _append(point: Point, paths: RunPaths, emit: Events) -> None:
+    append_line(paths.points, point_to_line(point))
+    emit.done(point.key, point.status.value)
+
+
+def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
+    """Return the highest rates of the device; empty if they can't be measured."""
+    emit("block", text="ceilings")
+    try:
+        from perfexp.probes.ceilings import ceilings  # with torch, which a scripted device does without
+
+        return ceilings(procedure.device, procedure.session.precision)
+    except Exception:  # the points' own times do not depend on it
         traceback.print_exc()
         return {}

@@ -1,156 +1,141 @@
-"""Rank: one of several processes that measure together; the first writes the record, the others follow it."""
+"""Rank: one of several processes that measure together; the first writes the record and the others follow it."""
 
 from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfexp.devices import Device
 from perfexp.errors import PerfexpError, RankLost, UserError
-from perfexp.host.files import disk_error
+from perfexp.measure.verdicts import verdict
+from perfexp.meters import together
 from perfexp.plan import config
 from perfexp.ranks import Place, Shareable, start
-from perfexp.ranks.control_messages import Follower, Leader, Worker
+from perfexp.ranks.control_messages import Follower, Leader, Member
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
-from perfexp.worker import points
-from perfexp.worker.setup import (
-    alone,
-    applied,
-    energy,
-    open_session,
-    write_environment,
-)
+from perfexp.worker.points import measure_points
+from perfexp.worker.workbench import Workbench, report_failure
 
 if TYPE_CHECKING:
-    from perfexp.devices import Device
     from perfexp.measure.procedure import Procedure
     from perfexp.modes import Step
 
-#: Of an error's text: a line of the pipe, escaped as JSON is, stays below 4096 bytes.
+#: Length of an error's text. The line of JSON stays below 4096 bytes (POSIX: PIPE_BUF) and reaches the pipe whole.
 _MOST_BYTES = 600
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
-    """Be the rank that the environment says.
+    """Be the rank that torch's launcher set in the environment.
 
     Args:
-        directory: the run's.
-        plan_sha256: of its plan.yaml.
-        replicate: number of this process.
-        folder: where the ranks' pipes lie.
+        directory: folder of the run.
+        folder: folder of the ranks' pipes.
 
     Returns:
         Exit code for `perfexp.ranks.start`.
     """
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
-    tell, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
+    emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
     plan = config.load(paths.plan, plan_sha256)
-    return _lead(plan, paths, replicate, place, tell) if place.leads else _follow(plan, paths, place, tell)
+    if place.leads:
+        return _lead(Workbench(plan, paths, emit), replicate, place)
+    return _follow(Workbench(plan, paths, Events(None)), place, emit)
 
 
-def _lead(plan: config.Plan, paths: RunPaths, replicate: int, place: Place, tell: Events) -> int:
-    """Measure, with the others following."""
-    crew = Leader(place)
+def _lead(bench: Workbench, replicate: int, place: Place) -> int:
+    """Measure while the other ranks follow; return the exit code."""
+    leader = Leader(place)
     try:
-        finished = _measure(plan, paths, replicate, place, crew, tell)
+        is_finished = _measure(bench, replicate, place, leader)
     except RankLost:
         return start.RANK_LOST
-    except PerfexpError as error:
-        tell("refused", message=_short(error), exit_code=error.exit_code)
-        traceback.print_exc()
-        return error.exit_code
     except BrokenPipeError:  # of a rank that has left
         traceback.print_exc()
         return start.RANK_LOST
-    except OSError as error:
-        failure = disk_error(error)
-        tell("refused", message=_short(failure), exit_code=failure.exit_code)
-        traceback.print_exc()
-        return failure.exit_code
-    except Exception as error:  # outside of any point
-        traceback.print_exc()
-        if crew.lost():
+    except Exception as error:
+        # outside of any point, the loss of another rank looks like an error of this one
+        if not isinstance(error, PerfexpError | OSError) and leader.lost():
+            traceback.print_exc()
             return start.RANK_LOST
-        tell("failed", message=_short(f"{type(error).__name__}: {error}".strip()))
-        return 1
-    return 0 if finished else start.OUT_OF_STEP
+        return report_failure(error, bench.emit, most_bytes=_MOST_BYTES)
+    return 0 if is_finished else start.OUT_OF_STEP
 
 
-def _measure(plan: config.Plan, paths: RunPaths, replicate: int, place: Place, crew: Leader, tell: Events) -> bool:
-    """Whether everything has been tried."""
-    tell("block", text="loading")
-    devices = _devices(plan, place.size)
+def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
+    """Measure all points that have no result; return whether all were tried."""
+    bench.emit("block", text="loading")
+    devices = _devices(bench.plan, place.size)
+    bench.device = devices[0]
     with ExitStack() as stack:
         for device in _distinct(devices):
-            stack.enter_context(alone(plan, paths, device, tell))
-        crew.begin()
-        with _open(plan, place, devices[0], tell) as (procedure, worker, shared):
-            told = worker.group.gather(_told(procedure.device))
-            more = {"devices": [each["device"] for each in told], **shared}
-            doubts = msgspec.convert([each["doubts"] for each in told], list[list[Diagnostic]])
-            found = _of_all(doubts, more["devices"])
-            write_environment(paths, procedure.device, procedure.session, found, ranks=more)
-            procedure.crew, procedure.compares_alone = crew, plan.probes.scaling
-            if plan.probes.energy:
-                procedure.energy = energy(plan, devices[0], _meters(devices))
-            crew.works_with(worker)
-            finished = points.measure(procedure, plan, paths, replicate, tell)
-            if finished:
-                crew.end()
-                worker.group.barrier()
-            return finished
+            stack.enter_context(bench.reserved(device))
+        leader.begin()
+        member, shared = _join(bench, place)
+        with bench.procedure(seed=bench.plan.seed, energy=None) as procedure:
+            reports = member.group.gather(_report(bench.device))
+            facts = {"devices": [report["device"] for report in reports], **shared}
+            of_devices = msgspec.convert([report["doubts"] for report in reports], list[list[Diagnostic]])
+            bench.write_environment(_of_all(of_devices, facts["devices"]), ranks=facts)
+            procedure.group, procedure.compares_alone = leader, bench.plan.probes.scaling
+            if bench.plan.probes.energy:
+                procedure.energy = bench.energy_of(together([device.meters() for device in _distinct(devices)]))
+            leader.works_with(member)
+            is_finished = measure_points(procedure, bench.plan, bench.paths, replicate, bench.emit)
+            if is_finished:
+                leader.end()
+                member.group.barrier()
+            return is_finished
 
 
-def _follow(plan: config.Plan, paths: RunPaths, place: Place, tell: Events) -> int:
-    """Do what the first rank says."""
-    from perfexp.measure.verdicts import verdict
-
-    follower, device = Follower(place), None
+def _follow(bench: Workbench, place: Place, emit: Events) -> int:
+    """Make the calls of the first rank's control messages; return the exit code."""
+    follower, has_device = Follower(place), False
     try:
         if not follower.wait():
             return 0
-        device = config.build(_node(plan, place.number))
-        with _open(plan, place, device, Events(None)) as (procedure, worker, _):
-            worker.group.gather(_told(device))
-            follower.follow(lambda key: _point(procedure, key), worker)
-            worker.group.barrier()
+        bench.device = config.build(_node(bench.plan, place.number))
+        has_device = True
+        member, _ = _join(bench, place)
+        with bench.procedure(seed=bench.plan.seed + place.number, energy=None) as procedure:
+            member.group.gather(_report(bench.device))
+            follower.follow(lambda key: _point(procedure, key), member)
+            member.group.barrier()
     except Exception as error:
         traceback.print_exc()
-        status, text = verdict(error, device) if device else ("failed", str(error))
-        tell("rank", number=place.number, status=str(status), message=_short(f"{place}: {text}"))
+        status, text = verdict(error, bench.device) if has_device else ("failed", str(error))
+        message = f"{place}: {text}".encode()[:_MOST_BYTES].decode(errors="ignore")
+        emit("rank", number=place.number, status=str(status), message=message)
         follower.linger()
         return 1
     follower.close()
     return 0
 
 
-@contextmanager
-def _open(
-    plan: config.Plan, place: Place, device: Device, tell: Events
-) -> Iterator[tuple[Procedure, Worker, dict[str, Any]]]:
-    """The procedure of a rank, what it makes calls with, and what is to be recorded of how the ranks share them."""
-    from perfexp.ranks.group import TorchGroup
+def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
+    """Load the model in the group of all ranks; return the group's member and the facts of how ranks share work."""
+    from perfexp.ranks.group import TorchGroup  # with torch, which the workbench loads with the model
 
-    device.start()
-    group, data = TorchGroup(place, device, plan.execution.threads), config.build(plan.data)
-    session = open_session(plan, device, data)
+    plan = bench.plan
+    bench.device.start()
+    group = TorchGroup(place, bench.device, plan.execution.threads)
+    bench.open_data()
+    bench.load_model()
     shared = group.facts()
     if "train" in plan.phases:
-        if not isinstance(session, Shareable):
-            raise UserError(f"model={plan.model_name} does not say how several ranks train it (`share`): gpu.count=1.")
-        shared |= session.share(plan.execution.ddp)
-    worker = Worker(session=session, device=device, group=group, number=place.number)
-    with applied(plan, session, device, data, tell, seed=plan.seed + place.number, energy=None) as procedure:
-        yield procedure, worker, shared
+        if not isinstance(bench.session, Shareable):
+            raise UserError(f"model={plan.model_name} can't be trained by several ranks (no `share`); set gpu.count=1.")
+        shared |= bench.session.share(plan.execution.ddp)
+    return Member(session=bench.session, device=bench.device, group=group, number=place.number), shared
 
 
 @contextmanager
@@ -161,66 +146,59 @@ def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], 
 
 
 def _devices(plan: config.Plan, size: int) -> list[Device]:
-    """The devices of all ranks, from the plan's on.
+    """Build the devices of all ranks, from the plan's device on.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer devices, or devices of several kinds.
     """
-    found: list[Device] = []
+    devices: list[Device] = []
     for number in range(size):
         try:
-            found.append(config.build(_node(plan, number)))
+            devices.append(config.build(_node(plan, number)))
         except UserError as error:
-            raise _too_few(plan, size, found, str(error)) from error
-    if len({device.kind for device in found}) > 1:
-        raise _too_few(plan, size, [device for device in found if device.kind == found[0].kind])
-    return found
+            raise _too_few(plan, size, devices, str(error)) from error
+    alike = [device for device in devices if device.kind == devices[0].kind]
+    if len(alike) < size:
+        raise _too_few(plan, size, alike)
+    return devices
 
 
-def _too_few(plan: config.Plan, size: int, found: list[Device], why: str = "") -> UserError:
-    names = ", ".join(sorted({device.name for device in found}))
-    here = f"{len(found)} × {names}" if found else "none"
-    wanted = f"gpu.count={size} asks for {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
+def _too_few(plan: config.Plan, size: int, devices: Sequence[Device], why: str = "") -> UserError:
+    names = ", ".join(sorted({device.name for device in devices}))
+    here = f"{len(devices)} × {names}" if devices else "none"
+    wanted = f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
     return UserError(f"{wanted}; here: {here}. {why}".rstrip())
 
 
 def _node(plan: config.Plan, number: int) -> dict[str, Any]:
-    """The plan's device for a rank."""
+    """Return the configuration node of a rank's device."""
     return {**plan.gpu, "index": int(plan.gpu.get("index", 0)) + number}
 
 
-def _meters(devices: list[Device]) -> Any:
-    from perfexp.meters import together
-
-    return together([device.meters() for device in _distinct(devices)])
-
-
-def _distinct(devices: list[Device]) -> list[Device]:
-    """Each device once, in an order that does not depend on who counts them: two runs take their locks alike."""
-    by_name = {str(each.lock_name): each for each in devices}
+def _distinct(devices: Sequence[Device]) -> list[Device]:
+    """Return every device once, sorted by lock: two runs that take locks in one order can't block each other."""
+    by_name = {str(device.lock_name): device for device in devices}
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _told(device: Device) -> dict[str, Any]:
-    """What a rank tells the first one of its device."""
+def _report(device: Device) -> dict[str, Any]:
+    """Return the report of a rank's device to the first rank, as JSON values."""
     about = {"name": device.name, "identity": device.lock_name}
     return {"device": about, "doubts": msgspec.to_builtins(device.doubts())}
 
 
-def _of_all(doubts: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
-    """Diagnostics of the other ranks' devices, and of all together."""
-    found = [
-        msgspec.structs.replace(doubt, message=f"rank {rank}: {doubt.message}")
-        for rank, of_rank in enumerate(doubts)
-        if rank
-        for doubt in of_rank
+def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
+    """Return the diagnostics of the other ranks' devices, and one if the devices differ.
+
+    Args:
+        of_devices: diagnostics of each rank's device.
+        devices: name of each rank's device.
+    """
+    of_others = [
+        msgspec.structs.replace(item, message=f"rank {number}: {item.message}")
+        for number, of_rank in enumerate(of_devices)
+        for item in of_rank
+        if number
     ]
     names = sorted({device["name"] for device in devices})
-    if len(names) > 1:
-        found.append(diagnostics.make("mixed_devices", devices=", ".join(names)))
-    return found
-
-
-def _short(text: object) -> str:
-    """What goes through the pipe of all ranks at once, unmixed (POSIX: PIPE_BUF)."""
-    return str(text).encode()[:_MOST_BYTES].decode(errors="ignore")
+    return [*of_others, diagnostics.make("mixed_devices", devices=", ".join(names))] if len(names) > 1 else of_others

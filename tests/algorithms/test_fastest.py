@@ -164,10 +164,10 @@ def test_equal_layers_have_one_race_and_a_regret_is_kept(cudnn, times, tmp_path)
         algorithm = forced(tmp_path, reuse=reuse)
         with torch.inference_mode(), algorithm.applied(session(model)):
             model(inputs)
-            algorithm.forget()
+            algorithm.begin_point()
             model(inputs)
             assert len(asked) == 1
-            algorithm.regret() if reuse else None
+            algorithm.discard_choices() if reuse else None
     with torch.inference_mode(), forced(tmp_path).applied(session(model)):
         model(inputs)
     assert len(asked) == 2
@@ -219,12 +219,12 @@ class Rivalling:
     def __init__(self):
         self.now, self.order = self.name, []
 
-    def rivals(self):
+    def baselines(self):
         return ("default", "benchmark")
 
-    def instead(self, rival, work):
-        self.now = rival
-        self.order.append(rival)
+    def run_baseline(self, baseline, work):
+        self.now = baseline
+        self.order.append(baseline)
         try:
             return work()
         finally:
@@ -274,10 +274,10 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
         name = "default"
         mixed = True
 
-        def instead(self, rival, work):
+        def run_baseline(self, baseline, work):
             self.mixed = False
             try:
-                return super().instead(rival, work)
+                return super().run_baseline(baseline, work)
             finally:
                 self.mixed = True
 
@@ -294,17 +294,17 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
 def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
     class Slower(Rivalling):
         seconds = property(lambda self: {"fastest": 3e-3, "default": 2e-3, "benchmark": 4e-3}[self.now])
-        regretted = False
+        discarded = False
 
-        def regret(self):
-            self.regretted = True
+        def discard_choices(self):
+            self.discarded = True
 
     device, algorithm = FakeDevice(enqueue_seconds=1e-6), Slower()
     point = Point(key=KEY, status=Status.OK)
     baselines.judge(point, algorithm, lambda: device.launch(algorithm.seconds), device, capture=None)
     assert [doubt.code for doubt in point.doubts] == ["choice_slower"]
     assert "1.50 of the time of default" in point.doubts[0].message
-    assert algorithm.regretted
+    assert algorithm.discarded
     assert point.facts == {"rivals_method": "queue"}
 
 
@@ -322,7 +322,7 @@ def test_rivals_whose_call_the_queue_does_not_take_are_captured():
     compared = baselines.compare(algorithm, call, device, capture)
     assert {metric.name: metric.value for metric in compared.metrics} == SPEEDUPS
     assert compared.method == "graph"
-    with pytest.raises(Unsupported, match="not even take the call as a graph"):
+    with pytest.raises(Unsupported, match="does not fit the launch queue even as a CUDA graph"):
         baselines.compare(algorithm, call, device, lambda: call)
 
 
@@ -350,11 +350,11 @@ def test_rivals_are_those_of_the_device(cudnn, tmp_path):
     layer = nn.Sequential(nn.Conv2d(4, 6, 3))
     for algorithm, names in ((forced(tmp_path), ("default",)), (Forced(name="gemm"), ())):
         with algorithm.applied(session(layer)):
-            assert algorithm.rivals() == names
+            assert algorithm.baselines() == names
     cudnn()
     mixed = Forced(name="gemm", layers={"0": "fastest"}, cache_dir=str(tmp_path))
     with mixed.applied(session(layer)):
-        assert mixed.rivals() == ("default", "benchmark")
+        assert mixed.baselines() == ("default", "benchmark")
         before = torch.backends.cudnn.benchmark
         main = threading.get_ident()
 
@@ -364,9 +364,9 @@ def test_rivals_are_those_of_the_device(cudnn, tmp_path):
             assert threading.get_ident() != main
             return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
-        assert mixed.instead("benchmark", check) == (False, True)
+        assert mixed.run_baseline("benchmark", check) == (False, True)
         with torch.inference_mode():
-            assert mixed.instead("benchmark", check) == (True, False)
+            assert mixed.run_baseline("benchmark", check) == (True, False)
         assert torch.backends.cudnn.benchmark == before
         assert "_conv_forward" in vars(layer[0])
 
@@ -379,7 +379,7 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
         assert exact.output_error(inputs).value == 0
     native = Forced(name="native")
     with native.applied(session(layer)):
-        assert native.instead("default", lambda: torch.backends.mkldnn.enabled)
+        assert native.run_baseline("default", lambda: torch.backends.mkldnn.enabled)
     portable = Forced(name="winograd_nonfused", backend="torch")
     with portable.applied(session(layer)):
         assert 0 < portable.output_error(inputs).value < 1e-5

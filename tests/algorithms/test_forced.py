@@ -187,7 +187,7 @@ def test_calls_count_and_a_layer_has_a_row_for_each_kind_of_inputs():
     loop, forced = Loop(), Forced(name="winograd")
     with torch.inference_mode(), forced.applied(session(loop)):
         loop(torch.randn(1, 4, 8, 8))
-        forced.recount()
+        forced.begin_call()
         loop(torch.randn(1, 4, 8, 8))
         often, *once = forced.report().layers
     assert (often.calls, [each.calls for each in once]) == (5, [1, 1])
@@ -223,7 +223,7 @@ def test_a_report_tells_of_what_ran_since_the_last_forget(net):
     forced = Forced(name="gemm")
     with forced.applied(session(net)):
         net(torch.randn(1, 3, 64, 64))
-        forced.forget()
+        forced.begin_point()
         assert {layer.status.value for layer in forced.report().layers} == {"unseen"}
         net(torch.randn(1, 3, 32, 32))
     assert forced.report().layers[0].input_shape == (1, 3, 32, 32)

@@ -95,7 +95,7 @@ def test_a_compiled_session_measures_its_sizes_by_the_algorithm():
     forced = Forced(name="winograd")
     with forced.applied(session), session.inferring():
         for size in (24, 32):
-            forced.forget()
+            forced.begin_point()
             batch = session.random_batch((size, size), 2, seed=0)
             ours = session.first_forward(batch)
             assert 0 < forced.report().share < 1

@@ -153,7 +153,7 @@ def test_everything_is_given_back_before_the_next_point(made, work, monkeypatch)
     for addresses in ((0,), (0,), (1,)):
         replays(addresses)
     monkeypatch.setattr(Launched, "destroy", lost := _Lost())
-    Forced(name="gemm").forget()
+    Forced(name="gemm").begin_point()
     assert lost.asked == 1, "a device that is lost is no reason to fail"
     assert (replays._launches, replays._once, replays_module.launched_share()) == ({}, {}, None)
 

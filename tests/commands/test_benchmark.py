@@ -44,7 +44,7 @@ def settled(*words, overrides=(), **changes):
 
 def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
     earlier = Speed(
-        log_file="x", model="fake", mode="sp", cards=1, batch_size=2, precision="fp32", images_per_second=1.0
+        log_file="x", model="fake", mode="sp", num_gpus=1, batch_size=2, precision="fp32", images_per_second=1.0
     )
     (here / NAME).write_bytes(earlier.to_json())
     assert commands.run(["benchmark", *SIX, *FAKE, "quiet=true"]) == 0
@@ -182,9 +182,9 @@ def changed(position, word):
         ([*SIX, "gpu=fake", "inputsize=64"], "Did you mean input_size?"),
         ([*SIX, "gpu=fake", "data=cityscapes"], "data.root"),
         ([*SIX, "gpu=fake", "speed_dir=missing"], "There is no folder missing"),
-        ([*SIX, "gpu=fake", "speed_dir=file"], "file is no folder"),
+        ([*SIX, "gpu=fake", "speed_dir=file"], "file is not a folder"),
         ([*SIX, "gpu=fake", "speed_dir=/proc"], "The folder /proc can't be written"),
-        ([*SIX, "gpu=fake", "speed_dir=taken"], "no speed file, and stays"),
+        ([*SIX, "gpu=fake", "speed_dir=taken"], "not a speed file"),
         ([*SIX, "--config-dir", "missing", "gpu=fake"], "missing"),
     ],
 )

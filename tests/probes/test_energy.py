@@ -73,7 +73,7 @@ def meter_of(device, curve, **script):
 def procedure(device, *meters, rules=None, **found):
     found = found.get("found") or Found(meters=meters)
     return EnergyProcedure(
-        device=device, found=found, rules=rules or Rules(), sleep=pass_time(device), beside=turns_of(device)
+        device=device, detected=found, rules=rules or Rules(), sleep=pass_time(device), beside=turns_of(device)
     )
 
 
@@ -251,9 +251,9 @@ def test_calls_go_on_while_a_meter_is_asked():
             return super().energy_joules()
 
     resting, waiting = (kind(now_of(device), steady(300.0), tick_seconds=0.01) for kind in (FakeMeter, Waiting))
-    measuring = EnergyProcedure(device=device, found=Found(meters=(resting,)), rules=QUICK)
+    measuring = EnergyProcedure(device=device, detected=Found(meters=(resting,)), rules=QUICK)
     measuring.idle()
-    measuring.found = Found(meters=(waiting,))
+    measuring.detected = Found(meters=(waiting,))
     energy = measuring.measure(called.set, images_per_call=1)
     assert answers
     assert all(answers)
@@ -263,7 +263,7 @@ def test_calls_go_on_while_a_meter_is_asked():
 def test_a_call_that_fails_ends_the_asking_too():
     device = CpuDevice()
     meter = FakeMeter(now_of(device), steady(300.0), tick_seconds=0.01)
-    measuring = EnergyProcedure(device=device, found=Found(meters=(meter,)), rules=QUICK)
+    measuring = EnergyProcedure(device=device, detected=Found(meters=(meter,)), rules=QUICK)
     measuring.idle()
     left = iter(range(3))
     with pytest.raises(StopIteration):
@@ -277,7 +277,7 @@ def test_a_meter_that_breaks_the_asking_is_not_waited_for():
     """Whatever goes wrong in the other thread is raised in this one, which would feed forever."""
     device = CpuDevice()
     meter = FakeMeter(now_of(device), steady(300.0), tick_seconds=0.01)
-    measuring = EnergyProcedure(device=device, found=Found(meters=(meter,)), rules=QUICK)
+    measuring = EnergyProcedure(device=device, detected=Found(meters=(meter,)), rules=QUICK)
     measuring.idle()
     meter.energy_joules = lambda: "no reading"
     with pytest.raises(AttributeError):
@@ -523,7 +523,7 @@ def test_an_epoch_of_training_has_an_energy_where_the_data_has_an_end():
     with_end = measuring.measure(launching(device, 1e-3), images_per_call=4, trains=True, calls_per_epoch=50)
     assert values(with_end)["per_epoch_joules"] == pytest.approx(50 * values(with_end)["per_call_joules"])
     endless = measuring.measure(launching(device, 1e-3), images_per_call=4, trains=True)
-    assert reasons(endless)["per_epoch_joules"] == "the data has no end: give data.num_samples"
+    assert reasons(endless)["per_epoch_joules"] == "the data has no end; set data.num_samples"
     inference = measuring.measure(launching(device, 1e-3), images_per_call=4)
     assert "per_epoch_joules" not in values(inference)
 

@@ -1,4 +1,4 @@
-"""Joint: figures of scripted stretches whose truth is known."""
+"""Joint: figures of scripted bursts whose truth is known."""
 
 import dataclasses
 import random
@@ -8,7 +8,7 @@ import pytest
 from perfexp.errors import Unsupported
 from perfexp.models import Sharing
 from perfexp.modes import State, Step
-from perfexp.ranks import Stretch, joint
+from perfexp.ranks import Burst, joint
 from perfexp.records.record import Key, Point, Series, Status
 
 MILLISECOND = 1_000_000
@@ -30,12 +30,12 @@ class Scripted:
         }
     )
 
-    def stretch(self, step, calls, sharing):
+    def burst(self, step, calls, sharing):
         self.asked.append((sharing, calls))
         self.begin_ns += 10**9
         starts = (self.begin_ns, self.begin_ns + self.skew_ns)
         found = zip(starts, self.call_ns[sharing], strict=True)
-        return [Stretch(start_ns=start, end_ns=start + calls * each) for start, each in found]
+        return [Burst(start_ns=start, end_ns=start + calls * each) for start, each in found]
 
 
 def point(phase="train", seconds=0.01):
@@ -51,7 +51,7 @@ def values(measured):
     return {metric.name: metric.value for metric in measured.metrics}
 
 
-def test_rates_shares_and_efficiency_of_known_stretches():
+def test_rates_shares_and_efficiency_of_known_bursts():
     measured = point()
     joint.measure(measured, step(), Scripted(), compares_alone=True)
     assert values(measured) == pytest.approx(
@@ -67,10 +67,10 @@ def test_rates_shares_and_efficiency_of_known_stretches():
     series = {each.name: each for each in measured.series}
     assert series["ranks/all"].measured == pytest.approx([0.010] * 20)
     assert series["ranks/alone"].measured == pytest.approx([0.007] * 20)
-    assert series["ranks/all"].calls_per_sample == 5, "a stretch of 50 ms"
+    assert series["ranks/all"].calls_per_sample == 5, "a burst of 50 ms"
 
 
-def test_a_stretch_lasts_from_the_first_start_to_the_last_end():
+def test_a_burst_lasts_from_the_first_start_to_the_last_end():
     """A rank that begins half a call late makes five calls last half a call longer, whatever each says of itself."""
     measured = point()
     joint.measure(measured, step(), Scripted(skew_ns=5 * MILLISECOND), compares_alone=False)
@@ -80,37 +80,37 @@ def test_a_stretch_lasts_from_the_first_start_to_the_last_end():
     assert "ranks/scaling_efficiency" not in found
 
 
-def test_kinds_of_stretches_take_turns_there_and_back():
-    crew = Scripted()
-    joint.measure(point(), step(), crew, compares_alone=True)
-    kinds = [kind for kind, _ in crew.asked]
+def test_kinds_of_bursts_take_turns_there_and_back():
+    group = Scripted()
+    joint.measure(point(), step(), group, compares_alone=True)
+    kinds = [kind for kind, _ in group.asked]
     there = [Sharing.all, Sharing.no_gradients, Sharing.alone]
     assert kinds == [*there[::-1], *there] * 11
 
 
 def test_an_inference_shares_no_gradients():
-    crew, measured = Scripted(), point(phase="inference", seconds=1.0)
-    joint.measure(measured, step(trains=False), crew, compares_alone=False)
-    assert {kind for kind, _ in crew.asked} == {Sharing.all}
-    assert {calls for _, calls in crew.asked} == {1}
+    group, measured = Scripted(), point(phase="inference", seconds=1.0)
+    joint.measure(measured, step(trains=False), group, compares_alone=False)
+    assert {kind for kind, _ in group.asked} == {Sharing.all}
+    assert {calls for _, calls in group.asked} == {1}
     assert "ranks/communication_share" not in values(measured)
 
 
 class Slowed(Scripted):
-    """Each stretch takes longer by a factor."""
+    """Each burst takes longer by a factor."""
 
-    def stretch(self, step, calls, sharing):
+    def burst(self, step, calls, sharing):
         factor = self.factor(len(self.asked))
         return [
-            Stretch(start_ns=each.start_ns, end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor))
-            for each in super().stretch(step, calls, sharing)
+            Burst(start_ns=each.start_ns, end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor))
+            for each in super().burst(step, calls, sharing)
         ]
 
 
 def shares_by(factor):
-    crew, measured = Slowed(), point()
-    crew.factor = factor
-    joint.measure(measured, step(), crew, compares_alone=True)
+    group, measured = Slowed(), point()
+    group.factor = factor
+    joint.measure(measured, step(), group, compares_alone=True)
     return values(measured)["ranks/communication_share"], measured.facts["ranks"]["communication_share"]
 
 
@@ -121,7 +121,7 @@ def test_noise_widens_the_interval_of_a_share():
     assert bounds["low"] < 0.2 < bounds["high"]
 
 
-def test_what_slows_all_stretches_of_a_round_is_in_no_share():
+def test_what_slows_all_bursts_of_a_round_is_in_no_share():
     share, bounds = shares_by(lambda number: 1 + 0.1 * (number // 3 // 5))
     assert {"share": share, **bounds} == pytest.approx({"share": 0.2, "low": 0.2, "high": 0.2})
 
@@ -133,37 +133,37 @@ def test_a_time_that_all_ranks_together_do_not_have_is_doubted(seconds, doubted)
     assert [doubt.code for doubt in measured.doubts] == ["ranks_disagree"] * doubted
 
 
-def test_a_call_that_was_not_timed_has_no_stretches():
-    crew = Scripted()
+def test_a_call_that_was_not_timed_has_no_bursts():
+    group = Scripted()
     untimed = point()
     untimed.series.clear()
     with pytest.raises(Unsupported, match="not timed"):
-        joint.measure(untimed, step(), crew, compares_alone=True)
-    assert crew.asked == []
+        joint.measure(untimed, step(), group, compares_alone=True)
+    assert group.asked == []
 
 
 @pytest.mark.parametrize(
     ("seconds", "calls"),
     [(0.001, 50), (0.010, 5), (0.025, 4), (0.070, 3), (0.100, 2), (0.300, 1)],
 )
-def test_a_stretch_is_of_several_calls_unless_they_are_very_long(seconds, calls):
-    crew = Scripted(call_ns={Sharing.all: (round(seconds * 1e9),) * 2})
-    joint.measure(point(phase="inference", seconds=seconds), step(trains=False), crew, compares_alone=False)
-    assert {asked for _, asked in crew.asked} == {calls}
+def test_a_burst_is_of_several_calls_unless_they_are_very_long(seconds, calls):
+    group = Scripted(call_ns={Sharing.all: (round(seconds * 1e9),) * 2})
+    joint.measure(point(phase="inference", seconds=seconds), step(trains=False), group, compares_alone=False)
+    assert {asked for _, asked in group.asked} == {calls}
 
 
 def test_a_call_that_one_rank_alone_can_not_make_costs_the_efficiency_only():
     """A batch norm over one value for each channel, which several ranks have two of."""
 
     class Refusing(Scripted):
-        def stretch(self, step, calls, sharing):
-            found = super().stretch(step, calls, sharing)
+        def burst(self, step, calls, sharing):
+            found = super().burst(step, calls, sharing)
             error = "ValueError: more than 1 value" if sharing is Sharing.alone else None
             return [dataclasses.replace(found[0], error=error), found[1]]
 
-    measured, crew = point(), Refusing()
-    joint.measure(measured, step(), crew, compares_alone=True)
-    assert [sharing for sharing, _ in crew.asked].count(Sharing.alone) == 1, "it is not tried again"
+    measured, group = point(), Refusing()
+    joint.measure(measured, step(), group, compares_alone=True)
+    assert [sharing for sharing, _ in group.asked].count(Sharing.alone) == 1, "it is not tried again"
     assert values(measured)["ranks/communication_share"] == pytest.approx(0.2)
     efficiency = measured.metric("ranks/scaling_efficiency")
     assert efficiency.value is None

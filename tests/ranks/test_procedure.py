@@ -11,7 +11,7 @@ from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
 from perfexp.models import Sharing
 from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import Stretch
+from perfexp.ranks import Burst
 from perfexp.records.record import Key, Status
 from tests.test_run import procedure
 
@@ -19,7 +19,7 @@ TRAIN = Key(phase="train", input_size=(100, 100), batch_size=4, precision="fp32"
 
 
 @dataclasses.dataclass
-class Crew:
+class ProcessGroup:
     """Three ranks, two of which write down what they are told."""
 
     size: int = 3
@@ -43,10 +43,10 @@ class Crew:
 
         return dataclasses.replace(step, call=call)
 
-    def stretch(self, step, calls, sharing):
+    def burst(self, step, calls, sharing):
         seconds = {Sharing.all: 0.010, Sharing.no_gradients: 0.009, Sharing.alone: 0.008}[sharing]
         self.told.append(sharing)
-        return [Stretch(start_ns=0, end_ns=round(calls * seconds * 1e9))] * self.size
+        return [Burst(start_ns=0, end_ns=round(calls * seconds * 1e9))] * self.size
 
     def lost(self):
         return self.is_lost
@@ -57,39 +57,39 @@ def value(point, name):
 
 
 def test_all_ranks_open_a_point_make_every_call_and_close_it():
-    crew = Crew()
-    point = procedure(crew=crew).measure(TRAIN)
+    group = ProcessGroup()
+    point = procedure(group=group).measure(TRAIN)
     assert point.status is Status.OK
-    assert crew.told[:2] == [("open", TRAIN), "first"]
-    assert crew.told[-1] == "close"
-    assert crew.told.count(Sharing.all) == crew.told.count(Sharing.no_gradients) == 22
-    assert Sharing.alone not in crew.told
+    assert group.told[:2] == [("open", TRAIN), "first"]
+    assert group.told[-1] == "close"
+    assert group.told.count(Sharing.all) == group.told.count(Sharing.no_gradients) == 22
+    assert Sharing.alone not in group.told
     measured = sum(len(series.samples) * series.calls_per_sample for series in point.series if "/" not in series.name)
-    assert crew.calls >= measured
+    assert group.calls >= measured
     assert point.facts["world_size"] == 3
     assert value(point, "ranks/samples_per_second") == pytest.approx(3 * 4 / 0.010)
 
 
-@pytest.mark.parametrize(("crew", "key"), [(True, "train"), (True, "inference"), (False, "train")])
-def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(monkeypatch, crew, key):
+@pytest.mark.parametrize(("group", "key"), [(True, "train"), (True, "inference"), (False, "train")])
+def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(monkeypatch, group, key):
     """DistributedDataParallel waits for the device in its first ten iterations: no queue could be filled."""
     device = FakeDevice(enqueue_seconds=1e-6)
-    measuring = procedure(device, **({"crew": Crew()} if crew else {}))
+    measuring = procedure(device, **({"group": ProcessGroup()} if group else {}))
     before, usual = [], depth.fit
 
     def fit(*arguments):
-        before.append(measuring.crew.calls if crew else 0)
+        before.append(measuring.group.calls if group else 0)
         return usual(*arguments)
 
     monkeypatch.setattr(depth, "fit", fit)
     measuring.measure(TRAIN if key == "train" else inference_key(batch_size=4))
-    assert (before[0] >= 10) is (crew and key == "train")
+    assert (before[0] >= 10) is (group and key == "train")
 
 
 def test_one_card_is_compared_where_that_is_asked_for():
-    crew = Crew()
-    point = procedure(crew=crew, compares_alone=True).measure(TRAIN)
-    assert crew.told.count(Sharing.alone) == 22
+    group = ProcessGroup()
+    point = procedure(group=group, compares_alone=True).measure(TRAIN)
+    assert group.told.count(Sharing.alone) == 22
     assert value(point, "ranks/scaling_efficiency") == pytest.approx(0.8)
     assert value(point, "ranks/communication_share") == pytest.approx(0.1)
 
@@ -99,8 +99,8 @@ def test_the_energy_of_a_call_is_that_of_all_ranks_and_of_all_their_images():
     spend = pass_time(device)
     turns = Turns(device)
     meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=turns.spend)
-    energy = EnergyProcedure(device=device, found=Found(meters=(meter,)), sleep=spend, beside=turns)
-    point = procedure(device, crew=Crew(), energy=energy).measure(inference_key(batch_size=4))
+    energy = EnergyProcedure(device=device, detected=Found(meters=(meter,)), sleep=spend, beside=turns)
+    point = procedure(device, group=ProcessGroup(), energy=energy).measure(inference_key(batch_size=4))
     joules = value(point, "energy/per_call_joules")
     assert joules == pytest.approx(300.0 * value(point, "energy/call_seconds"), rel=0.01)
     assert value(point, "energy/per_image_joules") == pytest.approx(joules / 12)
@@ -113,7 +113,7 @@ def inference_key(*, batch_size):
 def test_an_epoch_is_as_many_times_shorter_as_there_are_ranks():
     from perfexp.data.synthetic import Synthetic
 
-    alone, three = (procedure(crew=crew) if crew else procedure() for crew in (None, Crew()))
+    alone, three = (procedure(group=group) if group else procedure() for group in (None, ProcessGroup()))
     for each in (alone, three):
         each.data = Synthetic(num_samples=240)
     seconds = [value(each.measure(TRAIN), "epoch_seconds") for each in (alone, three)]
@@ -122,21 +122,21 @@ def test_an_epoch_is_as_many_times_shorter_as_there_are_ranks():
 
 def test_an_error_while_another_rank_is_gone_is_not_the_points():
     """The launcher knows which rank it was; what this one saw of it would mislead."""
-    measuring = procedure(crew=Crew(is_lost=True), model={"faults": {"fail": 1}})
+    measuring = procedure(group=ProcessGroup(is_lost=True), model={"faults": {"fail": 1}})
     with pytest.raises(RankLost):
         measuring.measure(TRAIN)
 
 
 def test_an_error_that_this_rank_met_is_the_points():
-    point = procedure(crew=Crew(), model={"faults": {"fail": 1}}).measure(TRAIN)
+    point = procedure(group=ProcessGroup(), model={"faults": {"fail": 1}}).measure(TRAIN)
     assert point.status is Status.FAILED
 
 
 def test_no_smaller_batch_is_tried_by_ranks_that_are_out_of_step():
-    crew = Crew()
-    point = procedure(crew=crew, model={"faults": {"oom": 1}}).measure(TRAIN)
+    group = ProcessGroup()
+    point = procedure(group=group, model={"faults": {"oom": 1}}).measure(TRAIN)
     assert point.status is Status.OOM
-    assert [told for told in crew.told if told != "first"] == [("open", TRAIN)], "nothing was opened again"
+    assert [told for told in group.told if told != "first"] == [("open", TRAIN)], "nothing was opened again"
     fits = next(metric for metric in point.metrics if metric.name == "batch_that_fits")
     assert fits.value is None
     assert "several ranks" in fits.reason
@@ -144,9 +144,9 @@ def test_no_smaller_batch_is_tried_by_ranks_that_are_out_of_step():
 
 def test_a_call_that_the_queue_does_not_take_is_not_captured():
     """Others could not follow a replay, nor a call that is broken off to see whether it waits."""
-    crew = Crew()
+    group = ProcessGroup()
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=3)
-    measuring = procedure(device, crew=crew, model={"launches": 50})
+    measuring = procedure(device, group=group, model={"launches": 50})
     counted = []
     measuring.session.capture = lambda call: counted.append(call)
     device.waits_inside = lambda call: counted.append(call)
@@ -158,7 +158,7 @@ def test_a_call_that_the_queue_does_not_take_is_not_captured():
 
 
 def test_what_only_the_first_rank_computes_costs_its_figure_only():
-    measuring = procedure(crew=Crew(), counts_work=True)
+    measuring = procedure(group=ProcessGroup(), counts_work=True)
 
     def fails(inputs, *, training):
         raise RuntimeError("no numbers here")
@@ -172,7 +172,7 @@ def test_what_only_the_first_rank_computes_costs_its_figure_only():
 @pytest.mark.parametrize(("error", "status"), [(Unsupported("not here"), Status.OK), (OutOfMemory("no"), Status.OOM)])
 def test_what_goes_wrong_beside_the_times_costs_the_point_unless_nothing_was_called(monkeypatch, error, status):
     """After a call that one rank did not end, the others wait for it: no figure beside the times is worth that."""
-    measuring = procedure(crew=Crew())
+    measuring = procedure(group=ProcessGroup())
 
     def fails(*_, **__):
         raise error

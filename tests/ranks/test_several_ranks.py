@@ -112,7 +112,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path):
     assert process.returncode == 1
     assert finished.status is Status.OK, printed
     assert killed.status is Status.KILLED, printed
-    assert f"rank 1 of 2 (process {running[1].pid}) was ended by SIGKILL" in killed.error
+    assert f"rank 1 of 2 (process {running[1].pid}) was terminated by SIGKILL" in killed.error
     assert ranks_of(folder) == {}
 
 
@@ -172,7 +172,7 @@ os._exit(0)
     from perfexp.ranks import start
 
     code = start.run(
-        [sys.executable, str(script), str(tmp_path / "found.json")], size=2, port=None, tell=lambda *_, **__: None
+        [sys.executable, str(script), str(tmp_path / "found.json")], size=2, port=None, emit=lambda *_, **__: None
     )
     assert code == 0
     found = json.loads(Path(tmp_path / "found.json").read_text())

@@ -26,7 +26,7 @@ def run():
         def tell(event, **details):
             told.append({"event": event, **details})
 
-        code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, tell=tell)
+        code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, emit=tell)
         return code, told
 
     return started
@@ -58,19 +58,23 @@ time.sleep(600)
 
 
 class Told:
-    """What a relay heard of the ranks."""
+    """A relay with what it received from the ranks."""
 
-    def __init__(self, told=None, exit_code=None):
-        self.told, self.exit_code = told, exit_code
+    def __init__(self, rank_error=None, exit_code=None):
+        self.rank_error, self.exit_code = rank_error, exit_code
 
 
 @pytest.mark.parametrize(
     ("codes", "told", "said"),
     [
-        ({0: start.RANK_LOST, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
-        ({0: -15, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
-        ({0: -6, 1: -9}, None, "rank 1 of 2 (process 101) was ended by SIGKILL; the system may have"),
-        ({0: -6, 1: -6}, None, "(process 100) was ended by SIGABRT and rank 1 of 2 (process 101) was ended by SIGABRT"),
+        ({0: start.RANK_LOST, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        ({0: -15, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        ({0: -6, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        (
+            {0: -6, 1: -6},
+            None,
+            "(process 100) was terminated by SIGABRT and rank 1 of 2 (process 101) was terminated by SIGABRT",
+        ),
         ({0: -9, 1: 1}, {"message": "rank 1 of 2: Connection closed", "status": "failed"}, "rank 0 of 2 (process 100)"),
         ({0: start.RANK_LOST, 1: 1}, {"message": "rank 1 of 2: no room", "status": "oom"}, "rank 1 of 2: no room"),
         ({0: start.RANK_LOST, 1: 3}, None, "rank 1 of 2 ended with code 3; see run.log"),
@@ -82,7 +86,7 @@ def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
     """The launcher ends the others by SIGTERM; the first rank leaves with a code of its own when it misses another."""
     ends = {rank: SimpleNamespace(exitcode=code, pid=100 + rank) for rank, code in codes.items()}
     heard = []
-    code = start._verdict(ends, Told(told), 2, lambda event, **details: heard.append((event, details)))
+    code = start._report(ends, Told(told), 2, lambda event, **details: heard.append((event, details)))
     [(event, details)] = heard
     assert (code, event) == (1, "failed")
     assert said in details["message"]

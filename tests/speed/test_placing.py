@@ -15,7 +15,7 @@ def speed(log_file="/runs/a/run.log", rate=8.0):
         log_file=log_file,
         model="fastscnn",
         mode=Mode.sp,
-        cards=1,
+        num_gpus=1,
         batch_size=2,
         precision="fp32",
         images_per_second=rate,
@@ -37,7 +37,7 @@ def test_a_file_is_written_and_an_earlier_one_replaced(tmp_path):
 )
 def test_what_is_no_speed_file_stays(content, tmp_path):
     (tmp_path / NAME).write_text(content)
-    with pytest.raises(UserError, match=r"no speed file, and stays\. Look elsewhere\."):
+    with pytest.raises(UserError, match=r"not a speed file\. Look elsewhere\."):
         placing.put(speed(), tmp_path, remedy="Look elsewhere.")
     assert (tmp_path / NAME).read_text() == content
 
@@ -46,7 +46,7 @@ def test_so_do_folders_pipes_and_links_to_nothing(tmp_path):
     makers = (lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("nowhere"))
     for make in makers:
         make(tmp_path / NAME)
-        with pytest.raises(UserError, match="no speed file"):
+        with pytest.raises(UserError, match="not a speed file"):
             placing.put(speed(), tmp_path, remedy="")
         (tmp_path / NAME).rename(tmp_path / f"old {make}")
 
@@ -73,7 +73,7 @@ def test_a_manifest_that_is_there_gets_the_name(tmp_path):
 
 def test_a_folder_that_is_missing_or_none_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    for name, message in (("missing", "There is no folder"), ("file", "is no folder")):
+    for name, message in (("missing", "There is no folder"), ("file", "is not a folder")):
         with pytest.raises(UserError, match=message):
             placing.refuse_no_folder(tmp_path / name, "")
     placing.refuse_no_folder(tmp_path, "")

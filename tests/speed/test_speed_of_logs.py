@@ -13,7 +13,7 @@ from perfexp.speed import Facts, Mode, of_log
 from tests.speed import writing
 
 DATA = Path(__file__).parent / "data"
-KNOWN = Facts(model="fastscnn", batch_size=2, cards=1, precision="fp32")
+KNOWN = Facts(model="fastscnn", batch_size=2, num_gpus=1, precision="fp32")
 #: A warm-up that decays, then 20 steady lines around 0.25 s.
 WARMING = [2.0, 0.9, 0.4, *[0.249, 0.251] * 10]
 FAMILIES = {
@@ -80,7 +80,7 @@ def test_line_ends_colours_marks_and_bytes_of_no_encoding_do_no_harm(family, log
     assert of_log(log(text), KNOWN).images_per_second == pytest.approx(8.0)
     broken = b"\x80\x81\n" + family(WARMING).encode().replace(b"\n", b" \xc3\x28\xff\n\x00\xf0\n")
     if broken[3:4] == b"{":
-        with pytest.raises(UserError, match="is no training log"):
+        with pytest.raises(UserError, match="is not a training log"):
             of_log(log(broken), KNOWN)
     else:
         assert of_log(log(broken), KNOWN).images_per_second == pytest.approx(8.0)
@@ -111,7 +111,7 @@ def test_a_line_that_came_twice_counts_once(log):
 def test_images_per_second_are_batch_size_times_cards_over_time(tmp_path_factory, seconds, batch, cards, lines, family):
     path = tmp_path_factory.mktemp("log") / "log.json"
     path.write_text(family([seconds] * lines))
-    speed = of_log(path, Facts(model="m", batch_size=batch, cards=cards, precision="fp32"))
+    speed = of_log(path, Facts(model="m", batch_size=batch, num_gpus=cards, precision="fp32"))
     assert speed.images_per_second == pytest.approx(batch * cards / seconds, rel=1e-9)
     assert speed.document()["FINAL_RESULT"] == pytest.approx(batch * cards / seconds, rel=1e-5)
     assert speed.mode is (Mode.mp if cards > 1 else Mode.sp)
@@ -128,7 +128,7 @@ def test_no_file_is_anything_but_a_figure_a_failure_or_no_log(tmp_path_factory, 
     try:
         document = of_log(path, KNOWN).document()
     except UserError as error:
-        assert "is no training log" in str(error)
+        assert "is not a training log" in str(error)
         return
     assert math.isfinite(document["FINAL_RESULT"])
     assert (document["FINAL_RESULT"] == 0) == (document["JOB_FAIL_FLAG"] == 1)
@@ -192,7 +192,7 @@ def test_a_training_that_was_resumed_after_a_crash_is_good_again_with_its_own_fa
     first = writing.mmengine_head(batch=2, cards=1) + writing.mmengine_iter([1.0] * 8) + crash
     second = writing.mmengine_head(batch=4, cards=2) + writing.mmengine_iter([0.25] * 8, first=450)
     speed = of_log(log(first + second))
-    assert (speed.batch_size, speed.cards, speed.failed) == (4, 2, False)
+    assert (speed.batch_size, speed.num_gpus, speed.failed) == (4, 2, False)
     assert speed.images_per_second == pytest.approx(32.0)
     assert "the last of 2" in speed.remark
 
@@ -256,7 +256,7 @@ def test_an_exception_that_python_ignored_at_its_end_is_no_failure(log):
 @pytest.mark.parametrize("family", [writing.mmengine_iter, writing.mmcv_iter])
 def test_a_loss_that_is_no_number_makes_it_a_failure(family, loss, log):
     speed = of_log(log(family([0.25] * 8, loss=loss)), KNOWN)
-    assert (speed.failed, speed.remark) == (True, "the loss is no finite number, first at iteration 50")
+    assert (speed.failed, speed.remark) == (True, "the loss is not finite, first at iteration 50")
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -280,7 +280,7 @@ def test_a_gradient_that_is_no_number_is_what_loss_scaling_lives_with(log):
     ],
 )
 def test_a_file_without_a_sign_of_a_training_is_refused(content, log):
-    with pytest.raises(UserError, match=r"train\.log is no training log: no line of it is one of mmengine or mmcv"):
+    with pytest.raises(UserError, match=r"train\.log is not a training log of mmengine or mmcv"):
         of_log(log(content), KNOWN)
 
 
@@ -340,7 +340,7 @@ def test_one_line_is_used_and_said_to_hold_the_warm_up(log):
 
 @pytest.mark.parametrize("make", [lambda path: path, lambda path: path.mkdir() or path])
 def test_what_can_not_be_read_is_told(make, tmp_path):
-    with pytest.raises(UserError, match=r"does not exist|is no file"):
+    with pytest.raises(UserError, match=r"does not exist|is not a file"):
         of_log(make(tmp_path / "log"), KNOWN)
 
 
@@ -381,7 +381,7 @@ def test_what_can_not_be_read_is_told(make, tmp_path):
 )
 def test_facts_are_those_of_the_head(text, expected, log):
     speed = of_log(log(text + writing.mmengine_iter([0.25] * 8)))
-    assert (speed.model, speed.batch_size, speed.cards, speed.precision, speed.mode) == expected
+    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision, speed.mode) == expected
 
 
 def test_the_experiments_name_counts_more_than_the_folders(log):
@@ -408,39 +408,39 @@ def test_the_experiments_name_counts_more_than_the_folders(log):
     ],
 )
 def test_what_the_log_does_not_say_is_asked_for_by_the_options_name(text, missing, log):
-    with pytest.raises(UserError, match=rf"does not say everything: add {missing}\."):
+    with pytest.raises(UserError, match=rf"lacks facts about the training; add {missing}\."):
         of_log(log(text + writing.mmengine_iter([0.25] * 8)))
 
 
 def test_what_is_given_counts_more(log):
     text = writing.mmengine_head(cards=8) + writing.mmengine_iter([0.25] * 8)
-    speed = of_log(log(text), Facts(model="fastscnn", batch_size=6, cards=2))
-    assert (speed.model, speed.batch_size, speed.cards, speed.precision) == ("fastscnn", 6, 2, "fp32")
+    speed = of_log(log(text), Facts(model="fastscnn", batch_size=6, num_gpus=2))
+    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision) == ("fastscnn", 6, 2, "fp32")
     assert speed.images_per_second == pytest.approx(48.0)
 
 
 def test_one_process_may_be_called_mp_but_several_cards_not_sp(log):
     path = log(writing.mmengine_iter([0.25] * 8))
     assert of_log(path, KNOWN, mode=Mode.mp).mode is Mode.mp
-    assert of_log(path, Facts(model="m", batch_size=2, precision="fp32"), mode=Mode.sp).cards == 1
-    with pytest.raises(UserError, match="run mode sp is one card, and there are 4"):
-        of_log(path, Facts(model="m", batch_size=2, cards=4, precision="fp32"), mode=Mode.sp)
+    assert of_log(path, Facts(model="m", batch_size=2, precision="fp32"), mode=Mode.sp).num_gpus == 1
+    with pytest.raises(UserError, match="run mode sp is for one GPU, the training used 4"):
+        of_log(path, Facts(model="m", batch_size=2, num_gpus=4, precision="fp32"), mode=Mode.sp)
 
 
 def test_mmcvs_json_has_its_configuration_in_its_first_line(log):
     path = log(writing.mmcv_meta(gpu_ids="range(0, 8)") + writing.mmcv_json([0.25] * 8), "a.log.json")
     speed = of_log(path)
-    assert (speed.model, speed.batch_size, speed.cards, speed.precision) == ("ocrnet_hr48", 2, 8, "fp32")
+    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision) == ("ocrnet_hr48", 2, 8, "fp32")
 
 
 def test_json_takes_from_the_files_beside_it_what_it_does_not_say(log):
     log(writing.mmcv_head(distributed=False), "old/20220501_100000.log")
     old = log(writing.mmcv_meta() + writing.mmcv_json([0.25] * 8), "old/20220501_100000.log.json")
-    assert of_log(old).cards == 1
+    assert of_log(old).num_gpus == 1
     log(writing.mmengine_head(cards=4), "new/20240501_100000/20240501_100000.log")
     new = log(writing.mmengine_json([0.25] * 8), "new/20240501_100000/vis_data/scalars.json")
     speed = of_log(new)
-    assert (speed.model, speed.cards, speed.images_per_second) == ("fast_scnn", 4, pytest.approx(32.0))
+    assert (speed.model, speed.num_gpus, speed.images_per_second) == ("fast_scnn", 4, pytest.approx(32.0))
     config = "train_dataloader = dict(batch_size=3)\nwork_dir = './work_dirs/fast_scnn_8xb4-160k_x'\n"
     log(config, "new/20240501_100000/vis_data/config.py")
     assert of_log(new).batch_size == 3
@@ -488,7 +488,7 @@ def test_a_configuration_that_makes_no_sense_does_no_harm(statement, log):
 def test_real_text_logs(name, given, images_per_second):
     speed = of_log(DATA / name, given, skip=2)
     assert speed.images_per_second == pytest.approx(images_per_second)
-    assert (speed.cards, speed.precision) == (1, "fp32")
+    assert (speed.num_gpus, speed.precision) == (1, "fp32")
     assert speed.model == {"mmengine_iter.log": "fast_scnn", "mmcv_iter.log": "ocrnet_hr48"}[name]
     assert "1 left out" in speed.remark
 

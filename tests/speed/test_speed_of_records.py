@@ -27,7 +27,7 @@ def test_the_json_has_these_keys_in_this_order():
         log_file="/logs/fastscnn_sp_bs2_fp32_1",
         model="fastscnn",
         mode=Mode.sp,
-        cards=1,
+        num_gpus=1,
         batch_size=2,
         precision="fp32",
         images_per_second=7.514,
@@ -49,7 +49,7 @@ def test_a_figure_that_contradicts_its_flag_is_never_made(rate, failed):
             log_file="",
             model="m",
             mode=Mode.sp,
-            cards=1,
+            num_gpus=1,
             batch_size=1,
             precision="p",
             images_per_second=rate,
@@ -59,7 +59,13 @@ def test_a_figure_that_contradicts_its_flag_is_never_made(rate, failed):
 
 def test_a_name_that_no_file_can_have_is_made_one():
     speed = Speed(
-        log_file="\udcff", model="../a b" + "x" * 300, mode=Mode.mp, cards=8, batch_size=2, precision="a/b", failed=True
+        log_file="\udcff",
+        model="../a b" + "x" * 300,
+        mode=Mode.mp,
+        num_gpus=8,
+        batch_size=2,
+        precision="a/b",
+        failed=True,
     )
     assert "/" not in speed.file_name
     assert len(speed.file_name) < 255
@@ -102,8 +108,8 @@ def test_cards_are_those_of_the_point_then_those_of_the_plan(make_record, tmp_pa
     record = make_record(plan={"gpu": {"name": "h200", "count": 8}})
     record.points = [trained(0.25, facts={"world_size": 2}), trained(0.25, batch=4)]
     first, second = of_record(record, tmp_path)
-    assert (first.cards, first.mode, first.images_per_second) == (2, "mp", pytest.approx(16))
-    assert (second.cards, second.images_per_second) == (8, pytest.approx(128))
+    assert (first.num_gpus, first.mode, first.images_per_second) == (2, "mp", pytest.approx(16))
+    assert (second.num_gpus, second.images_per_second) == (8, pytest.approx(128))
     assert second.file_name == "resnet50_mp_bs4_amp_fp16_8_speed"
 
 
@@ -111,7 +117,7 @@ def test_cards_are_those_of_the_point_then_those_of_the_plan(make_record, tmp_pa
 def test_a_number_of_cards_that_is_none_is_one(value, make_record, tmp_path):
     record = make_record(plan={"gpu": {"count": value}})
     record.points = [trained(0.25, facts={"world_size": value})]
-    assert of_record(record, tmp_path)[0].cards == 1
+    assert of_record(record, tmp_path)[0].num_gpus == 1
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])

@@ -1,4 +1,4 @@
-"""Orders: whatever the first rank calls, the others call in the same order, and none goes on without the others."""
+"""Control messages: what the first rank calls, all others call in its order, and none goes on without the others."""
 
 import os
 import threading
@@ -8,8 +8,8 @@ import pytest
 
 from perfexp.models import Sharing
 from perfexp.modes import State, Step
-from perfexp.ranks import Alone, Place
-from perfexp.ranks.control_messages import Follower, Leader, Worker, pipe
+from perfexp.ranks import Place, ProcessGroup
+from perfexp.ranks.control_messages import Follower, Leader, Member, pipe
 from perfexp.records.record import Key
 
 KEY = Key(phase="train", input_size=(8, 6), batch_size=3, precision="fp32")
@@ -84,15 +84,15 @@ def step_of(log, clock):
 
 @pytest.fixture
 def ranks(tmp_path):
-    """Three ranks: the first one's crew and step, what each did, and a function that ends them."""
+    """Three ranks: the first one's leader and step, what each did, and a function that ends them."""
     size, logs, failed = 3, [[], [], []], []
     clocks = [Clock(begin_ns=10 * number, call_ns=1 + number) for number in range(size)]
     group = Group(size)
     for number in range(1, size):
         os.mkfifo(pipe(tmp_path, number))
 
-    def worker(number):
-        return Worker(session=Session(logs[number]), device=clocks[number], group=group.of(number), number=number)
+    def member(number):
+        return Member(session=Session(logs[number]), device=clocks[number], group=group.of(number), number=number)
 
     def follow(number):
         follower = Follower(Place(number=number, size=size, folder=tmp_path))
@@ -107,7 +107,7 @@ def ranks(tmp_path):
                 yield step_of(logs[number], clocks[number]), lambda: logs[number].append("first")
                 logs[number].append("closed")
 
-            follower.follow(point, worker(number))
+            follower.follow(point, member(number))
         except BaseException as error:  # of a thread nobody would see it
             failed.append(error)
         finally:
@@ -116,36 +116,36 @@ def ranks(tmp_path):
     threads = [threading.Thread(target=follow, args=[number], daemon=True) for number in range(1, size)]
     for thread in threads:
         thread.start()
-    crew = Leader(Place(number=0, size=size, folder=tmp_path))
-    crew.works_with(worker(0))
+    leader = Leader(Place(number=0, size=size, folder=tmp_path))
+    leader.works_with(member(0))
 
     def end():
-        crew.end()
+        leader.end()
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
         assert not failed
         return logs
 
-    yield crew, step_of(logs[0], clocks[0]), end
-    crew.end()
+    yield leader, step_of(logs[0], clocks[0]), end
+    leader.end()
 
 
 def test_all_make_the_same_calls_in_the_same_order(ranks):
-    crew, plain, end = ranks
-    crew.begin()
-    crew.open(KEY)
-    step = crew.joined(plain)
-    crew.first()
+    leader, plain, end = ranks
+    leader.begin()
+    leader.open(KEY)
+    step = leader.joined(plain)
+    leader.first()
     step.call()
     for _ in range(3):
         for _, part in step.segments:
             part()
     step.call()
-    crew.close()
-    crew.open(ANOTHER)
-    crew.joined(plain).call()
-    crew.close()
+    leader.close()
+    leader.open(ANOTHER)
+    leader.joined(plain).call()
+    leader.close()
     own, second, third = end()
     assert second == third
     calls = ["call", *["data", "forward"] * 3, "call"]
@@ -153,15 +153,15 @@ def test_all_make_the_same_calls_in_the_same_order(ranks):
     assert second == [str(KEY), "first", *calls, "closed", str(ANOTHER), "call", "closed"]
 
 
-def test_a_stretch_is_made_by_all_without_orders_and_told_by_all(ranks):
-    crew, plain, end = ranks
-    crew.begin()
-    crew.open(KEY)
-    step = crew.joined(plain)
-    together = crew.stretch(step, 4, Sharing.all)
-    apart = crew.stretch(step, 2, Sharing.no_gradients)
-    alone = crew.stretch(step, 5, Sharing.alone)
-    crew.close()
+def test_a_burst_is_made_by_all_without_messages_and_reported_by_all(ranks):
+    leader, plain, end = ranks
+    leader.begin()
+    leader.open(KEY)
+    step = leader.joined(plain)
+    together = leader.burst(step, 4, Sharing.all)
+    apart = leader.burst(step, 2, Sharing.no_gradients)
+    alone = leader.burst(step, 5, Sharing.alone)
+    leader.close()
     own, second, third = end()
     assert [(each.start_ns, each.end_ns) for each in together] == [(0, 4), (10, 18), (20, 32)]
     assert [each.end_ns - each.start_ns for each in apart] == [2, 4, 6]
@@ -172,9 +172,9 @@ def test_a_stretch_is_made_by_all_without_orders_and_told_by_all(ranks):
 
 
 def test_ranks_leave_when_the_first_one_does_not_begin(ranks):
-    crew, _, end = ranks
+    leader, _, end = ranks
     assert end()[1:] == [["not begun"], ["not begun"]]
-    assert crew.size == 3
+    assert leader.size == 3
 
 
 def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
@@ -182,10 +182,10 @@ def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
     path = pipe(tmp_path, 1)
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    crew = Leader(Place(number=0, size=2, folder=tmp_path))
-    assert not crew.lost()
+    leader = Leader(Place(number=0, size=2, folder=tmp_path))
+    assert not leader.lost()
     os.close(reader)
-    assert crew.lost()
+    assert leader.lost()
 
 
 def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):
@@ -205,8 +205,8 @@ def test_a_rank_that_failed_waits_for_the_first_to_end(tmp_path):
 
 def test_one_alone_has_nobody_to_tell():
     step = step_of([], Clock())
-    crew = Alone()
-    assert crew.joined(step) is step
-    assert not crew.lost()
+    leader = ProcessGroup()
+    assert leader.joined(step) is step
+    assert not leader.lost()
     with pytest.raises(ValueError, match="several ranks"):
-        crew.stretch(step, 1, Sharing.all)
+        leader.burst(step, 1, Sharing.all)

@@ -1,9 +1,12 @@
 """What a worker does before it measures: in which order the device is locked, waited for and made ready."""
 
+import gc
+import hashlib
 import itertools
 import sys
 import threading
 import time
+import traceback
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -14,10 +17,15 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import environment
 from perfexp.errors import UserError
 from perfexp.host import installation, locks
+from perfexp.main import main
+from perfexp.models.fake import FakeSession
 from perfexp.plan import config
+from perfexp.probes import timing
 from perfexp.records.messages import Events
 from perfexp.records.record import Key, read_points
-from perfexp.worker.entry import cold_start, setup
+from perfexp.worker import cold_start, entry, workbench
+from perfexp.worker.workbench import Workbench
+from tests.test_architecture import imported_with
 
 
 class Noting(FakeDevice):
@@ -77,8 +85,9 @@ def paths(tmp_path):
 
 
 def test_nobody_waits_for_a_device_that_is_refused(device, plan, paths):
-    with setup.alone(plan, paths, device, Events(None)):
-        with pytest.raises(UserError, match="in use"), setup.alone(plan, paths, device, Events(None)):
+    bench = Workbench(plan, paths, Events(None))
+    with bench.reserved(device):
+        with pytest.raises(UserError, match="in use"), bench.reserved(device):
             pass
         assert device.noted == ["settle"]
 
@@ -87,15 +96,15 @@ def test_a_device_is_locked_then_waited_for_then_made_ready(monkeypatch, device,
     def opened(*_):
         raise UserError("the model is next")
 
-    monkeypatch.setattr(setup, "open_session", opened)
-    with pytest.raises(UserError, match="the model is next"):
-        setup.with_procedure(plan, paths, Events(None), lambda procedure: None)
+    monkeypatch.setattr(Workbench, "load_model", opened)
+    with pytest.raises(UserError, match="the model is next"), Workbench(plan, paths, Events(None)).opened():
+        pass
     assert device.noted == ["settle", "start"]
 
 
 def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, paths):
     told = []
-    monkeypatch.setattr(setup, "_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(workbench, "_REPORT_SECONDS", 0.05)
     plan.device_lock = config.DeviceLock.wait
     with ExitStack() as other:
         other.enter_context(lock.held("noting", wait=False, purpose="something else", waiting=print))
@@ -105,7 +114,7 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
             if len(told) == 3:
                 threading.Thread(target=other.close).start()
 
-        with setup.alone(plan, paths, device, tell):
+        with Workbench(plan, paths, tell).reserved(device):
             pass
     assert told[0].startswith("waiting for the device: process")
     assert told[2].startswith("waiting for the device (for 2 min; Ctrl-C stops): process")
@@ -115,8 +124,8 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
 def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, device, plan, paths):
     clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + int(device.seconds * 1e9))
     monkeypatch.setattr(cold_start, "time", clock)
-    monkeypatch.setattr(cold_start, "_first_calls", lambda *_: None)
-    cold_start.first_prediction(plan, paths, 0, Events(None), None)
+    monkeypatch.setattr(cold_start, "_time_first_calls", lambda *_: None)
+    cold_start.measure_cold_start(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
     [context] = [series.samples[0] for series in point.series if series.name == "ttfp/context"]
     assert device.noted == ["settle", "start"]
@@ -129,8 +138,8 @@ def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, devi
 def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan, paths, before, waiting, within, told):
     readings = itertools.accumulate([0, before, waiting, within])
     monkeypatch.setattr(environment, "other_cpu_seconds", lambda *, of_ranks: next(readings) * environment.cores())
-    monkeypatch.setattr(cold_start, "_first_calls", lambda *_: None)
-    cold_start.first_prediction(plan, paths, 0, Events(None), None)
+    monkeypatch.setattr(cold_start, "_time_first_calls", lambda *_: None)
+    cold_start.measure_cold_start(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
     assert [doubt.code for doubt in point.doubts] == ["busy_host"] * told
     assert (point.facts["other_cpu_cores"] > 0) is told
@@ -147,9 +156,43 @@ def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan,
 )
 def test_the_peaks_are_those_of_the_device_that_auto_found(gpu, kind, name, fp16):
     plan = SimpleNamespace(gpu=gpu, gpu_name=gpu["name"], config_dirs=lambda: [installation.conf_dir()])
-    assert setup._peaks(plan, SimpleNamespace(kind=kind, name=name)).get("fp16") == fp16
+    assert workbench.sheet_peaks(plan, SimpleNamespace(kind=kind, name=name)).get("fp16") == fp16
 
 
 def test_a_cpu_has_no_data_sheet():
     plan = SimpleNamespace(gpu={"facts": {}}, gpu_name="auto")
-    assert setup._peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None
+    assert workbench.sheet_peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None
+
+
+def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(monkeypatch, tmp_path):
+    """Everything is built in one place, so that the way from the command to the clock can be read."""
+    folder = tmp_path / "x"
+    assert (
+        main(["model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", f"output_dir={folder}"]) == 0
+    )
+    (folder / "points.jsonl").unlink()
+    digest = hashlib.sha256((folder / "plan.yaml").read_bytes()).hexdigest()
+    forward, stacks = FakeSession.forward, []
+
+    def traced(session, inputs):
+        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+        if any(frame.f_code is timing.collect.__code__ for frame in frames):
+            names = [f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}" for frame in reversed(frames)]
+            stacks.append(names[names.index("perfexp.worker.entry.main") :])
+        return forward(session, inputs)
+
+    monkeypatch.setattr(FakeSession, "forward", traced)
+    assert entry.main([str(folder), "--plan-sha256", digest]) == 0
+    gc.unfreeze()
+    hops = [name for name in stacks[0] if name.startswith("perfexp.")]
+    assert hops[-1] == "perfexp.modes.inference.Inference.prepare.<locals>.constant"
+    print("\n".join(hops))
+    assert len(hops) <= 12, hops
+
+
+def test_a_worker_starts_without_what_a_cold_start_does_not_need():
+    """A cold start is timed from the start of the process: whatever only measuring needs is imported later."""
+    modules = imported_with("perfexp.worker.entry")
+    rooms = {module.split(".")[1] for module in modules if "." in module}
+    assert not rooms & {"data", "layers", "modes", "orchestration", "probes", "ranks"}
+    assert "perfexp.measure.procedure" not in modules

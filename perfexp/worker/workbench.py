@@ -1,0 +1,265 @@
+"""Workbench: the device, data, model and measuring procedure of one worker, built from its plan in one place."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfexp.devices import Device, lock
+from perfexp.diagnosis import environment
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import gpu_sheets
+from perfexp.host.files import disk_error, write_atomically
+from perfexp.plan import config
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.messages import Events
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import read_points
+from perfexp.statistics import distributions
+
+if TYPE_CHECKING:
+    from perfexp.data import Data
+    from perfexp.measure.procedure import Procedure
+    from perfexp.meters import Found
+    from perfexp.models import Session
+    from perfexp.probes.energy import EnergyProcedure
+
+#: Interval between two reports of who holds the device.
+_REPORT_SECONDS = 60.0
+
+
+class Workbench:
+    """Everything that a worker measures with.
+
+    `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
+
+    Attributes:
+        device: set by `find_device`.
+        data: set by `open_data`.
+        session: the loaded model, set by `load_model`.
+    """
+
+    device: Device
+    data: Data
+    session: Session
+
+    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events) -> None:
+        self.plan, self.paths, self.emit = plan, paths, emit
+
+    @contextmanager
+    def opened(self, *, profiled: bool = False) -> Iterator[Procedure]:
+        """Load the model on a reserved device and give the procedure that measures it.
+
+        Args:
+            profiled: whether a profiler is attached; it changes the device's facts, so they are not written again.
+        """
+        self.emit("block", text="loading")
+        self.find_device()
+        self.open_data()
+        with self.reserved(self.device):
+            self.device.start()  # not before: even an idle context disturbs who measures on the device
+            self.load_model()
+            if profiled and self.paths.environment.exists():
+                self.require_same_environment()
+            else:
+                self.write_environment()
+            with self.procedure() as procedure:
+                yield procedure
+
+    def find_device(self) -> None:
+        """Build the plan's device, not started yet."""
+        self.device = config.build(self.plan.gpu)
+
+    def open_data(self) -> None:
+        """Build the plan's source of inputs."""
+        self.data = config.build(self.plan.data)
+
+    @contextmanager
+    def reserved(self, device: Device) -> Iterator[None]:
+        """While entered, no other perfexp process of this user measures on the device.
+
+        Raises:
+            UserError: another process holds the device and the plan does not wait for it.
+        """
+        wait = self.plan.device_lock is config.DeviceLock.wait
+        with ExitStack() as stack:
+            with ExitStack() as reporting:
+
+                def report(owner: str) -> None:
+                    reporting.enter_context(self._reporting_wait(owner))
+
+                purpose = str(self.paths.root)
+                stack.enter_context(lock.held(device.lock_name, wait=wait, purpose=purpose, waiting=report))
+            self.emit("block", text="loading")
+            device.settle()
+            yield
+
+    @contextmanager
+    def _reporting_wait(self, owner: str) -> Iterator[None]:
+        """While entered, report the holder of the device every minute: a silent job looks hung."""
+        acquired = threading.Event()
+
+        def report() -> None:
+            for minutes in count():
+                duration = f" (for {minutes} min; Ctrl-C stops)" if minutes else ""
+                self.emit("block", text=f"waiting for the device{duration}: {owner}", patient=True)
+                if acquired.wait(_REPORT_SECONDS):
+                    return
+
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            acquired.set()
+            thread.join()
+
+    def load_model(self) -> None:
+        """Load the plan's model on the device, with as many classes as the data has labels.
+
+        Raises:
+            UserError: the data is incomplete, or the model can't be loaded.
+        """
+        from perfexp.data import check  # part of the lap that loads the data in a cold start
+
+        check(self.data)
+        model = config.build(self.plan.model)
+        if not hasattr(model, "open"):  # a bare torch module of the user's
+            from perfexp.models.module import adapt
+
+            model = adapt(model, self.plan.model_name)
+        self.session = model.open(
+            device=self.device,
+            precision=self.plan.precision,
+            execution=self.plan.execution,
+            num_classes=self.data.num_classes if self.data.labelled else None,
+            seed=self.plan.seed,
+        )
+
+    @contextmanager
+    def procedure(self, **extra: Any) -> Iterator[Procedure]:
+        """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure.
+
+        Args:
+            extra: fields of the procedure that replace those of the plan.
+        """
+        from perfexp.measure.procedure import Procedure  # with all probes, which a cold start does without
+
+        plan, algorithm = self.plan, config.build(self.plan.algorithm)
+        with algorithm.applied(self.session) as applied:
+            distributions.preload()
+            gc.collect()
+            gc.freeze()  # the collection before each timed block need not visit what stays loaded
+            if plan.probes.energy and "energy" not in extra:
+                extra["energy"] = self.energy_of(self.device.meters())
+            fields: dict[str, Any] = {
+                "session": self.session,
+                "device": self.device,
+                "data": self.data,
+                "modes": {phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+                "stopping": config.build(plan.stopping),
+                "algorithm": applied,
+                "percentiles": plan.percentiles,
+                "probes": {name: config.build(node) for name, node in plan.probe.items()},
+                "epochs": plan.epochs,
+                "cache": plan.cache,
+                "graph": plan.execution.cuda_graph,
+                "counts_work": plan.probes.work,
+                "peaks": sheet_peaks(plan, self.device),
+                "seed": plan.seed,
+                "progress": lambda text: self.emit("block", text=text),
+            }
+            yield Procedure(**fields | extra)
+
+    def energy_of(self, meters: Found) -> EnergyProcedure:
+        """Return the energy measurement that the plan sets, with the meters of one device or of all ranks' devices."""
+        from perfexp.probes.energy import EnergyProcedure, rules_for
+
+        epsilon = getattr(config.build(self.plan.stopping), "epsilon", None)
+        rules = rules_for(window_seconds=self.plan.probes.energy_seconds, epsilon=epsilon)
+        return EnergyProcedure(device=self.device, detected=meters, rules=rules)
+
+    def write_environment(self, diagnostics: Sequence[Diagnostic] = (), **extra: Any) -> None:
+        """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.
+
+        Args:
+            diagnostics: diagnostics besides those of the device and the session.
+            extra: further facts, as JSON values.
+
+        Raises:
+            UserError: the folder has points that were measured in another environment.
+        """
+        facts = {**self._facts(), "session": self.session.facts(), **extra}
+        earlier = self._same_environment(facts)
+        own = (*self.device.doubts(), *self.session.doubts(), *diagnostics)
+        everything = [*earlier, *(item for item in own if item not in earlier)]
+        content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
+        write_atomically(self.paths.environment, content.encode() + b"\n")
+
+    def require_same_environment(self) -> None:
+        """Check this process against the environment of the points that are already in the folder.
+
+        Raises:
+            UserError: the environments differ.
+        """
+        self._same_environment(self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {**environment.collect(), "device": self.device.facts()}
+
+    def _same_environment(self, facts: dict[str, Any]) -> list[Diagnostic]:
+        """Return the diagnostics of the environment file, or raise if its facts differ from these."""
+        path = self.paths.environment
+        if not path.exists() or not read_points(self.paths.points):
+            return []
+        before, diagnostics = environment.load(path)
+        changed = [f"{name}: {old} → {new}" for name, old, new in environment.differences(before, facts)]
+        if changed:
+            raise UserError(
+                f"The points in {self.paths.root} were measured in another environment ({'; '.join(changed)}). "
+                "Choose another output_dir: a record holds one environment."
+            )
+        return diagnostics
+
+
+def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
+    """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet.
+
+    Where the plan leaves the device open, the data sheet is the file of conf/gpu that matches the device's name.
+    """
+    facts = gpu_sheets.GpuFacts.of_node(plan.gpu.get("facts"))
+    if plan.gpu_name == "auto" and device.kind != "cpu":
+        files = gpu_sheets.read(plan.config_dirs())
+        if name := gpu_sheets.matching(files, device.name):
+            facts = files[name].facts
+    return facts.peak_flops_per_second or (None if device.kind == "cpu" else {})
+
+
+def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = None) -> int:
+    """Send the event for an error, log its traceback, and return the exit code.
+
+    Args:
+        error: error of the worker; an error of a point is that point's result.
+        most_bytes: length that the message is cut to; None for no limit.
+    """
+    if isinstance(error, OSError):  # of writing results
+        error = disk_error(error)
+    if isinstance(error, PerfexpError):
+        emit("refused", message=_cut(str(error), most_bytes), exit_code=error.exit_code)
+    else:  # of loading the model or opening the device
+        emit("failed", message=_cut(f"{type(error).__name__}: {error}".strip(), most_bytes))
+    with suppress(OSError):  # run.log can't be written to on a full disk, which the event reports
+        traceback.print_exc()
+    return error.exit_code if isinstance(error, PerfexpError) else 1
+
+
+def _cut(text: str, most_bytes: int | None) -> str:
+    return text.encode()[:most_bytes].decode(errors="ignore")
