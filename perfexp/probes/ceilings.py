@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from perfexp.devices import Device
-from perfexp.host.cache import Kept, cache_folder
+from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Precision
 from perfexp.probes import queue, timing
 
@@ -22,7 +22,7 @@ _CALLS, _WARMUP = 10, 2
 _SLOW_SECONDS = 0.2
 
 
-def ceilings(device: Device, precision: Precision, *, kept: Kept | None = None) -> dict[str, float]:
+def ceilings(device: Device, precision: Precision, *, kept: JsonCache | None = None) -> dict[str, float]:
     """FLOP/s of a matrix product in the precision, and bytes per second (read and written) of a copy.
 
     They are measured where nobody has done so on this device with this torch, which takes a second or two.
@@ -32,7 +32,7 @@ def ceilings(device: Device, precision: Precision, *, kept: Kept | None = None) 
         precision: in effect.
         kept: where they are looked up and kept; by default in the user's cache.
     """
-    where = kept or Kept(cache_folder("ceilings"), _identity(device))
+    where = kept or JsonCache(cache_folder("ceilings"), _identity(device))
     found: dict[str, float] = {}
     measured: dict[str, Callable[[], float]] = {
         f"flops_per_second {precision.name}": lambda: _flops_per_second(device, precision),

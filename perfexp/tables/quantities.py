@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfexp.records.record import Key, Record, Status
-from perfexp.records.summary import Row, across, requested_percentiles, scalings
+from perfexp.records.summary import FirstPrediction, Row, across, first_predictions, requested_percentiles, scalings
 from perfexp.records.units import prettify
 from perfexp.statistics import estimators
 from perfexp.summaries.wording import percentile, service_time
-from perfexp.tables.point_runs import PointRun
 
 #: A chart of MLflow asks for so many values of a metric; more cost time and are not seen.
 CHART_POINTS = 320
@@ -41,6 +40,39 @@ class Quantity:
     step: int
     reason: str | None = None
     estimated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointRun:
+    """The points of one phase and one batch size: all sizes and processes. Their metrics have the same names.
+
+    Attributes:
+        phase: `inference` or `train`.
+        batch_size: samples per call.
+        rows: points in the record's order.
+        first_predictions: cold starts with this batch size; a training has none.
+    """
+
+    phase: str
+    batch_size: int
+    rows: tuple[Row, ...]
+    first_predictions: tuple[FirstPrediction, ...]
+
+
+def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
+    """Split the rows of a record by phase and batch size, in its order."""
+    firsts = first_predictions(record)
+    pairs = [(row.key.phase, row.key.batch_size) for row in table]
+    pairs += [("inference", first.key.batch_size) for first in firsts]
+    return [
+        PointRun(
+            phase=phase,
+            batch_size=batch,
+            rows=tuple(row for row in table if (row.key.phase, row.key.batch_size) == (phase, batch)),
+            first_predictions=tuple(first for first in firsts if ("inference", first.key.batch_size) == (phase, batch)),
+        )
+        for phase, batch in dict.fromkeys(pairs)
+    ]
 
 
 def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
