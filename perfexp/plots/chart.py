@@ -1,4 +1,4 @@
-"""Chart: what a picture shows, as plain data; `pictures` fills it, `canvas` draws it."""
+"""The content of a plot as plain data; `record_plots` fills it, `canvas` draws it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Line:
     """Points that belong together.
 
     Attributes:
-        label: what they have in common that others have not.
+        label: text that distinguishes the line from others.
         x: positions.
         y: values with their intervals.
     """
@@ -25,10 +25,10 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """What a law says between the points of a line.
+    """A fitted scaling model between the points of a line.
 
     Attributes:
-        label: what the legend says, or nothing.
+        label: text of the legend, or empty.
         line: label of the line that it belongs to.
         x: positions.
         y: values.
@@ -45,10 +45,10 @@ class Panel:
     """One pair of axes over the common horizontal one.
 
     Attributes:
-        title: of the vertical axis, without its unit.
-        lines: what is drawn.
-        unit: of the values: `seconds`, `bytes`, `joules` or `samples/s`.
-        curves: fitted laws, behind the points.
+        title: title of the vertical axis, without its unit.
+        lines: lines in the panel.
+        unit: unit of the values: `seconds`, `bytes`, `joules` or `samples/s`.
+        curves: fitted models, behind the points.
     """
 
     title: str
@@ -59,12 +59,12 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """The words around a picture.
+    """The words around a plot.
 
     Attributes:
-        title: what was measured.
-        subtitle: which time, on which device.
-        footer: doubts.
+        title: subject of the measurement.
+        subtitle: kind of time, and device.
+        footer: diagnostics.
     """
 
     title: str
@@ -77,11 +77,11 @@ class Chart:
     """Figures over a numeric axis.
 
     Attributes:
-        caption: the words around it.
+        caption: words around it.
         axis: title of the horizontal axis.
-        ticks: positions that were measured, with their labels.
-        panels: from top to bottom.
-        gaps: positions at which something failed, with how.
+        ticks: measured positions with their labels.
+        panels: panels from top to bottom.
+        gaps: positions of failures with their status.
     """
 
     caption: Caption
@@ -93,13 +93,13 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Times of things that have no order.
+    """Times of unordered things.
 
     Attributes:
-        caption: the words around it.
+        caption: words around it.
         labels: one for each bar.
-        values: seconds with their intervals; None where there is none.
-        remarks: what stands beside a bar that is missing.
+        values: seconds with their intervals; None for a missing bar.
+        remarks: text in place of a missing bar.
     """
 
     caption: Caption
@@ -113,8 +113,8 @@ class Strips:
     """Every sample of a few points, in the order of time.
 
     Attributes:
-        caption: the words around it.
-        rows: with a time, a series and a label each.
+        caption: words around it.
+        rows: label and row of each point, with a time and a series.
     """
 
     caption: Caption

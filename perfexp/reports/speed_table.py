@@ -1,4 +1,4 @@
-"""Speed table: the trainings of a sweep, a line each: on how many cards, how many images a second, and which file."""
+"""The trainings of a sweep as a table: number of GPUs, images per second, and speed file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import percent, rate_text
 from perfexp.tables import speed_files
 
-#: What the figures leave out.
-_SYNTHETIC = "images are synthetic, and no loading is in the figures: data=cityscapes data.root=DIR trains on pictures"
+_SYNTHETIC = "images are synthetic, loading is not included; for real images: data=cityscapes data.root=DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +24,22 @@ class _Line:
     """One training."""
 
     model: str
-    cards: str
+    gpus: str
     precision: str = ""
     batch_size: str = ""
     rate: str = ""
-    per_card: str = ""
+    per_gpu: str = ""
     file: str = ""
     remark: str = ""
 
 
 def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
-    """The trainings of a sweep; None where it has none.
+    """Return the trainings of a sweep; None if it has none.
 
     Args:
-        sweep: its summary.
-        folder: the sweep's.
-        records: those of its runs, as far as there are any.
+        sweep: summary of the sweep.
+        folder: folder of the sweep.
+        records: available records of its runs.
     """
     lines: list[_Line] = []
     for child, record in paired(sweep, records):
@@ -52,11 +51,11 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
         return None
     columns = (
         Column(title="model", cells=tuple(line.model for line in lines), prose=True),
-        Column(title="cards", cells=tuple(line.cards for line in lines)),
+        Column(title="GPUs", cells=tuple(line.gpus for line in lines)),
         Column(title="precision", cells=tuple(line.precision for line in lines)),
-        Column(title="batch per card", cells=tuple(line.batch_size for line in lines)),
+        Column(title="batch per GPU", cells=tuple(line.batch_size for line in lines)),
         Column(title="images/s ± CI95", cells=tuple(line.rate for line in lines)),
-        Column(title="per card", cells=tuple(line.per_card for line in lines)),
+        Column(title="per GPU", cells=tuple(line.per_gpu for line in lines)),
         Column(title="speed file", cells=tuple(line.file for line in lines), prose=True, rank=1),
         Column(title="remarks", cells=tuple(line.remark for line in lines), prose=True),
     )
@@ -66,15 +65,15 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
 
 
 def _of_speed(speed: Speed, path: Path | None) -> _Line:
-    """A training that was recorded, whatever came of it."""
+    """A recorded training, finished or failed."""
     rate = estimators.Interval(value=speed.images_per_second, low=None, high=None)
     return _Line(
         model=one_line(speed.model),
-        cards=str(speed.cards),
+        gpus=str(speed.cards),
         precision=speed.precision,
         batch_size=str(speed.batch_size),
         rate="" if speed.failed else _rate_text(speed.interval or rate),
-        per_card="" if speed.failed else rate_text(_share(speed.interval or rate, speed.cards)),
+        per_gpu="" if speed.failed else rate_text(_share(speed.interval or rate, speed.cards)),
         file=one_line(str(path)) if path else "",
         remark=one_line(f"failed: {speed.remark}") if speed.failed else "",
     )
@@ -83,8 +82,8 @@ def _of_speed(speed: Speed, path: Path | None) -> _Line:
 def _refused(child: SweepChild) -> _Line:
     """A run that left no record."""
     why = f"{child.status.value}: {child.error}" if child.error else child.status.value
-    model, cards = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
-    return _Line(model=one_line(model), cards=one_line(cards), remark=one_line(why))
+    model, gpus = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
+    return _Line(model=one_line(model), gpus=one_line(gpus), remark=one_line(why))
 
 
 def _rate_text(rate: estimators.Interval) -> str:
@@ -92,7 +91,7 @@ def _rate_text(rate: estimators.Interval) -> str:
     return f"{rate_text(rate)} ± {percent(width)}" if width is not None else f"{rate_text(rate)}, no interval"
 
 
-def _share(rate: estimators.Interval, cards: int) -> estimators.Interval:
-    """What one of several cards does."""
-    low, high = (None if end is None else end / cards for end in (rate.low, rate.high))
-    return estimators.Interval(value=rate.value / cards, low=low, high=high)
+def _share(rate: estimators.Interval, gpus: int) -> estimators.Interval:
+    """The rate of one of several GPUs."""
+    low, high = (None if end is None else end / gpus for end in (rate.low, rate.high))
+    return estimators.Interval(value=rate.value / gpus, low=low, high=high)

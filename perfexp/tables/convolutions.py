@@ -1,4 +1,4 @@
-"""Convolutions: what computed each convolution of a model, as lines of a table and as sentences."""
+"""The algorithm of each convolution of a model, as lines of a table and as sentences."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import label, subject, varying
 from perfexp.tables.csv_tables import Cell, Line
 
-#: Times of these engines are compared with those of the chosen ones.
-_RIVALS = ("default", "benchmark")
+#: Engines whose times are compared with those of the chosen ones.
+_BASELINES = ("default", "benchmark")
 
 
 def lines(record: Record) -> list[Line]:
-    """One line for each point, layer, shape and pass; none where no algorithm was asked for.
-
-    Args:
-        record: of any run.
-    """
+    """Return one line for each point, layer, shape and pass; none unless an algorithm was selected."""
     about = subject(record.plan, record.environment)
     found: list[Line] = []
     for point in record.points:
@@ -54,11 +50,7 @@ def lines(record: Record) -> list[Line]:
 
 
 def sentences(record: Record) -> list[str]:
-    """What was chosen, and what the choice is worth, where an algorithm was chosen layer by layer.
-
-    Args:
-        record: of any run.
-    """
+    """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
     points = [point for point in record.points if any(each["seconds"] for _, each in _passes(point))]
     fields = varying(point.key for point in points)
     return [f"{label(point.key, fields)}: {text}" if fields else text for point in points for text in _of(point)]
@@ -70,29 +62,29 @@ def _of(point: Point) -> Iterator[str]:
         own = [each for each in passes if each["which"] == which]
         chosen = Counter(each["selected"] for each in own)
         sums = {"chosen": sum(each["seconds"][each["selected"]] for each in own)}
-        for rival in _RIVALS:
-            if all(rival in each["seconds"] for each in own):
-                sums[rival] = sum(each["seconds"][rival] for each in own)
+        for baseline in _BASELINES:
+            if all(baseline in each["seconds"] for each in own):
+                sums[baseline] = sum(each["seconds"][baseline] for each in own)
         times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in sums.items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
         since = sorted({each["kept_since"] for each in own if each.get("kept_since")})
-        kept = f"; tried by an earlier process on {since[0]} (algorithm.reuse=false tries anew)" if since else ""
-        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{kept}"
+        cached = f"; cached on {since[0]} (algorithm.reuse=false measures again)" if since else ""
+        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{cached}"
 
 
 def _passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Layers with their passes; an earlier version's records have none."""
+    """Layers with their passes; records of earlier versions have none."""
     for layer in point.facts.get("algorithm", {}).get("layers", ()):
         for each in layer.get("passes", ()):
             yield layer, each
 
 
 def _tried(each: Mapping[str, Any]) -> dict[str, Cell]:
-    """Times and errors of what was tried, milliseconds."""
+    """Times in milliseconds, and errors, of the candidates."""
     seconds, errors = each["seconds"], each["errors"]
     if not seconds:
         return {}
-    names: Sequence[str] = sorted(errors, key=lambda name: (name not in _RIVALS, name))
+    names: Sequence[str] = sorted(errors, key=lambda name: (name not in _BASELINES, name))
     times = {f"{name}_ms": 1e3 * seconds[name] if name in seconds else None for name in names}
     return {
         "selected_ms": 1e3 * seconds[each["selected"]],

@@ -1,4 +1,4 @@
-"""Layers: where the time of a call goes, as lines of a table and as areas of a picture."""
+"""Layers: the time of a call by layer, as lines of a table and as a summary."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, subject, varying
 from perfexp.tables.csv_tables import Cell, Line
 
-#: Rows that console and report tell; the table has all.
-_TOLD = 7
+#: Rows on console and report; the table has all.
+_TOP = 7
 
 
 def lines(record: Record) -> list[Line]:
-    """One line for each point, row and pass; none where no layers were looked into.
-
-    Args:
-        record: of any run.
-    """
+    """Return one line for each point, row and pass; none unless layers were profiled."""
     about = subject(record.plan, record.environment)
     timed = {point.key: point for point in record.points}
     found: list[Line] = []
@@ -55,37 +51,25 @@ def lines(record: Record) -> list[Line]:
     return found
 
 
-def told(record: Record) -> Point | None:
-    """The one whose layers are drawn and told: the largest of those that agree with the clean call, or else of all.
-
-    Args:
-        record: of any run.
-    """
-    known = list(points(record))
-    candidates = [point for point in known if agrees(point)] or known
+def representative_point(record: Record) -> Point | None:
+    """Return the point whose layers are shown: the largest that agrees with the call without profiling, or of all."""
+    profiled = list(points(record))
+    candidates = [point for point in profiled if agrees(point)] or profiled
     return max(candidates, key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
 
 
 def agrees(point: Point) -> bool:
-    """Whether a call that was looked into was the call that was timed.
-
-    Args:
-        point: of layers.
-    """
+    """Whether the profiled call took as long as the timed one."""
     return all(doubt.code != "layers_disagree" for doubt in point.doubts)
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
-    """The rows that take most of a call, with a title; None where no layers were looked into.
-
-    Args:
-        record: of any run.
-    """
-    point = told(record)
+    """Return the rows with the largest share of a call, with a title; None unless layers were profiled."""
+    point = representative_point(record)
     lines = [line for line in point.facts["layers"]["lines"] if line["share"] > 0] if point else []
     if point is None or not lines:
         return None
-    most = sorted(lines, key=lambda line: -line["share"])[:_TOLD]
+    most = sorted(lines, key=lambda line: -line["share"])[:_TOP]
     fields = varying(each.key for each in points(record))
     which = f" of {label(timed_key(point.key), fields)}" if fields else ""
     seconds = [line["seconds"]["median"] + line["gap_seconds"]["median"] for line in most]
@@ -102,11 +86,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
 
 
 def points(record: Record) -> Iterator[Point]:
-    """The points whose layers are known.
-
-    Args:
-        record: of any run.
-    """
+    """Yield the points with profiled layers."""
     return (point for point in record.points if is_layers(point.key) and "layers" in point.facts)
 
 
@@ -123,7 +103,7 @@ def _seed_columns(line: Mapping[str, Any]) -> Line:
 
 
 def _place(line: Mapping[str, Any]) -> Line:
-    """Which call of the module, and which operation of it."""
+    """Call of the module, and operation in it."""
     key = line["key"] or {}
     return {"call": key.get("call"), "operation": key.get("operation")}
 
@@ -150,7 +130,7 @@ def _geometry(line: Mapping[str, Any]) -> Line:
 
 
 def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
-    """What computed each convolution in each pass, where an algorithm was asked for."""
+    """Algorithms of each convolution in each pass, if one was selected."""
     found: dict[tuple[str, str], list[str]] = {}
     for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
         for each in layer["passes"]:
@@ -162,13 +142,13 @@ def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
 
 
 def _joules(timed: Point | None) -> float | None:
-    """The energy of a call, where it was measured."""
+    """Measured energy of a call."""
     found = timed.metric("energy/per_call_joules") if timed else None
     return found.value if found else None
 
 
 def _name(line: Mapping[str, Any]) -> str:
-    """The module's path, with the operation behind it that its code calls."""
+    """The module's path, followed by the operation that its code calls."""
     operation = line["key"] is not None and line["key"]["operation"] is not None
     return ".".join(filter(None, (_path(line), line["kind"] if operation else ""))) or str(line["kind"])
 
