@@ -37,8 +37,8 @@ class _Named:
 def picture(record: Record) -> Chart | Bars | Strips | None:
     """Return the plot of a record.
 
-    It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes vary;
-    if neither varies, the samples. None if nothing was timed.
+    It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
+    vary; if neither varies, the samples. None if nothing was timed.
     """
     known = rows(record)
     timed = [row for row in known if row.time]

@@ -123,6 +123,18 @@ def send(delivery: Delivery) -> str:
         LockTimeout: another process creates runs in the same database.
         Exception: any error of MLflow.
     """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _send(delivery)
+    except MlflowException as error:
+        # the process that created the run deleted it for an earlier one, which is visible now
+        if "Current state is deleted" not in str(error):
+            raise
+        return _send(delivery)
+
+
+def _send(delivery: Delivery) -> str:
     from mlflow import MlflowClient
 
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(delivery.request_timeout_seconds)
