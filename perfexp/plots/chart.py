@@ -10,13 +10,7 @@ from perfexp.statistics import estimators
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Points that belong together.
-
-    Attributes:
-        label: text that distinguishes the line from others.
-        x: positions.
-        y: values with their intervals.
-    """
+    """Points that belong together; `label` distinguishes them from others."""
 
     label: str
     x: tuple[float, ...]
@@ -25,14 +19,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A fitted scaling model between the points of a line.
-
-    Attributes:
-        label: text of the legend, or empty.
-        line: label of the line that it belongs to.
-        x: positions.
-        y: values.
-    """
+    """A fitted scaling model between the points of the line whose label is `line`; `label` is for the legend."""
 
     label: str
     line: str
@@ -47,7 +34,7 @@ class Panel:
     Attributes:
         title: title of the vertical axis, without its unit.
         lines: lines in the panel.
-        unit: unit of the values: `seconds`, `bytes`, `joules` or `samples/s`.
+        unit: `seconds`, `bytes`, `joules` or `samples/s`.
         curves: fitted models, behind the points.
     """
 
@@ -59,13 +46,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """The words around a plot.
-
-    Attributes:
-        title: subject of the measurement.
-        subtitle: kind of time, and device.
-        footer: diagnostics.
-    """
+    """The words around a plot: title and subtitle above, footer with the diagnostics below."""
 
     title: str
     subtitle: str
@@ -93,14 +74,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Times of unordered things.
-
-    Attributes:
-        caption: words around it.
-        labels: one for each bar.
-        values: seconds with their intervals; None for a missing bar.
-        remarks: text in place of a missing bar.
-    """
+    """Times of unordered things in seconds; a missing bar is None and has its remark instead."""
 
     caption: Caption
     labels: tuple[str, ...]
@@ -110,12 +84,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Strips:
-    """Every sample of a few points, in the order of time.
-
-    Attributes:
-        caption: words around it.
-        rows: label and row of each point, with a time and a series.
-    """
+    """Every sample of a few points in the order of time; each row has a label, a time and a series."""
 
     caption: Caption
     rows: tuple[tuple[str, Row], ...]

@@ -61,14 +61,7 @@ class Console:
         self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
 
     def header(self, plan: Mapping[str, Any], *, points: int, device: str | None, seconds: float | None) -> None:
-        """Print the subject of a run and its estimated duration.
-
-        Args:
-            plan: resolved configuration.
-            points: number of points.
-            device: name of the device, or None if unknown.
-            seconds: estimated duration of the measurement, or None if unknown.
-        """
+        """Print the subject of a run and its estimated duration; a device or a duration may be unknown (None)."""
         if self.quiet:
             return
         self._headed = str(subject(plan))
@@ -78,12 +71,12 @@ class Console:
         self._line(f"{units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: int, seconds: float | None) -> None:
-        """Print the size of a sweep and its estimated duration.
+        """Print the size of a sweep and the estimated duration of all its runs, None if unknown.
 
         Args:
             sweep: summary before the first run.
             points: number of points in a run.
-            seconds: estimated duration of all runs, or None if unknown.
+            seconds: estimated duration.
         """
         if self.quiet:
             return
@@ -96,12 +89,7 @@ class Console:
         self._line(message)
 
     def progress(self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None) -> Progress:
-        """Return a bar or lines for the events of one run, as a context manager.
-
-        Args:
-            clock: seconds from any origin, for the remaining time.
-            whole: sweep that the run belongs to, if any.
-        """
+        """Return a bar or lines for the events of one run, as a context manager; `whole` is its sweep."""
         return Progress(self._out, plain=self.plain, quiet=self.quiet, clock=clock, err=self._err, whole=whole)
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
@@ -110,7 +98,7 @@ class Console:
         Args:
             record: finished record of any status.
             folder: folder of the run.
-            tracking: lines that lead to it in the tracking store, if it was sent.
+            tracking: lines that lead to it in the tracking store.
         """
         table = rows(record)
         if self.quiet:
@@ -135,7 +123,7 @@ class Console:
             sweep: summary of the sweep.
             folder: folder of the sweep; None if it left none.
             records: available records of its runs.
-            tracking: lines that lead to it in the tracking store, if it was sent.
+            tracking: lines that lead to it in the tracking store.
         """
         self._line(sweep_summary.headline(sweep), style="bold")
         if same := sweep_summary.setting(records):

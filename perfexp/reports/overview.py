@@ -47,12 +47,7 @@ _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12
 
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
-    """Return the main table: point, time, percentiles, throughput, memory, and how it ended.
-
-    Args:
-        rows: at least one row of a record.
-        percentiles: requested percentiles.
-    """
+    """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
     kinds = _distinct(row.time_kind for row in rows)
     name = f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
     columns = [*key_columns(rows), Column(title=f"{name} ± CI95", cells=tuple(map(median_text, rows)))]

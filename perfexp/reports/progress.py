@@ -18,7 +18,7 @@ from perfexp.summaries.subject import one_line
 
 
 class Whole:
-    """Progress of a sweep, with the remaining time from the mean of the runs that have been measured.
+    """Progress of a sweep; the remaining time follows from the mean of the runs that have been measured.
 
     Args:
         total: number of runs, or None if unknown.
@@ -37,12 +37,7 @@ class Whole:
         self.estimated_seconds: float | None = None
 
     def begin(self, number: int, name: str) -> None:
-        """Start a run, which ends the one before.
-
-        Args:
-            number: position of the run, from 1.
-            name: name of the run.
-        """
+        """Start the run with this number, from 1, which ends the one before."""
         now = self._clock()
         if self._is_measured:  # a run that was complete, or is refused, does not count
             self._seconds.append(now - self._start)
@@ -137,12 +132,7 @@ class Progress:
         self._left_seconds, self._updated = seconds, self._clock()
 
     def point(self, index: int, key_text: str) -> None:
-        """A point begins.
-
-        Args:
-            index: its number, from 0.
-            key_text: its key in words.
-        """
+        """Point number `index`, from 0, begins."""
         self._index, self._key = index, key_text
         self._draw(key_text)
 
@@ -157,12 +147,7 @@ class Progress:
             (self._err if self._quiet else self._console).print(Text(one_line(text)), soft_wrap=True)
 
     def done(self, status: str, result: str) -> None:
-        """The current point is done.
-
-        Args:
-            status: how it ended.
-            result: its time, or why there is none.
-        """
+        """The current point is done; the result is its time, or why there is none."""
         self._finished += 1
         self._draw(self._key)
         if self._quiet or not (self._plain or status != Status.OK):

@@ -39,14 +39,7 @@ def subject(survey: Survey) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Support for some passes of a layer.
-
-    Attributes:
-        layer: name of the layer, with the number of identical others.
-        shape: shape of the convolution in words.
-        passes: passes that the row is about.
-        cells: one for each algorithm.
-    """
+    """Support for some passes of a layer, with a cell for each algorithm."""
 
     layer: str
     shape: str
@@ -55,12 +48,7 @@ class Row:
 
 
 def rows(survey: Survey, *, short: bool) -> list[Row]:
-    """Return one row for each layer, or several if its passes differ.
-
-    Args:
-        survey: survey of a model.
-        short: cut words to a few letters.
-    """
+    """Return one row for each layer, or several if its passes differ; `short` cuts words to a few letters."""
     return [row for layer in survey["layers"] for row in _rows_of(layer, short=short)]
 
 
@@ -84,11 +72,7 @@ def table(survey: Survey, *, short: bool) -> Grid:
 
 
 def bands(survey: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
-    """Return the table for a narrow terminal: each layer has its own line above those of its figures.
-
-    Returns:
-        The line of the algorithms' names; and for each layer its name and its lines.
-    """
+    """Return the line of algorithm names and, for each layer, its name and lines: the table for a narrow terminal."""
     lines = rows(survey, short=True)
     head = [_title(name, short=True) for name in survey["algorithms"]]
     first = [max(len(row.passes) for row in lines)] if _trains(survey) else []

@@ -53,11 +53,9 @@ def overall(record: Record) -> list[Line]:
     metrics = list(dict.fromkeys(metric.name for row in table for metric in row.metrics))
     return [
         {
-            **_seed_columns(row, about),
-            **_time_columns(row),
+            **_time_columns(row, about),
             **_percentile_columns(row, percentiles),
-            **_rate_columns(row),
-            **_phase_columns(row, phases),
+            **_rate_columns(row, phases),
             **_metric_columns(row, metrics),
             **_outcome_columns(row, about, record.doubts),
             **_across_columns(row, together.get(row.key)),
@@ -101,25 +99,19 @@ def cell_text(cell: Cell) -> str:
     return spreadsheet_text(one_line(cell))
 
 
-def _seed_columns(row: Row, about: Subject) -> Line:
-    time = row.time
+def _time_columns(row: Row, about: Subject) -> Line:
+    time, series, size = row.time, row.series, row.key.input_size
+    width = time.median.relative_half_width if time else None
     return {
         "model": about.model,
         "algorithm": about.algorithm,
-        "input_size": row.key.size_label if row.key.input_size[0] != row.key.input_size[1] else row.key.input_size[0],
+        "input_size": row.key.size_label if size[0] != size[1] else size[0],
         "mean": _ms(time.mean.value) if time else None,
         "std": _ms(time.std) if time else None,
         "min": _ms(time.minimum) if time else None,
         "max": _ms(time.maximum) if time else None,
         "power_mean_w": _metric(row, POWER),
         "energy_per_inference_j": _metric(row, ENERGY),
-    }
-
-
-def _time_columns(row: Row) -> Line:
-    time, series = row.time, row.series
-    width = time.median.relative_half_width if time else None
-    return {
         "phase": row.key.phase,
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
@@ -149,17 +141,14 @@ def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
     return line
 
 
-def _rate_columns(row: Row) -> Line:
+def _rate_columns(row: Row, phases: Sequence[str]) -> Line:
     rate = row.samples_per_second
     return {
         "samples_per_second": rate.value if rate else None,
         "samples_per_second_low": rate.low if rate else None,
         "samples_per_second_high": rate.high if rate else None,
+        **{f"phase_{name}_ms": _ms(row.phases.get(name)) for name in phases},
     }
-
-
-def _phase_columns(row: Row, phases: Sequence[str]) -> Line:
-    return {f"phase_{name}_ms": _ms(row.phases.get(name)) for name in phases}
 
 
 def _metric_columns(row: Row, names: Sequence[str]) -> Line:

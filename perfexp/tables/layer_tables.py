@@ -9,10 +9,11 @@ from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, subject, varying
-from perfexp.tables.csv_tables import Cell, Line
+from perfexp.tables.csv_tables import Line
 
 #: Rows on console and report; the table has all.
 _TOP = 7
+_WORK = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithmetic_intensity", "flops_per_second")
 
 
 def lines(record: Record) -> list[Line]:
@@ -24,10 +25,16 @@ def lines(record: Record) -> list[Line]:
         key = timed_key(point.key)
         engines, joules = _engines(timed.get(key)), _joules(timed.get(key))
         for line in point.facts["layers"]["lines"]:
-            which = line["key"]["which"] if line["key"] else None
+            place, geometry = line["key"] or {}, line["convolution"] or {}
+            seconds, which = line["seconds"], place.get("which")
             found.append(
                 {
-                    **_seed_columns(line),
+                    "layer": _name(line),
+                    "in_channels": geometry.get("in_channels"),
+                    "out_channels": geometry.get("out_channels"),
+                    "kernel_size": _sizes(geometry.get("kernel")),
+                    "mean_ms": seconds["mean"] * 1e3,
+                    "percentage": line["share"] * 1e2,
                     "model": about.model,
                     "algorithm": about.algorithm,
                     "phase": key.phase,
@@ -36,11 +43,17 @@ def lines(record: Record) -> list[Line]:
                     "precision": key.precision,
                     "kind": line["kind"],
                     "pass": which,
-                    **_place(line),
-                    **_times(line),
+                    "call": place.get("call"),
+                    "operation": place.get("operation"),
+                    "p50_ms": seconds["median"] * 1e3,
+                    "p50_ci95_low_ms": _ms(seconds["low"]),
+                    "p50_ci95_high_ms": _ms(seconds["high"]),
+                    "gap_ms": line["gap_seconds"]["median"] * 1e3,
                     "energy_apportioned_j": joules * line["share"] if joules is not None else None,
-                    **_work(line),
-                    **_geometry(line),
+                    **{name: line[name] for name in _WORK},
+                    **{name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")},
+                    "groups": geometry.get("groups"),
+                    "transposed": geometry.get("transposed"),
                     "inputs": _shapes(line["inputs"]),
                     "outputs": _shapes(line["outputs"]),
                     "computed_by": engines.get((_path(line), which or "")),
@@ -88,45 +101,6 @@ def table(record: Record) -> tuple[str, Grid] | None:
 def points(record: Record) -> Iterator[Point]:
     """Yield the points with profiled layers."""
     return (point for point in record.points if is_layers(point.key) and "layers" in point.facts)
-
-
-def _seed_columns(line: Mapping[str, Any]) -> Line:
-    geometry = line["convolution"] or {}
-    return {
-        "layer": _name(line),
-        "in_channels": geometry.get("in_channels"),
-        "out_channels": geometry.get("out_channels"),
-        "kernel_size": _sizes(geometry.get("kernel")),
-        "mean_ms": line["seconds"]["mean"] * 1e3,
-        "percentage": line["share"] * 1e2,
-    }
-
-
-def _place(line: Mapping[str, Any]) -> Line:
-    """Call of the module, and operation in it."""
-    key = line["key"] or {}
-    return {"call": key.get("call"), "operation": key.get("operation")}
-
-
-def _times(line: Mapping[str, Any]) -> Line:
-    seconds, gap = line["seconds"], line["gap_seconds"]
-    return {
-        "p50_ms": seconds["median"] * 1e3,
-        "p50_ci95_low_ms": _ms(seconds["low"]),
-        "p50_ci95_high_ms": _ms(seconds["high"]),
-        "gap_ms": gap["median"] * 1e3,
-    }
-
-
-def _work(line: Mapping[str, Any]) -> Line:
-    names = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithmetic_intensity", "flops_per_second")
-    return {name: line[name] for name in names}
-
-
-def _geometry(line: Mapping[str, Any]) -> Line:
-    geometry = line["convolution"] or {}
-    found: dict[str, Cell] = {name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")}
-    return {**found, "groups": geometry.get("groups"), "transposed": geometry.get("transposed")}
 
 
 def _engines(timed: Point | None) -> dict[tuple[str, str], str]:

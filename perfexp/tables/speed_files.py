@@ -62,14 +62,7 @@ def _speed_dir(record: Record, root: Path) -> Path | None:
 
 
 def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]) -> None:
-    """Put speed files into `speed_dir`, without overwriting those of another run of the same sweep.
-
-    Args:
-        speeds: trainings of a run.
-        folder: `speed_dir`.
-        logs: log files of the runs of its sweep.
-        on_error: see `write`.
-    """
+    """Put a run's speed files into `speed_dir`, without overwriting those whose logs are of the same sweep."""
     try:
         placing.refuse_no_folder(folder, f"choose another speed_dir=DIR. {_KEPT}")
     except UserError as error:

@@ -102,13 +102,7 @@ def layers(record: Record, folder: Path) -> list[Row]:
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
-    """Return the line of a run that left no record: its sweep, and the reason.
-
-    Args:
-        sweep: sweep that it belongs to.
-        child: the run.
-        folder: expected folder of its record.
-    """
+    """Return the line of a run that left no record: its sweep, and the reason."""
     return {
         **dict.fromkeys(IDENTITY),
         "run_name": child.name,
@@ -159,11 +153,7 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
     """Return one line for each raw sample: run, point, series, index, whether it is warm-up, and the sample.
 
     A sample is the mean of `calls_per_sample` calls. Its column is named after its unit, `seconds`; another unit has a
-    column of its own. Texts are categories, because each is repeated many times.
-
-    Args:
-        series: blocks of one run or several.
-        text: applied to each text.
+    column of its own. `text` is applied to texts, which are categories, because each is repeated many times.
     """
     import pandas as pd
 

@@ -36,13 +36,7 @@ def clean(text: str, length: int) -> str:
 
 
 def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
-    """Describe a run: the figures in a line, the report, and the files that were not sent.
-
-    Args:
-        record: record of any run.
-        table: its rows.
-        skipped: why files are not sent, by their names.
-    """
+    """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
     # MLflow's page already has the run's name as its title
     page = markdown.markdown(record).partition("\n")[2].strip("\n")
     missing = [f"- {escape_markdown(f'{path}: {reason}')}" for path, reason in skipped.items()]

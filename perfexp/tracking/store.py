@@ -204,11 +204,7 @@ def lock_name(uri: str) -> str | None:
 
 @contextmanager
 def locked(uri: str, deadline: float) -> Iterator[None]:
-    """Hold the lock of a database while entered; a server has none.
-
-    Args:
-        uri: URI of the store, from `store_uri`.
-        deadline: end of the wait, on the clock `time.monotonic`.
+    """Hold the lock of a database while entered, waiting until a deadline (`time.monotonic`); a server has none.
 
     Raises:
         LockTimeout: another process still holds it.
@@ -233,13 +229,7 @@ def locked(uri: str, deadline: float) -> Iterator[None]:
 
 
 def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
-    """Return the address of an experiment or a run in MLflow's pages.
-
-    Args:
-        base: address of the server, `http://127.0.0.1:5000`.
-        experiment_id: id of the experiment.
-        run_id: id of one of its runs.
-    """
+    """Return the address of an experiment or a run in MLflow's pages on the server `base`, `http://127.0.0.1:5000`."""
     run = f"/runs/{run_id}" if run_id else ""
     # without workflowType an experiment opens on an empty page for language models
     return f"{base}/#/experiments/{experiment_id}{run}?workflowType=machine_learning"
