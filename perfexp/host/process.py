@@ -178,11 +178,11 @@ class WorkerProcess:
 
     def _others(self) -> list[psutil.Process]:
         """Its descendants and the rest of its session, which outlives it; not the process itself."""
-        found: set[psutil.Process] = set()
+        processes: set[psutil.Process] = set()
         with suppress(psutil.Error):
-            found.update(psutil.Process(self._process.pid).children(recursive=True))
+            processes.update(psutil.Process(self._process.pid).children(recursive=True))
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, PermissionError):
                 if os.getsid(process.pid) == self._process.pid:
-                    found.add(process)
-        return [process for process in found if process.pid != self._process.pid]
+                    processes.add(process)
+        return [process for process in processes if process.pid != self._process.pid]

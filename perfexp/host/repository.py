@@ -44,8 +44,8 @@ def facts() -> dict[str, Any] | None:
 
 def _is_changed(commit: str) -> bool | None:
     """Whether tracked files differ from a commit; None if unknown."""
-    asked = _run("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
-    places = [Path(line).absolute() for line in (asked or "").splitlines()]
+    output = _run("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
+    places = [Path(line).absolute() for line in (output or "").splitlines()]
     if len(places) != 4:  # a bare repository, or a line break in a name
         return None
     top, folder, index, objects = places

@@ -40,63 +40,63 @@ def picture(record: Record) -> Chart | Bars | Strips | None:
     It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
     vary; if neither varies, the samples. None if nothing was timed.
     """
-    known = rows(record)
-    timed = [row for row in known if row.time]
+    table = rows(record)
+    timed = [row for row in table if row.time]
     if not timed:
         return None
     about = subject(record.plan, record.environment)
-    title = " · ".join(filter(None, (str(about), shape(row.key for row in known))))
-    caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(known, [record]))
-    fields = varying(row.key for row in known)
+    title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
+    caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(table, [record]))
+    fields = varying(row.key for row in table)
     axis = next((name for name in _NUMERIC if name in fields), None)
-    named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in known]
+    named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in table]
     if axis:
         return _chart(caption, named, axis, fitted=axis == "input_size")
     if len(timed) <= _MOST_STRIPS:
-        return Strips(caption=caption, rows=tuple((each.name, each.row) for each in named if each.row.time))
+        return Strips(caption=caption, rows=tuple((entry.name, entry.row) for entry in named if entry.row.time))
     return _bars(caption, named)
 
 
 def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     """Return the plot of a sweep: a line for each combination of the axes that are not numbers; None for none."""
-    found = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
-    known = [row for _, row in found]
-    if not any(row.time for row in known):
+    pairs = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
+    table = [row for _, row in pairs]
+    if not any(row.time for row in table):
         return None
     subjects = [subject(record.plan, record.environment) for record in records]
     devices = dict.fromkeys(about.device for about in subjects if about.device)
-    same = constant(row.key for row in known)
+    same = constant(row.key for row in table)
     caption = Caption(
         title=" · ".join(
-            filter(None, (one_line(sweep.name), label(known[0].key, same), units.counted(len(sweep.children), "run")))
+            filter(None, (one_line(sweep.name), label(table[0].key, same), units.counted(len(sweep.children), "run")))
         ),
-        subtitle=_subtitle(known, ", ".join(devices) or None),
-        footer=_footer(known, records),
+        subtitle=_subtitle(table, ", ".join(devices) or None),
+        footer=_footer(table, records),
     )
-    fields = varying(row.key for row in known)
+    fields = varying(row.key for row in table)
     axis = next((name for name in _NUMERIC if name in fields), None)
-    named = [_Named(name=_sweep_label(child.axes, row.key, fields, axis), row=row) for child, row in found]
+    named = [_Named(name=_sweep_label(child.axes, row.key, fields, axis), row=row) for child, row in pairs]
     return _chart(caption, named, axis) if axis else _bars(caption, named)
 
 
-def _by_one_time(found: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
+def _by_one_time(pairs: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
     """The rows of a sweep with the first kind of time that all have; unchanged if there is none."""
-    timed = [row for _, row in found if row.time]
+    timed = [row for _, row in pairs if row.time]
     kind = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
     return [
         (child, replace(row, time_kind=kind, time=row.times[kind]) if kind and row.time else row)
-        for child, row in found
+        for child, row in pairs
     ]
 
 
 def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:
-    where, title, ticks = _positions([each.row.key for each in named], axis)
-    timed = [each for each in named if each.row.time]
-    kinds = {each.row.time_kind for each in timed}
+    where, title, ticks = _positions([entry.row.key for entry in named], axis)
+    timed = [entry for entry in named if entry.row.time]
+    kinds = {entry.row.time_kind for entry in timed}
     times = _lines(timed, where, lambda row: row.time.median if row.time else None, with_kind=len(kinds) > 1)
     curves = _curves(timed, where, with_kind=len(kinds) > 1) if fitted else ()
     panels = [Panel(title="time per call", lines=times, unit="seconds", curves=curves)]
-    if len({each.row.key.batch_size for each in named}) > 1:
+    if len({entry.row.key.batch_size for entry in named}) > 1:
         rates = _lines(timed, where, lambda row: row.samples_per_second)
         panels.append(Panel(title="throughput", lines=rates))
     optional = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _PANELS)
@@ -114,8 +114,8 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
 
 def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool) -> tuple[Curve, ...]:
     """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
-    labels = {each.row.key: _line_label(each, with_kind=with_kind) for each in named}
-    models, curves = scalings([each.row for each in named]), list[Curve]()
+    labels = {entry.row.key: _line_label(entry, with_kind=with_kind) for entry in named}
+    models, curves = scalings([entry.row for entry in named]), list[Curve]()
     for number, scaling in enumerate(models):
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
         power = 1 if end == scaling.key.pixels else 2
@@ -126,28 +126,28 @@ def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool
     return tuple(curves)
 
 
-def _line_label(each: _Named, *, with_kind: bool) -> str:
-    return " · ".join(filter(None, (each.name, each.row.time_kind if with_kind else "")))
+def _line_label(entry: _Named, *, with_kind: bool) -> str:
+    return " · ".join(filter(None, (entry.name, entry.row.time_kind if with_kind else "")))
 
 
 def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
     """Status of failed points by position, with the line that they are missing from if there are several."""
-    several = len({each.name for each in named}) > 1
-    found: dict[float, list[str]] = {}
-    for each in named:
-        if not each.row.time:
-            text = f"{each.name}: {each.row.status.value}" if several else each.row.status.value
-            found.setdefault(where[each.row.key], []).append(text)
-    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in found.items()}
+    several = len({entry.name for entry in named}) > 1
+    failures: dict[float, list[str]] = {}
+    for entry in named:
+        if not entry.row.time:
+            text = f"{entry.name}: {entry.row.status.value}" if several else entry.row.status.value
+            failures.setdefault(where[entry.row.key], []).append(text)
+    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in failures.items()}
 
 
 def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:
-    kinds = {each.row.time_kind for each in named if each.row.time}
+    kinds = {entry.row.time_kind for entry in named if entry.row.time}
     return Bars(
         caption=caption,
-        labels=tuple(f"{each.name} · {each.row.time_kind}" if len(kinds) > 1 else each.name for each in named),
-        values=tuple(each.row.time.median if each.row.time else None for each in named),
-        remarks=tuple("" if each.row.time else each.row.status.value for each in named),
+        labels=tuple(f"{entry.name} · {entry.row.time_kind}" if len(kinds) > 1 else entry.name for entry in named),
+        values=tuple(entry.row.time.median if entry.row.time else None for entry in named),
+        remarks=tuple("" if entry.row.time else entry.row.status.value for entry in named),
     )
 
 
@@ -175,13 +175,13 @@ def _lines(
     with_kind: bool = False,
 ) -> tuple[Line, ...]:
     """The points by their names, each line from left to right."""
-    found: dict[str, list[tuple[float, estimators.Interval]]] = {}
-    for each in named:
-        y = value(each.row)
+    points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
+    for entry in named:
+        y = value(entry.row)
         if y is not None:
-            found.setdefault(_line_label(each, with_kind=with_kind), []).append((where[each.row.key], y))
+            points_of.setdefault(_line_label(entry, with_kind=with_kind), []).append((where[entry.row.key], y))
     lines = []
-    for name, points in found.items():
+    for name, points in points_of.items():
         points.sort(key=lambda point: point[0])
         lines.append(Line(label=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)))
     return tuple(lines)
@@ -202,13 +202,13 @@ def _axis_text(name: str, value: str) -> str:
     return one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
 
 
-def _subtitle(known: Sequence[Row], device: str | None) -> str:
-    kinds = ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
+def _subtitle(table: Sequence[Row], device: str | None) -> str:
+    kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
     where = device or "an unknown device"
     return f"{kinds} per call, median with its 95 % interval where there is one, on {where}"
 
 
-def _footer(known: Sequence[Row], records: Sequence[Record]) -> str:
-    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in known for doubt in row.doubts]
+def _footer(table: Sequence[Row], records: Sequence[Record]) -> str:
+    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in table for doubt in row.doubts]
     codes = dict.fromkeys(doubt.code for doubt in doubts)
     return f"doubts: {', '.join(codes)}" if codes else ""

@@ -68,62 +68,63 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
 
 def phases(rows: Sequence[Row]) -> Grid | None:
     """Return the time of each phase of a call; None if no call was split into two phases or more."""
-    apart = [row for row in rows if len(row.phases) > 1]
-    if not apart:
+    split = [row for row in rows if len(row.phases) > 1]
+    if not split:
         return None
-    names = _distinct(name for row in apart for name in row.phases)
+    names = _distinct(name for row in split for name in row.phases)
     columns = [
-        *key_columns(apart),
+        *key_columns(split),
         *(
-            Column(title=name, cells=tuple(_phase_text(row, name) for row in apart), rank=rank)
+            Column(title=name, cells=tuple(_phase_text(row, name) for row in split), rank=rank)
             for rank, name in enumerate(names)
         ),
-        Column(title="data share", cells=tuple(_share_text(row) for row in apart)),
+        Column(title="data share", cells=tuple(_share_text(row) for row in split)),
     ]
     return Grid(columns=tuple(column for column in columns if any(column.cells)))
 
 
 def processes(rows: Sequence[Row]) -> Grid | None:
     """Return statistics over several processes for each point; None if each was measured by one."""
-    known = across(rows)
-    if not known:
+    totals = across(rows)
+    if not totals:
         return None
-    fields = [name for name in varying(each.key for each in known) if name != "replicate"]
-    kinds = _distinct(each.time_kind for each in known)
+    fields = [name for name in varying(total.key for total in totals) if name != "replicate"]
+    kinds = _distinct(total.time_kind for total in totals)
     columns = [
-        *_columns_of([each.key for each in known], fields or ("input_size", "batch_size")),
+        *_columns_of([total.key for total in totals], fields or ("input_size", "batch_size")),
         Column(
-            title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50", cells=tuple(bare_time(each.time) for each in known)
+            title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50",
+            cells=tuple(bare_time(total.time) for total in totals),
         ),
-        Column(title="CI95 across", cells=tuple(range_text(each.time) for each in known)),
-        Column(title="time", cells=tuple(each.time_kind if len(kinds) > 1 else "" for each in known)),
-        Column(title="spread", cells=tuple(percent(each.spread) for each in known)),
-        Column(title="processes", cells=tuple(str(len(each.keys)) for each in known)),
+        Column(title="CI95 across", cells=tuple(range_text(total.time) for total in totals)),
+        Column(title="time", cells=tuple(total.time_kind if len(kinds) > 1 else "" for total in totals)),
+        Column(title="spread", cells=tuple(percent(total.spread) for total in totals)),
+        Column(title="processes", cells=tuple(str(len(total.keys)) for total in totals)),
     ]
-    notes = (_TWO_PROCESSES,) if any(len(each.keys) == 2 for each in known) else ()
+    notes = (_TWO_PROCESSES,) if any(len(total.keys) == 2 for total in totals) else ()
     return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
 
 
 def metrics(rows: Sequence[Row]) -> Grid | None:
     """Return the other metrics; None if there are none but those of the main table."""
-    known = [
+    others = [
         metric
         for row in rows
         for metric in row.metrics
         if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(_RANKS)
     ]
-    titles = {metric.name: metric_title(metric) for metric in known if metric.value is not None}
+    titles = {metric.name: metric_title(metric) for metric in others if metric.value is not None}
     having = [row for row in rows if any(metric_text(find_metric(row, name)) for name in titles)]
     columns = [
         Column(title=title, cells=tuple(metric_text(find_metric(row, name)) for row in having), rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
-    for metric in known:
+    for metric in others:
         if metric.reason:
             lacking.setdefault(metric.reason, []).append(metric_title(metric))
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
-    if any(metric.estimated for metric in known):
+    if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
     if not columns and not notes:
         return None
@@ -178,8 +179,8 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
-    found = [percentile(service[1], number) if (service := service_time(row)) else None for row in rows]
-    cells = tuple(known_or_about(each, bare_time(each)) if each else "" for each in found)
+    intervals = [percentile(service[1], number) if (service := service_time(row)) else None for row in rows]
+    cells = tuple(known_or_about(interval, bare_time(interval)) if interval else "" for interval in intervals)
     return Column(title=f"{prefix}p{number:g}", cells=cells, rank=rank)
 
 

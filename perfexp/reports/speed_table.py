@@ -36,7 +36,7 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
     lines: list[dict[str, str]] = []
     for child, record in paired(sweep, records):
         if record is not None:
-            lines += [_of_speed(*found) for found in speed_files.where(record, folder / child.directory)]
+            lines += [_of_speed(*training) for training in speed_files.where(record, folder / child.directory)]
         elif child.status is not Status.OK:
             lines.append(_refused(child))
     if not lines:

@@ -107,8 +107,8 @@ def passed_over(survey: Survey) -> Grid:
     for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
             for backend, reason in answers["forward"]["passed_over"].items():
-                told = reason if backend in reason.lower() else f"{backend}: {reason}"
-                grouped.setdefault((algorithm, told), []).append(_layer_name(layer))
+                text = reason if backend in reason.lower() else f"{backend}: {reason}"
+                grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
     return _reasons(grouped, every=True)
 
 
@@ -175,8 +175,8 @@ def notes(survey: Survey, *, short: bool) -> Iterator[str]:
     names = survey["algorithms"]
     if short:
         yield ", ".join(f"{_SHORT[name]}: {name}" for name in names if name in _SHORT)
-    answers = [each for layer in survey["layers"] for by in layer["algorithms"].values() for each in by.values()]
-    if short and any(each["workspace_bytes"] for each in answers):
+    answers = [answer for layer in survey["layers"] for by in layer["algorithms"].values() for answer in by.values()]
+    if short and any(answer["workspace_bytes"] for answer in answers):
         yield "a size: by cuDNN, with so much workspace (K: KiB, M: MiB, G: GiB)"
     if "guess" in names:
         yield "guess: what cuDNN's heuristic ranks first"

@@ -62,20 +62,20 @@ def _devices(device: Any, ranks: Any) -> str | None:
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
     """Return the fields that differ between the keys."""
-    known = list(keys)
-    return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in known}) > 1)
+    key_list = list(keys)
+    return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1)
 
 
 def constant(keys: Iterable[Key]) -> tuple[str, ...]:
     """Return the fields that are the same in all keys and belong into a header: no replicate."""
-    known = list(keys)
-    return tuple(field for field in _KEY_FIELDS[:-1] if field not in varying(known))
+    key_list = list(keys)
+    return tuple(field for field in _KEY_FIELDS[:-1] if field not in varying(key_list))
 
 
 def shape(keys: Iterable[Key]) -> str:
     """Return the input size and the batch size of all keys: `224 · batch 4`; empty if both vary."""
-    known = list(keys)
-    return label(known[0], [field for field in constant(known) if field.endswith("_size")]) if known else ""
+    key_list = list(keys)
+    return label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")]) if key_list else ""
 
 
 def _has_layers(plan: Mapping[str, Any]) -> bool:

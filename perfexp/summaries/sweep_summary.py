@@ -84,24 +84,27 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     """Return a line for each run, or for each of its phases: the axes, the time, and how it ended."""
     pairs = paired(sweep, records)
     axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
-    lines = [(child, known) for child, record in pairs for known in _by_phase(record)]
-    phases = dict.fromkeys(row.key.phase for _, known in lines for row in known)
-    kinds = dict.fromkeys(kind for _, known in lines for row in known if (kind := row.time_kind))
+    lines = [(child, rows_of_line) for child, record in pairs for rows_of_line in _by_phase(record)]
+    phases = dict.fromkeys(row.key.phase for _, rows_of_line in lines for row in rows_of_line)
+    kinds = dict.fromkeys(kind for _, rows_of_line in lines for row in rows_of_line if (kind := row.time_kind))
     raised = doubts(sweep, records)
     title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
         Column(title="run", cells=tuple(str(child.job) for child, _ in lines), is_key=True),
         *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in lines)) for name in axes),
         Column(
-            title="phase", cells=tuple(known[0].key.phase if known and len(phases) > 1 else "" for _, known in lines)
+            title="phase",
+            cells=tuple(
+                rows_of_line[0].key.phase if rows_of_line and len(phases) > 1 else "" for _, rows_of_line in lines
+            ),
         ),
-        Column(title=title, cells=tuple(_times(known) for _, known in lines)),
-        Column(title="time", cells=tuple(_kinds(known) if len(kinds) > 1 else "" for _, known in lines)),
-        Column(title="samples/s", cells=tuple(_rates(known) for _, known in lines), rank=1),
-        Column(title="algorithm coverage", cells=tuple(_shares(known) for _, known in lines), rank=1),
+        Column(title=title, cells=tuple(_times(rows_of_line) for _, rows_of_line in lines)),
+        Column(title="time", cells=tuple(_kinds(rows_of_line) if len(kinds) > 1 else "" for _, rows_of_line in lines)),
+        Column(title="samples/s", cells=tuple(_rates(rows_of_line) for _, rows_of_line in lines), rank=1),
+        Column(title="algorithm coverage", cells=tuple(_shares(rows_of_line) for _, rows_of_line in lines), rank=1),
         Column(
             title="remarks",
-            cells=tuple(_remarks(child, known, raised.get(child.job)) for child, known in lines),
+            cells=tuple(_remarks(child, rows_of_line, raised.get(child.job)) for child, rows_of_line in lines),
             prose=True,
         ),
     ]
@@ -128,13 +131,13 @@ def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _timed(known: Sequence[Row]) -> list[Row]:
-    return [row for row in known if row.time]
+def _timed(table: Sequence[Row]) -> list[Row]:
+    return [row for row in table if row.time]
 
 
-def _times(known: Sequence[Row]) -> str:
+def _times(table: Sequence[Row]) -> str:
     """The time of the only point, by one process or by several, or the range of several points."""
-    timed = _timed(known)
+    timed = _timed(table)
     if len(timed) < 2:
         return median_text(timed[0]) if timed else ""
     together = across(timed)
@@ -145,18 +148,18 @@ def _times(known: Sequence[Row]) -> str:
     return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
 
 
-def _kinds(known: Sequence[Row]) -> str:
-    return ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
+def _kinds(table: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
 
 
-def _rates(known: Sequence[Row]) -> str:
-    timed = _timed(known)
+def _rates(table: Sequence[Row]) -> str:
+    timed = _timed(table)
     return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
 
 
-def _shares(known: Sequence[Row]) -> str:
+def _shares(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
-    metrics = (find_metric(row, "algorithm/flops_share") for row in known)
+    metrics = (find_metric(row, "algorithm/flops_share") for row in table)
     shares = sorted(metric.value for metric in metrics if metric and metric.value is not None)
     texts = dict.fromkeys(f"{100 * share:.0f} %" for share in shares[:1] + shares[-1:])
     return " … ".join(texts)

@@ -20,14 +20,14 @@ def lines(record: Record) -> list[Line]:
     """Return one line for each point, row and pass; none unless layers were profiled."""
     about = subject(record.plan, record.environment)
     timed = {point.key: point for point in record.points}
-    found: list[Line] = []
+    table_lines: list[Line] = []
     for point in points(record):
         key = timed_key(point.key)
         engines, joules = _engines(timed.get(key)), _joules(timed.get(key))
         for line in point.facts["layers"]["lines"]:
             place, geometry = line["key"] or {}, line["convolution"] or {}
             seconds, which = line["seconds"], place.get("which")
-            found.append(
+            table_lines.append(
                 {
                     "layer": _name(line),
                     "in_channels": geometry.get("in_channels"),
@@ -61,7 +61,7 @@ def lines(record: Record) -> list[Line]:
                     "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items()) or None,
                 }
             )
-    return found
+    return table_lines
 
 
 def representative_point(record: Record) -> Point | None:
@@ -83,7 +83,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
     if point is None or not lines:
         return None
     most = sorted(lines, key=lambda line: -line["share"])[:_TOP]
-    fields = varying(each.key for each in points(record))
+    fields = varying(other.key for other in points(record))
     which = f" of {label(timed_key(point.key), fields)}" if fields else ""
     seconds = [line["seconds"]["median"] + line["gap_seconds"]["median"] for line in most]
     grid = Grid(
@@ -105,20 +105,20 @@ def points(record: Record) -> Iterator[Point]:
 
 def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
     """Algorithms of each convolution in each pass, if one was selected."""
-    found: dict[tuple[str, str], list[str]] = {}
+    engines: dict[tuple[str, str], list[str]] = {}
     for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
-        for each in layer["passes"]:
-            which = "forward" if each["which"] == "forward" else "backward"
-            names = found.setdefault((layer["name"], which), [])
-            if each["selected"] not in names:
-                names.append(each["selected"])
-    return {place: ", ".join(names) for place, names in found.items()}
+        for one_pass in layer["passes"]:
+            which = "forward" if one_pass["which"] == "forward" else "backward"
+            names = engines.setdefault((layer["name"], which), [])
+            if one_pass["selected"] not in names:
+                names.append(one_pass["selected"])
+    return {place: ", ".join(names) for place, names in engines.items()}
 
 
 def _joules(timed: Point | None) -> float | None:
     """Measured energy of a call."""
-    found = timed.metric("energy/per_call_joules") if timed else None
-    return found.value if found else None
+    metric = timed.metric("energy/per_call_joules") if timed else None
+    return metric.value if metric else None
 
 
 def _name(line: Mapping[str, Any]) -> str:

@@ -38,18 +38,18 @@ class Row:
 def rows(record: Record) -> list[Row]:
     """Return the lines of a record's layers, with their parts in the comparison."""
     algorithm = subject(record.plan, record.environment).algorithm
-    known = {point.key: point for point in record.points}
-    found: list[tuple[bool, bool]] = []
+    timed = {point.key: point for point in record.points}
+    flags: list[tuple[bool, bool]] = []
     for point in layer_tables.points(record):
         keys = [line["key"] or {} for line in point.facts["layers"]["lines"]]
-        around, own = _around(keys), _own(known.get(timed_key(point.key)))
-        found += [
+        around, own = _around(keys), _own(timed.get(timed_key(point.key)))
+        flags += [
             (_is_leaf(key, around), algorithm == "default" or (key.get("path"), key.get("which")) in own)
             for key in keys
         ]
     return [
         Row(line=line, is_leaf=is_leaf, is_own=is_own and not _ran_another(line))
-        for line, (is_leaf, is_own) in zip(layer_tables.lines(record), found, strict=True)
+        for line, (is_leaf, is_own) in zip(layer_tables.lines(record), flags, strict=True)
     ]
 
 
@@ -66,7 +66,7 @@ def named(competing: Sequence[Row]) -> list[Line]:
     lines = [row.line for row in competing if row.is_leaf and row.is_own and row.line["p50_ms"]]
     for line in sorted(lines, key=_milliseconds):
         fastest.setdefault(_comparable(line), line)
-    found: list[Line] = []
+    compared_lines: list[Line] = []
     baselines: dict[tuple[Any, ...], set[Cell]] = {}
     for row in competing:
         baselines.setdefault(_comparable(row.line), set()).add(row.line["algorithm"])
@@ -75,8 +75,10 @@ def named(competing: Sequence[Row]) -> list[Line]:
         best = fastest.get(place) if row.is_leaf and len(baselines.get(place, ())) > 1 else None
         compared = best is not None and row.is_own and row.line["p50_ms"]
         ratio = _milliseconds(row.line) / _milliseconds(best) if best is not None and compared else None
-        found.append({**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio})
-    return found
+        compared_lines.append(
+            {**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio}
+        )
+    return compared_lines
 
 
 def _comparable(line: Line) -> tuple[Any, ...]:
@@ -89,12 +91,12 @@ def _milliseconds(line: Line) -> float:
 
 def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
     """Paths of the modules that contain others, or operations."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for key in keys:
         if key.get("path") is not None:
             parts = key["path"].split(".") if key["path"] else []
-            found |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
-    return found
+            paths |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
+    return paths
 
 
 def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
@@ -106,9 +108,9 @@ def _own(timed: Point | None) -> set[tuple[str, str]]:
     """The convolutions, by path and pass, that the selected algorithm computed itself."""
     own: dict[tuple[str, str], bool] = {}
     for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
-        for each in layer["passes"]:
-            place = layer["name"], "forward" if each["which"] == "forward" else "backward"
-            left = each.get("status") in _NOT_OWN or each["selected"] == "default"
+        for one_pass in layer["passes"]:
+            place = layer["name"], "forward" if one_pass["which"] == "forward" else "backward"
+            left = one_pass.get("status") in _NOT_OWN or one_pass["selected"] == "default"
             own[place] = own.get(place, True) and not left
     return {place for place, is_own in own.items() if is_own}
 

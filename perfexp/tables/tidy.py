@@ -236,14 +236,14 @@ def _fact(facts: Any, *places: str) -> str | None:
 
 def _point(line: Line) -> Line:
     """A line of `csv_tables.overall` with units in its names and the size in pixels; the identity has the device."""
-    found: Line = {}
+    tidy_line: Line = {}
     for name, cell in line.items():
         if name == "input_size":
             [size] = parse_sizes(cell)
-            found |= _size(*size)
+            tidy_line |= _size(*size)
         elif name != "device":
-            found[_RENAMED.get(name, name)] = cell
-    return found
+            tidy_line[_RENAMED.get(name, name)] = cell
+    return tidy_line
 
 
 def _size(height: int, width: int) -> Line:
