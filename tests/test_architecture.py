@@ -59,6 +59,7 @@ ONLY = {
     "hydra": {"main", "cli", "plan"},
     "omegaconf": {"main", "cli", "plan"},
     "mlflow": {"tracking", "commands"},
+    "filelock": {"host", "tracking"},
     "matplotlib": {"plots"},
     "plotly": {"plots"},
     "pandas": {"tables"},
@@ -185,6 +186,21 @@ def test_heavy_packages_stay_in_their_rooms_and_processes_start_without_them():
         for module in imported_with(start):
             heavy = {imported.split(".")[0] for imported in imports_of(module, deferred=False)} & without
             assert not heavy, f"{start} imports {module}, which imports {heavy}"
+
+
+def test_records_are_sent_to_mlflow_by_one_process_only():
+    room = [module for module in MODULES if room_of(module) == "tracking"]
+    importing = {
+        module
+        for module in room
+        if any(imported.split(".")[0] == "mlflow" for imported in imports_of(module, deferred=True))
+    }
+    assert importing == {"perfexp.tracking.sender"}
+    assert not [
+        module
+        for module in imported_with("perfexp.tracking.sender")
+        if any(imported.split(".")[0] in ("torch", "mlflow") for imported in imports_of(module, deferred=False))
+    ]
 
 
 def test_imports_are_deferred_only_where_that_avoids_a_heavy_package():

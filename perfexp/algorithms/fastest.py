@@ -23,7 +23,7 @@ from perfexp.algorithms.race import race
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
-from perfexp.host.cache import Kept
+from perfexp.host.cache import JsonCache
 
 #: Torch's own choice stays unless another is faster by this fraction: so much two runs of the same may differ.
 _MARGIN = 0.02
@@ -55,7 +55,7 @@ class Fastest:
     device: Device
     workspace_bytes: int | None = None
     max_error: float | None = None
-    choices: Kept
+    choices: JsonCache
     reuse: bool = True
     objective: Objective = field(default=Objective.time)
     _known: dict[str, _Winners] = field(default_factory=dict, compare=False)

@@ -31,7 +31,7 @@ from perfexp.convolutions import constants
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError
-from perfexp.host.cache import Kept, cache_folder
+from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session
 from perfexp.records.record import Metric
 
@@ -268,7 +268,7 @@ class Forced:
             workspace_bytes=self._workspace_bytes,
             max_error=self._max_error,
             objective=self._objective,
-            choices=Kept(self._cache_folder, context),
+            choices=JsonCache(self._cache_folder, context),
             reuse=self._reuse,
         )
 

@@ -1,4 +1,4 @@
-"""Unexpected: an exception that nothing accounts for as one message, its traceback in a file."""
+"""Crash reports: an unexpected exception as one message, with its traceback in a file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SHOWN = 300
 
 
 def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
-    """An exception as an error of perfexp's, once its traceback has been written down.
+    """Return an exception as an error of perfexp, after writing its traceback to a file.
 
     Args:
-        error: raised by whatever.
+        error: any exception.
         folder: folder of the run that the error ended, if any; the traceback goes to that run's log.
     """
     log = None if folder is None else folder / "run.log"
@@ -33,7 +33,7 @@ def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
 
 
 def _appended(file: Path, text: str) -> bool:
-    """Append to a file that need not exist; whether that was possible."""
+    """Append to a file that need not exist; return whether that was possible."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with untrusted.open_append(file) as log:

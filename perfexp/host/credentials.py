@@ -1,7 +1,8 @@
-"""Credentials: secrets in URLs are replaced at the door, so that nothing behind it can write, print or send them.
+"""Credentials in URLs: replaced before any other code can write, print or send them.
 
-`hide` takes them out of a command line and of a composed plan; `reveal` returns them to whoever opens a connection, in
-this process only. `mask` cleans texts with URLs, `scrub` also messages of others, which may quote a part of a URL.
+`hide` removes them from a command line and from a composed plan; `reveal` returns them to the code that opens a
+connection, in this process only. `mask` cleans texts with URLs, `scrub` also messages of libraries, which may quote a
+part of a URL.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 _MASK = "***"
-#: User and password of a URL, up to its last @: a password may hold characters that it should not.
+#: User and password of a URL, up to its last @: a password may hold characters that are not allowed there.
 _USER = re.compile(r"(?s)(?<=://).*@")
 #: The same within a text of several URLs, which spaces, quotes or commas separate.
 _USER_IN_TEXT = re.compile(r"(?<!sqlite://)(?<!file://)(?<=://)(?:(?!,\s*[A-Za-z][\w+.-]*://)[^\s'\"])*@")
@@ -22,16 +23,16 @@ _QUERY = re.compile(
     r"([?&;#][\w.%-]*(?:tok|pass|pwd|pw|secret|key|sig|auth|cred|session)[\w.%-]*=)([^&;#\s'\",]+)", re.IGNORECASE
 )
 _URL = re.compile(r"\s*[A-Za-z][\w+.-]*://")
-#: Stores that are files have no credentials, and may have an @ in their paths.
+#: Stores in files have no credentials, and may have an @ in their paths.
 _FILES = ("sqlite:", "file:")
 #: A shorter secret would be found inside other words.
 _SHORTEST = 4
-#: URLs of this process by what stands in their place everywhere else.
+#: URLs of this process by the text that replaces them everywhere else.
 _hidden: dict[str, str] = {}
 
 
 def hide(node: Any) -> Any:
-    """Plain data in which no URL carries a credential; `reveal` knows what was taken out.
+    """Return plain data in which no URL has a credential; `reveal` restores them.
 
     Args:
         node: a text, or mappings and lists of texts. A text that starts with a scheme is one URL.
@@ -54,45 +55,29 @@ def hide(node: Any) -> Any:
 
 
 def reveal(url: str) -> str:
-    """The URL that `hide` was given; any other URL as it is.
-
-    Args:
-        url: from a plan.
-    """
+    """Return the URL that was passed to `hide`; any other URL as it is."""
     return _hidden.get(url, url)
 
 
 def is_masked(text: str) -> bool:
-    """Whether a credential was taken out of a text, so that it leads nowhere.
-
-    Args:
-        text: such as a URL that `hide` returned earlier, to another process.
-    """
+    """Whether a credential was removed from a text, such as a URL that `hide` returned in another process."""
     return _MASK in text
 
 
 def mask(text: str) -> str:
-    """A text without the credentials of the URLs in it.
-
-    Args:
-        text: any text.
-    """
+    """Return a text without the credentials of the URLs in it."""
     return _QUERY.sub(rf"\1{_MASK}", _USER_IN_TEXT.sub(f"{_MASK}@", text)) if "://" in text else text
 
 
 def scrub(text: str) -> str:
-    """A text of somebody else without credentials, wherever it quotes one that `hide` has taken out.
-
-    Args:
-        text: such as the error of a library.
-    """
+    """Return a foreign text, such as a library's error, without credentials, wherever it quotes a hidden one."""
     for secret in sorted({secret for url in _hidden.values() for secret in _secrets(url)}, key=len, reverse=True):
         text = text.replace(secret, _MASK)
     return mask(text)
 
 
 def _secrets(url: str) -> Iterator[str]:
-    """The secret parts of a URL, as they are written and decoded."""
+    """The secret parts of a URL, as written and decoded."""
     user = _USER.search(url)
     parts = [user[0][:-1], user[0][:-1].partition(":")[2]] if user else []
     parts += [value for _, value in _QUERY.findall(url)]

@@ -12,12 +12,7 @@ from perfexp.errors import PerfexpError, UserError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new one and nothing between.
-
-    Args:
-        path: the file; its folder exists.
-        content: all of it.
-    """
+    """Write a file so that a reader, or a crash, sees the old content or the new one and nothing between."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -32,11 +27,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def refuse_deleted_cwd() -> None:
-    """Refuse to work in a current folder that has been deleted.
-
-    Raises:
-        UserError: it has.
-    """
+    """Raise a UserError if the current folder has been deleted."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -44,11 +35,7 @@ def refuse_deleted_cwd() -> None:
 
 
 def disk_error(error: OSError) -> PerfexpError:
-    """What the system refused to write, and how to go on.
-
-    Args:
-        error: of writing a result.
-    """
+    """Return an error of writing a result as a message with the remedy."""
     where = f": {error.filename}" if error.filename else ""
     if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).is_dir():
         return PerfexpError(
@@ -57,14 +44,10 @@ def disk_error(error: OSError) -> PerfexpError:
         )
     return PerfexpError(
         f"{error.strerror or error}{where}. Every finished point is on disk; "
-        "mend the cause and repeat the command with output_dir=DIR of this run to measure the rest."
+        "fix the cause and repeat the command with output_dir=DIR of this run to measure the rest."
     )
 
 
 def safe_name(text: str) -> str:
-    """A text as a file name: letters, digits and `._-`, everything else a hyphen.
-
-    Args:
-        text: any text.
-    """
+    """Return a text as a file name: letters, digits and `._-`, everything else a hyphen."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"

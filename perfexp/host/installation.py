@@ -1,4 +1,4 @@
-"""Installation: where the files of the configuration groups are."""
+"""Location of the configuration groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perfexp.errors import PerfexpError
 
 
 def conf_dir() -> Path:
-    """The folder of the configuration groups: beside the package in a checkout, inside it when installed."""
+    """Return the folder of the configuration groups: next to the package in a checkout, inside it when installed."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():

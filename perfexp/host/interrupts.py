@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C, SIGTERM and SIGHUP, which wait while something is done that must not be left half done."""
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP, held back while work is in progress that must not be left half done."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import FrameType
 
 
 class _State:
-    """What a signal's handler has to know; there is one of each signal in a process.
+    """State for the signal handler; there is one of each signal in a process.
 
     Attributes:
         held: whether an interrupt has to wait.
-        came: whether one waits.
-        receive: becomes readable when one comes; None while nobody handles them.
+        came: whether an interrupt is waiting.
+        receive: descriptor that becomes readable when an interrupt comes; None while signals are not handled.
         send: its other end.
     """
 
@@ -27,7 +27,7 @@ class _State:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """While entered, SIGTERM and SIGHUP are a KeyboardInterrupt as Ctrl-C is, and can be held; for the main thread."""
+    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, and can be held; main thread only."""
     _State.receive, _State.send = os.pipe()
     for descriptor in (_State.receive, _State.send):
         os.set_blocking(descriptor, False)
@@ -47,7 +47,7 @@ def held() -> Iterator[None]:
     """While entered, an interrupt waits for the end of this block, or for a `check` in it.
 
     Raises:
-        KeyboardInterrupt: one came.
+        KeyboardInterrupt: an interrupt came.
     """
     before = _State.held
     try:
@@ -60,11 +60,7 @@ def held() -> Iterator[None]:
 
 
 def check() -> None:
-    """Let an interrupt through that came while it was held.
-
-    Raises:
-        KeyboardInterrupt: one did.
-    """
+    """Raise the KeyboardInterrupt of an interrupt that came while it was held."""
     if _State.came:
         _State.came = False
         if _State.receive is not None:
@@ -74,18 +70,18 @@ def check() -> None:
 
 
 def ignore() -> None:
-    """For a process whose exit code is settled: no interrupt changes it any more."""
+    """Ignore interrupts in a process whose exit code is settled."""
     for number in _numbers():
         signal.signal(number, signal.SIG_IGN)
 
 
 def descriptors() -> list[int]:
-    """What becomes readable when an interrupt comes that is held: to be waited for beside other things."""
+    """Return descriptors that become readable when a held interrupt comes, to wait for together with others."""
     return [] if _State.receive is None else [_State.receive]
 
 
 def _numbers() -> list[int]:
-    """The signals that interrupt; SIGHUP is not among them where nohup has it ignored."""
+    """The signals that interrupt; SIGHUP is not among them if nohup has it ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 

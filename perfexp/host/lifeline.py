@@ -1,4 +1,4 @@
-"""Lifeline: what ties a process to the one that started it, so that nothing keeps running when that is killed."""
+"""Lifeline: ties a process to its parent, so that nothing keeps running when the parent is killed."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import signal
 import sys
 from pathlib import Path
 
-#: Of prctl(2).
+#: Option of prctl(2).
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, however that does (Linux; elsewhere nothing happens).
+    """Have the kernel end this process when its parent ends for any reason (Linux; elsewhere nothing happens).
 
-    The kernel looks at the thread that started this process: the parent's must live as long as it does itself.
+    The kernel follows the thread that started this process: that thread must live as long as the parent.
 
     Args:
-        parent: its process id; where it has ended already, so does this process, now.
+        parent: process id of the parent; if it has already ended, this process ends at once.
     """
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent and _has_ended(parent):  # before this process came to here
+    if os.getppid() != parent and _has_ended(parent):  # before prctl took effect
         os._exit(1)
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process is no more, or is only waited for by its parent (Linux)."""
+    """Whether a process is gone, or a zombie (Linux)."""
     try:
         state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Process: a worker that is started, listened to, and ended together with everything that it started."""
+"""Worker processes: started, read from, and ended together with everything that they started."""
 
 from __future__ import annotations
 
@@ -21,49 +21,41 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts, untrusted
 from perfexp.host.files import disk_error
 
-#: So long a process may take to end after it was asked to, before it is killed, and to vanish after that.
+#: Limit on the end of a process after SIGTERM, and again after SIGKILL.
 _GRACE_SECONDS = 5.0
-#: So long a worker may take to end after it has told its last event.
+#: Limit on the end of a worker after its last event.
 _EXIT_SECONDS = 60.0
-#: Where the system can't tell that a process has ended, it is asked this often.
+#: Poll interval on systems without pidfd_open.
 _LOOK_SECONDS = 1.0
 
 Event = dict[str, Any]
 
 
 def worker_command(*arguments: str) -> list[str]:
-    """The command that starts a worker.
-
-    Args:
-        arguments: the worker's arguments.
-    """
+    """Return the command that starts a worker with these arguments."""
     return python_command("perfexp.worker.entry", *arguments)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module in a process of its own.
+    """Return the command that runs a module in a process of its own.
 
-    The folder where the user stands is on its path only if it is on this process's (`python -m perfexp`): a foreign
-    folder may hold a torch.py.
-
-    Args:
-        module: dotted name.
-        arguments: the module's arguments.
+    The working directory is on its path only if it is on this process's (`python -m perfexp`): a foreign folder may
+    hold a torch.py.
     """
     is_here_on_path = "" in sys.path or str(Path.cwd()) in sys.path
     return [sys.executable, *([] if is_here_on_path else ["-P"]), "-m", module, *arguments]
 
 
 class SilenceError(Exception):
-    """A worker told nothing for too long.
+    """A worker sent no event for too long.
 
     Args:
-        seconds: for how long.
-        finished: whether it had told its last event.
+        seconds: length of the silence.
+        finished: whether it had sent its last event.
     """
 
     def __init__(self, seconds: float, *, finished: bool) -> None:
-        super().__init__(f"nothing was told for {seconds:g} s")
+        super().__init__(f"no event for {seconds:g} s")
         self.seconds, self.finished = seconds, finished
 
 
@@ -71,11 +63,11 @@ class WorkerProcess:
     """A worker in a session of its own, whose events arrive as lines of JSON through a pipe.
 
     Args:
-        command: its arguments; those for the pipe and the time of its start are added.
-        log: where its output goes.
+        command: command line; arguments for the pipe and the time of its start are added.
+        log: file for its output.
 
     Raises:
-        UserError: it can't be started.
+        UserError: it cannot be started.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -102,7 +94,7 @@ class WorkerProcess:
             os.close(send)
 
     def events(self, silence_seconds: float | None) -> Iterator[Event]:
-        """What it tells, until it has ended; nothing is polled in the meantime.
+        """Yield its events until it has ended, without polling.
 
         An event with `patient` set may be followed by any silence, and `finished` by a short one only.
 
@@ -110,8 +102,8 @@ class WorkerProcess:
             silence_seconds: longest time without an event, or None for any.
 
         Raises:
-            SilenceError: it told nothing for longer than that.
-            KeyboardInterrupt: an interrupt that is held came.
+            SilenceError: it sent no event for longer than that.
+            KeyboardInterrupt: a held interrupt came.
         """
         limit, finished, rest = silence_seconds, False, b""
         while (data := self._read(limit, finished=finished)) is not None:
@@ -124,13 +116,13 @@ class WorkerProcess:
                 yield event
 
     def end(self) -> int:
-        """See that it and everything that it started has ended.
+        """End it and everything that it started.
 
         Returns:
             Its exit code; minus the number of the signal that ended it.
 
         Raises:
-            PerfexpError: it can't be ended.
+            PerfexpError: it cannot be ended.
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             others = self._others()
@@ -138,7 +130,7 @@ class WorkerProcess:
             for target in targets:
                 with suppress(psutil.Error, ProcessLookupError):
                     target.send_signal(number)
-                    target.send_signal(signal.SIGCONT)  # what is stopped can't end
+                    target.send_signal(signal.SIGCONT)  # a stopped process cannot end
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_SECONDS)
             alive = psutil.wait_procs(others, timeout=_GRACE_SECONDS)[1]
@@ -147,13 +139,13 @@ class WorkerProcess:
         os.close(self._events)
         if self._process.poll() is None:
             raise PerfexpError(
-                f"The worker (process {self._process.pid}) can't be ended: it hangs in the kernel, perhaps in the "
-                "device's driver. Nothing more can be measured there until that is mended."
+                f"The worker (process {self._process.pid}) cannot be ended: it hangs in the kernel, perhaps in the "
+                "device's driver. Nothing more can be measured there until that is fixed."
             )
         return self._process.returncode
 
     def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
-        """What has arrived; None once the process has ended and everything was read."""
+        """New data; None once the process has ended and everything was read."""
         deadline = None if limit is None else time.monotonic() + limit
         while True:
             ended = self._wait(None if deadline is None else deadline - time.monotonic())
@@ -168,7 +160,7 @@ class WorkerProcess:
                 raise SilenceError(limit or 0.0, finished=finished)
 
     def _wait(self, seconds: float | None) -> bool:
-        """Wait until something arrives, the process ends, or the time is over; returns whether it has ended."""
+        """Wait for data, the end of the process, or the time limit; return whether the process has ended."""
         if not hasattr(os, "pidfd_open"):
             slice_seconds = _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
             select.select([self._events, *interrupts.descriptors()], [], [], slice_seconds)
@@ -185,12 +177,12 @@ class WorkerProcess:
         return process in ready
 
     def _others(self) -> list[psutil.Process]:
-        """What it started and what is left of its session, which outlives it; not the process itself."""
-        found: set[psutil.Process] = set()
+        """Its descendants and the rest of its session, which outlives it; not the process itself."""
+        processes: set[psutil.Process] = set()
         with suppress(psutil.Error):
-            found.update(psutil.Process(self._process.pid).children(recursive=True))
+            processes.update(psutil.Process(self._process.pid).children(recursive=True))
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, PermissionError):
                 if os.getsid(process.pid) == self._process.pid:
-                    found.add(process)
-        return [process for process in found if process.pid != self._process.pid]
+                    processes.add(process)
+        return [process for process in processes if process.pid != self._process.pid]

@@ -1,4 +1,4 @@
-"""Repository: commit of a git checkout and whether it was changed; no code of the repository's own is run for that."""
+"""Commit of a git checkout and whether it was changed, without running any code of the repository."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from perfexp.host import untrusted
 
-#: What the user's own configuration could still have git start: a monitor of the files, and hooks.
+#: Disables programs that the user's own configuration may start: a file monitor, and hooks.
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-#: Nothing is locked, fetched or asked for.
+#: Git locks and fetches nothing, and does not prompt.
 _QUIET = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "none",
     "GIT_TERMINAL_PROMPT": "0",
 }
-#: Settings of a repository that say how its files compare with its objects; each is one of these words.
+#: Settings of a repository that affect how its files compare with its objects; each is one of these words.
 _COMPARING = ("core.autocrlf", "core.eol", "core.filemode", "core.symlinks", "core.ignorecase", "core.trustctime")
 _WORDS = ("true", "false", "input", "lf", "crlf", "native")
 _LIMIT_SECONDS = 10.0
@@ -31,10 +31,10 @@ _LARGEST_INDEX = 1 << 30
 
 
 def facts() -> dict[str, Any] | None:
-    """Commit of the working folder's repository and whether tracked files were changed; None outside of git.
+    """Return the commit of the working folder's repository and whether tracked files changed; None outside of git.
 
-    Filters, hooks, monitors and remotes that `.git/config` names would be run by a plain `git status`. It is therefore
-    run with a configuration of perfexp's own, on a copy of the index.
+    A plain `git status` would run filters, hooks, monitors and remotes that `.git/config` names. It therefore runs with
+    perfexp's own configuration, on a copy of the index.
     """
     commit = _run("rev-parse", "HEAD")
     if commit is None:
@@ -43,9 +43,9 @@ def facts() -> dict[str, Any] | None:
 
 
 def _is_changed(commit: str) -> bool | None:
-    """Whether tracked files differ from a commit; None where that is not known."""
-    asked = _run("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
-    places = [Path(line).absolute() for line in (asked or "").splitlines()]
+    """Whether tracked files differ from a commit; None if unknown."""
+    output = _run("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
+    places = [Path(line).absolute() for line in (output or "").splitlines()]
     if len(places) != 4:  # a bare repository, or a line break in a name
         return None
     top, folder, index, objects = places
@@ -70,10 +70,10 @@ def _imitate(own: Path, commit: str, folder: Path, index: Path) -> None:
     """Make a repository of the same commit and index in an empty folder.
 
     Args:
-        own: the empty folder.
+        own: empty folder.
         commit: object name of the commit.
-        folder: the repository's .git, where a split index has its other part.
-        index: the repository's index.
+        folder: .git of the original, where a split index has its other part.
+        index: index of the original.
     """
     (own / "refs").mkdir()
     (own / "HEAD").write_text(f"{commit}\n")
@@ -93,7 +93,7 @@ def _imitate(own: Path, commit: str, folder: Path, index: Path) -> None:
 
 
 def _run(*arguments: str, folder: Path | None = None, **variables: str) -> str | None:
-    """What git prints; None where it fails."""
+    """The output of git; None if it fails."""
     inherited: Mapping[str, str] = os.environ
     if variables:  # another repository than that of the environment
         inherited = {key: value for key, value in os.environ.items() if key not in ("GIT_COMMON_DIR", "GIT_NAMESPACE")}

@@ -1,4 +1,4 @@
-"""Streams: stdout and stderr that may be closed, or full, while a measurement goes on."""
+"""stdout and stderr that may be closed, or full, during a measurement."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 
 def install() -> None:
-    """Have the process's stdout and stderr drop what can't be written; stderr says so once of stdout.
+    """Let the process's stdout and stderr drop output that cannot be written; stderr reports it once for stdout.
 
-    A descriptor that was closed at the start is opened on nothing, lest a file of results gets its number.
+    A descriptor that was closed at the start is opened on /dev/null, so that no file of results gets its number.
     """
     closed = {number: _open_on_nothing(number) for number in (0, 1, 2)}
     sys.stderr = _tolerant(2, sys.stderr, is_closed=closed[2])
@@ -21,17 +21,17 @@ def install() -> None:
 
 
 class _Tolerant(io.RawIOBase):
-    """Bytes for a descriptor, up to the first that it does not take.
+    """Bytes for a descriptor, up to the first write error.
 
     Args:
-        number: the descriptor's number.
-        name: the stream's name in the message; None for no message.
-        is_closed: whether it was closed before.
+        number: number of the descriptor.
+        name: name of the stream in the warning; None for no warning.
+        is_closed: whether it was closed at the start.
     """
 
     def __init__(self, number: int, name: str | None, *, is_closed: bool) -> None:
         self._number, self._name = number, name
-        self._is_closed, self._is_told = is_closed, False
+        self._is_closed, self._is_reported = is_closed, False
 
     def writable(self) -> bool:
         return True
@@ -43,23 +43,23 @@ class _Tolerant(io.RawIOBase):
         return not self._is_closed and os.isatty(self._number)
 
     def write(self, data: Any) -> int:
-        """Write some of the bytes, or drop all of them; returns how many."""
+        """Write some of the bytes, or drop all of them; return the number."""
         error = OSError(errno.EBADF, os.strerror(errno.EBADF))
         while not self._is_closed:
             try:
                 return os.write(self._number, data)
-            except BlockingIOError:  # a pipe that somebody else made so
+            except BlockingIOError:  # somebody else made the pipe non-blocking
                 select.select([], [self._number], [])
             except OSError as refused:
                 self._is_closed, error = True, refused
-        if self._name and not self._is_told:
-            self._is_told = True
+        if self._name and not self._is_reported:
+            self._is_reported = True
             print(f"warning: {self._name} is closed ({error.strerror}); the rest of it is dropped", file=sys.stderr)
         return memoryview(data).nbytes
 
 
 def _tolerant(number: int, stream: TextIO | None, *, is_closed: bool) -> TextIO:
-    """A text stream as Python makes it, for the same descriptor."""
+    """A text stream as Python creates it, for the same descriptor."""
     raw = _Tolerant(number, "stdout" if number == 1 else None, is_closed=is_closed)
     if stream is not None:
         stream.flush()
@@ -72,7 +72,7 @@ def _tolerant(number: int, stream: TextIO | None, *, is_closed: bool) -> TextIO:
 
 
 def _open_on_nothing(number: int) -> bool:
-    """Whether a descriptor was closed; if so, what is written there is lost from now on."""
+    """Open a closed descriptor on /dev/null; return whether it was closed."""
     try:
         os.fstat(number)
     except OSError:

@@ -1,4 +1,4 @@
-"""Foreign files: read and append to files that somebody else may have made. They are data, and never run code.
+"""Foreign files: reading and appending to files that somebody else may have made. They are data, never code.
 
 Only regular files are opened: a link, a FIFO, a device or a folder in their place is an `OSError` that names it.
 """
@@ -16,11 +16,11 @@ import yaml
 
 from perfexp.host.files import write_atomically
 
-#: Limit on a record, its points and its log: what is larger would fill the memory.
+#: Limit on a record, its points and its log: a larger file would fill the memory.
 MAX_BYTES = 1 << 28
 #: Far above every plan: a resolved configuration has about 300 nodes, six levels deep.
 _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
-#: In C where it is there: a hundred plans take 40 ms instead of 300.
+#: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _KINDS = {
     stat.S_IFLNK: "a link",
@@ -36,7 +36,7 @@ def open_regular(path: Path, flags: int) -> int:
     """Open a regular file and return its descriptor; anything else is refused before it is opened.
 
     Args:
-        path: the file; its folder may be reached through links, the file itself may not be one.
+        path: file; its folder may be reached through links, the file itself may not be one.
         flags: flags as for `os.open`.
 
     Raises:
@@ -57,11 +57,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a path is a regular file, and not a link to one.
-
-    Args:
-        path: any path.
-    """
+    """Whether a path is a regular file, and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -69,14 +65,10 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """The content of a regular file.
-
-    Args:
-        path: the file.
-        limit: largest size in bytes that is read.
+    """Return the content of a regular file.
 
     Raises:
-        OSError: the path is not a regular file, is too large, or cannot be read.
+        OSError: the path is not a regular file, is larger than the limit in bytes, or cannot be read.
     """
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
@@ -88,9 +80,6 @@ def open_append(path: Path) -> BinaryIO:
     """Open a regular file for reading and appending; create it if it is missing.
 
     A file that has another name elsewhere (a hard link) becomes a copy first: the other name keeps its content.
-
-    Args:
-        path: the file.
 
     Raises:
         OSError: the path is not a regular file, or cannot be opened.
@@ -105,13 +94,10 @@ def open_append(path: Path) -> BinaryIO:
 
 
 def json_data(content: bytes) -> Any:
-    """JSON as plain data.
-
-    Args:
-        content: the text.
+    """Return JSON as plain data.
 
     Raises:
-        ValueError: it is not JSON (half a surrogate pair, which no file can take, is not), or nested too deeply.
+        ValueError: it is not JSON (half a surrogate pair, which no file can hold, is not), or nested too deeply.
     """
     try:
         return msgspec.json.decode(content)
@@ -122,10 +108,7 @@ def json_data(content: bytes) -> Any:
 
 
 def yaml_data(content: bytes) -> Any:
-    """YAML as plain data. Aliases, which can stand for billions of nodes, are refused.
-
-    Args:
-        content: the text.
+    """Return YAML as plain data. Aliases, which can stand for billions of nodes, are refused.
 
     Raises:
         ValueError: it is not YAML, holds an alias, or is larger or nested more deeply than any plan.
@@ -140,11 +123,7 @@ def yaml_data(content: bytes) -> Any:
 
 
 def spreadsheet_text(text: str) -> str:
-    """A text for a cell of a CSV: with an apostrophe before it where a spreadsheet would run it as a formula.
-
-    Args:
-        text: one line.
-    """
+    """Return a text for a cell of a CSV, with an apostrophe first if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
 
 
@@ -157,10 +136,9 @@ def _is_number(text: str) -> bool:
 
 
 def printable(line: str) -> str:
-    """A line in which control characters, and those that turn text around, are question marks.
+    """Return a line in which control characters, and those that reverse text, are question marks.
 
-    Args:
-        line: any text; tabs and line breaks are control characters too, a no-break space is none.
+    Tabs and line breaks count as control characters, a no-break space does not.
     """
     return "".join(letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line)
 

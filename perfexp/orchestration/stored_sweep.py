@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from perfexp.host import credentials
-from perfexp.host.cache import Kept, cache_folder
+from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.plan import config
 
 #: Findings about a sweep in the user's cache: a folder that somebody else made may name another store.
@@ -21,7 +21,7 @@ def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> Non
         folder: folder of the sweep; another one with the same uid is a copy, or somebody else's.
         settings: see `Tracker`.
     """
-    Kept(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
+    JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
 
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
@@ -33,7 +33,7 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
         typed: keys of the overrides that the user typed.
     """
     places = (folder.resolve(), folder.resolve().parent)
-    kept = [Kept(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(place)}).find(_STORE) for place in places]
+    kept = [JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(place)}).find(_STORE) for place in places]
     known = next((found for found in kept if isinstance(found, dict)), None)
     if "tracking" in typed or known is None:
         return {}

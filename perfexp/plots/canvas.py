@@ -1,4 +1,4 @@
-"""Canvas: pictures as PNG of 1200 × 800 pixels by matplotlib's objects; the same picture gives the same bytes."""
+"""Canvas: plots as PNG of 1200 × 800 pixels by matplotlib; equal plots give equal bytes."""
 
 from __future__ import annotations
 
@@ -22,50 +22,46 @@ from perfexp.plots.drawing import (
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 
-#: Okabe and Ito's colours without yellow, which is too light on white: told apart with any kind of colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_BLUE, _ORANGE, _GREEN = _COLOURS[:3]
+#: Okabe and Ito's colors, safe for any kind of color vision, without yellow, which is too light on white.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_BLUE, _ORANGE, _GREEN = _COLORS[:3]
 _GREY = "#5f5f5f"
 _MARKERS = ("o", "s", "^", "D", "v")
 #: Characters of a bar's name.
 _LONGEST_LABEL = 55
 #: Values further apart than this factor get a logarithmic axis.
 _LOG_FROM = 10.0
-#: So many measured positions are ticks of their own; more are left to matplotlib.
+#: Limit on measured positions with ticks of their own; matplotlib places the ticks of more.
 _MOST_TICKS = 12
-#: An axis from zero reaches so far beyond the largest value that its marker is whole.
+#: An axis from zero reaches this far beyond the largest value, to show its whole marker.
 _HEADROOM = 1.05
-#: Units in which values are told, the largest first.
+#: Units of shown values, the largest first.
 _SCALES = {
     "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
     "joules": ((1e-3, "kJ"), (1.0, "J"), (1e3, "mJ"), (1e6, "µJ")),
 }
-#: Height of a picture, and of each panel beyond the second, inches.
+#: Height of a plot, and of each panel beyond the second, in inches.
 _HEIGHT, _PANEL_HEIGHT = 8, 3
-#: So many lines have their legend inside the axes.
+#: Limit on lines with the legend inside the axes.
 _MOST_INSIDE = 3
-#: So many points have error bars; more have a band.
+#: Limit on points with error bars; more have a band.
 _MOST_ERROR_BARS = 25
 
 
-def draw(picture: Chart | Bars | Strips) -> bytes:
-    """A picture as PNG.
-
-    Args:
-        picture: as `pictures` gives it.
-    """
+def draw(plot: Chart | Bars | Strips) -> bytes:
+    """Return a plot as PNG."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    panels = len(picture.panels) if isinstance(picture, Chart) else 1
+    panels = len(plot.panels) if isinstance(plot, Chart) else 1
     height = _HEIGHT + _PANEL_HEIGHT * max(panels - 2, 0)
     figure = Figure(figsize=(12, height), dpi=100, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
-    if isinstance(picture, Chart):
-        _chart(figure, picture)
-    elif isinstance(picture, Bars):
-        _bars(figure, picture)
+    if isinstance(plot, Chart):
+        _chart(figure, plot)
+    elif isinstance(plot, Bars):
+        _bars(figure, plot)
     else:
-        _strips(figure, picture)
-    caption_of(figure, picture.caption)
+        _strips(figure, plot)
+    caption_of(figure, plot.caption)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -74,12 +70,7 @@ def draw(picture: Chart | Bars | Strips) -> bytes:
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
-    """Title and subtitle above, warnings below.
-
-    Args:
-        figure: of matplotlib, with axes.
-        caption: the words.
-    """
+    """Set title and subtitle above a figure of matplotlib with axes, and the footer below it."""
     figure.suptitle(_wrapped(caption.title, 90), x=0.01, ha="left", fontsize=16, fontweight="bold")
     figure.axes[0].set_title(_wrapped(caption.subtitle, 130), loc="left", fontsize=12, color=_GREY)
     if caption.footer:
@@ -99,28 +90,28 @@ def _chart(figure: Any, chart: Chart) -> None:
 def _panel(axes: Any, panel: Panel) -> None:
     factor, unit = _unit(panel.unit, [y for line in panel.lines for y in line.y])
     for number, line in enumerate(panel.lines):
-        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
         values = [y.value * factor for y in line.y]
         low = [math.nan if y.low is None else y.low * factor for y in line.y]
         high = [math.nan if y.high is None else y.high * factor for y in line.y]
         curves = [curve for curve in panel.curves if curve.line == line.label]
         for curve in curves:
             y = [value * factor for value in curve.y]
-            axes.plot(curve.x, y, color=colour, linewidth=1, zorder=1.5, label=plain(curve.label) or None)
+            axes.plot(curve.x, y, color=color, linewidth=1, zorder=1.5, label=plain(curve.label) or None)
         text, width = plain(line.label) or None, 0.0 if curves else 1.5
-        axes.plot(line.x, values, color=colour, marker=marker, markersize=6, linewidth=width, label=text)
+        axes.plot(line.x, values, color=color, marker=marker, markersize=6, linewidth=width, label=text)
         if len(line.x) > _MOST_ERROR_BARS:
-            axes.fill_between(line.x, low, high, color=colour, alpha=0.25, linewidth=0)
+            axes.fill_between(line.x, low, high, color=color, alpha=0.25, linewidth=0)
         else:
             error = _distances(values, low, high)
-            axes.errorbar(line.x, values, yerr=error, fmt="none", ecolor=colour, elinewidth=1.5, capsize=5)
+            axes.errorbar(line.x, values, yerr=error, fmt="none", ecolor=color, elinewidth=1.5, capsize=5)
     axes.set_ylabel(f"{panel.title} ({unit})", fontsize=13)
     _vertical_scale(axes, [y.value * factor for line in panel.lines for y in line.y])
     _style(axes)
 
 
 def _gaps(axes: Any, gaps: dict[float, str]) -> None:
-    """A cross at the foot of the axes where something failed, and how."""
+    """A cross at the foot of the axes where something failed, with the status."""
     foot = axes.get_xaxis_transform()
     cross = {"marker": "x", "color": _GREY, "markersize": 9, "markeredgewidth": 2, "linestyle": "none"}
     if gaps:
@@ -132,8 +123,8 @@ def _gaps(axes: Any, gaps: dict[float, str]) -> None:
 
 def _bars(figure: Any, bars: Bars) -> None:
     axes = figure.subplots()
-    known = [value for value in bars.values if value is not None]
-    factor, unit = _time_unit(known)
+    values = [value for value in bars.values if value is not None]
+    factor, unit = _time_unit(values)
     for position, (value, remark) in enumerate(zip(bars.values, bars.remarks, strict=True)):
         if value is None:
             axes.text(
@@ -144,7 +135,7 @@ def _bars(figure: Any, bars: Bars) -> None:
         if value.low is not None and value.high is not None:
             error = _distances([value.value * factor], [value.low * factor], [value.high * factor])
             axes.errorbar(value.value * factor, position, xerr=error, ecolor="black", elinewidth=1.5, capsize=5)
-    axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in known))
+    axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in values))
     axes.set_yticks(range(len(bars.labels)), [plain(_cut(text)) for text in bars.labels], fontsize=11)
     axes.set_ylim(len(bars.labels) - 0.4, -0.6)
     axes.set_xlabel(f"time per call ({unit})", fontsize=13)
@@ -152,13 +143,13 @@ def _bars(figure: Any, bars: Bars) -> None:
 
 
 def _cut(text: str) -> str:
-    """A label that leaves room for its bar: both ends of it, since those tell it apart."""
+    """A label with both ends, which distinguish it, and room for its bar."""
     half = (_LONGEST_LABEL - 1) // 2
     return text if len(text) <= _LONGEST_LABEL else f"{text[:half]}…{text[-half:]}"
 
 
 def _strips(figure: Any, strips: Strips) -> None:
-    """Samples over their number, and how they lie, side by side; one row of axes for each point."""
+    """Samples in order of time and their distribution, side by side; one row of axes for each point."""
     grid = figure.subplots(len(strips.rows), 2, sharey="row", squeeze=False, width_ratios=(5, 1))
     for (samples, distribution), (name, row) in zip(grid, strips.rows, strict=True):
         _samples(samples, distribution, row)
@@ -172,7 +163,7 @@ def _strips(figure: Any, strips: Strips) -> None:
 
 
 def _samples(axes: Any, distribution: Any, row: Row) -> None:
-    """Every sample, the warm-up shaded, outliers ringed; beside it the distribution of the measured ones."""
+    """Every sample, the warm-up shaded, outliers ringed; next to it the distribution of the measured ones."""
     assert row.series is not None
     assert row.time is not None
     warmup = row.series.warmup
@@ -196,7 +187,7 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
 
 
 def _bins(y: Sequence[float]) -> list[float] | int:
-    """Edges that are evenly spaced on the axis, which is logarithmic where the samples span more than a decade."""
+    """Edges evenly spaced on the axis, which is logarithmic if the samples span more than a decade."""
     count = min(40, max(5, len(y) // 5))
     low, high = min(y), max(y)
     if high <= 10 * low:
@@ -208,11 +199,11 @@ def _median(axes: Any, distribution: Any, row: Row) -> None:
     """The median and its interval, across both."""
     assert row.time is not None
     median, factor = row.time.median, _time_unit([row.time.median])[0]
-    for each in (axes, distribution):
-        each.axhline(median.value * factor, color=_GREEN, linewidth=1.5, label="median")
+    for panel in (axes, distribution):
+        panel.axhline(median.value * factor, color=_GREEN, linewidth=1.5, label="median")
         if median.low is not None and median.high is not None:
             band = {"color": _GREEN, "alpha": 0.35, "linewidth": 0, "label": "95 % interval of the median"}
-            each.axhspan(median.low * factor, median.high * factor, **band)
+            panel.axhspan(median.low * factor, median.high * factor, **band)
 
 
 def _horizontal_scale(axes: Any, chart: Chart) -> None:
@@ -227,7 +218,7 @@ def _horizontal_scale(axes: Any, chart: Chart) -> None:
 
 
 def _vertical_scale(axes: Any, values: Sequence[float], *, from_zero: bool = True) -> None:
-    """Logarithmic where the values are far apart, otherwise from zero where lengths are to be compared."""
+    """Logarithmic if the values are far apart, otherwise from zero if lengths are to be compared."""
     if _far_apart(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -252,7 +243,7 @@ def _distances(values: Sequence[float], low: Sequence[float], high: Sequence[flo
 
 
 def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]:
-    """The factor to the unit in which some values are told, and that unit."""
+    """The factor to the unit in which some values are shown, and that unit."""
     if unit == "seconds":
         return _time_unit(values)
     most = max((y.value for y in values), default=0.0)
@@ -264,7 +255,7 @@ def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]
 
 def _time_unit(seconds: Sequence[estimators.Interval]) -> tuple[float, str]:
     """The factor from seconds to the unit that fits the largest of some times, and that unit."""
-    largest = max(each.value for each in seconds)
+    largest = max(time.value for time in seconds)
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if largest * factor >= 1:
             return factor, unit
@@ -288,9 +279,5 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that matplotlib takes for no formula.
-
-    Args:
-        text: any.
-    """
+    """Return a text that matplotlib does not parse as a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Chart: what a picture shows, as plain data; `pictures` fills it, `canvas` draws it."""
+"""The content of a plot as plain data; `record_plots` fills it, `canvas` draws it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from perfexp.statistics import estimators
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Points that belong together.
-
-    Attributes:
-        label: what they have in common that others have not.
-        x: positions.
-        y: values with their intervals.
-    """
+    """Points that belong together; `label` distinguishes them from others."""
 
     label: str
     x: tuple[float, ...]
@@ -25,14 +19,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """What a law says between the points of a line.
-
-    Attributes:
-        label: what the legend says, or nothing.
-        line: label of the line that it belongs to.
-        x: positions.
-        y: values.
-    """
+    """A fitted scaling model between the points of the line whose label is `line`; `label` is for the legend."""
 
     label: str
     line: str
@@ -45,10 +32,10 @@ class Panel:
     """One pair of axes over the common horizontal one.
 
     Attributes:
-        title: of the vertical axis, without its unit.
-        lines: what is drawn.
-        unit: of the values: `seconds`, `bytes`, `joules` or `samples/s`.
-        curves: fitted laws, behind the points.
+        title: title of the vertical axis, without its unit.
+        lines: lines in the panel.
+        unit: `seconds`, `bytes`, `joules` or `samples/s`.
+        curves: fitted models, behind the points.
     """
 
     title: str
@@ -59,13 +46,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """The words around a picture.
-
-    Attributes:
-        title: what was measured.
-        subtitle: which time, on which device.
-        footer: codes of errors and warnings.
-    """
+    """The words around a plot: title and subtitle above, footer with the diagnostics below."""
 
     title: str
     subtitle: str
@@ -77,11 +58,11 @@ class Chart:
     """Figures over a numeric axis.
 
     Attributes:
-        caption: the words around it.
+        caption: words around it.
         axis: title of the horizontal axis.
-        ticks: positions that were measured, with their labels.
-        panels: from top to bottom.
-        gaps: positions at which something failed, with how.
+        ticks: measured positions with their labels.
+        panels: panels from top to bottom.
+        gaps: positions of failures with their status.
     """
 
     caption: Caption
@@ -93,14 +74,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Times of things that have no order.
-
-    Attributes:
-        caption: the words around it.
-        labels: one for each bar.
-        values: seconds with their intervals; None where there is none.
-        remarks: what stands beside a bar that is missing.
-    """
+    """Times of unordered things in seconds; a missing bar is None and has its remark instead."""
 
     caption: Caption
     labels: tuple[str, ...]
@@ -110,12 +84,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Strips:
-    """Every sample of a few points, in the order of time.
-
-    Attributes:
-        caption: the words around it.
-        rows: with a time, a series and a label each.
-    """
+    """Every sample of a few points in the order of time; each row has a label, a time and a series."""
 
     caption: Caption
     rows: tuple[tuple[str, Row], ...]

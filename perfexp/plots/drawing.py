@@ -1,4 +1,4 @@
-"""Drawing: what plots take of matplotlib, imported here only.
+"""The objects of matplotlib that plots use, imported here only.
 
 A matplotlibrc in the current folder is not read: it may be a pipe, name a backend or have LaTeX run.
 """

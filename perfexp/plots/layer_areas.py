@@ -1,4 +1,4 @@
-"""Areas: where the time of one call goes, as a bar for each pass and a treemap of its layers."""
+"""The time of one call by layer: a bar for each pass, and a treemap."""
 
 from __future__ import annotations
 
@@ -15,34 +15,30 @@ from perfexp.plots.treemap import Tile, squarify
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import subject
-from perfexp.tables.layer_tables import agrees, points, told
+from perfexp.tables.layer_tables import agrees, points, representative_point
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
-_GAP_COLOUR, _GAPS, _REST = "#d9d9d9", "gaps", "other kinds"
-#: Kinds that have a colour of their own; the treemap's rows beyond so many are one.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
+_GAP_COLOR, _GAPS, _REST = "#d9d9d9", "gaps", "other kinds"
+#: Limits on kinds with a color of their own, and on rows of the treemap; the rest is one row.
 _KINDS, _ROWS = 7, 60
-#: Areas from this share of the whole on are labelled.
+#: Smallest share of the whole with a label.
 _LABELLED = 0.012
 
 
 def draw(record: Record) -> bytes | None:
-    """The layers of a point as PNG, as `told` chooses it; None where no layers were looked into.
-
-    Args:
-        record: of any run.
-    """
-    chosen = told(record)
+    """Return the layers of the representative point as PNG; None unless layers were profiled."""
+    chosen = representative_point(record)
     if chosen is None or not _taken(chosen):
         return None
     taken, about = _taken(chosen), subject(record.plan, record.environment)
-    colours = _colours(taken)
+    colors = _colors(taken)
     figure = Figure(figsize=(12, 9), dpi=100, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     bars, map_ = figure.subplots(2, 1, height_ratios=(1, 4))
-    _bars(bars, taken, colours)
-    _map(map_, taken, colours)
+    _bars(bars, taken, colors)
+    _map(map_, taken, colors)
     whole = median(chosen.facts["layers"]["call_seconds"])
-    where = about.device or "a device that is not known"
+    where = about.device or "an unknown device"
     codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts if not doubt.is_note))
     caption_of(
         figure,
@@ -74,32 +70,32 @@ def _pass(line: Mapping[str, Any]) -> str:
     return str(line["key"]["which"]) if line["key"] else "unattributed"
 
 
-def _colours(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A colour for each kind that takes most."""
+def _colors(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A color for each of the largest kinds."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in taken:
         sums[line["kind"]] += _seconds(line)
     kinds = sorted(sums, key=lambda kind: -sums[kind])[:_KINDS]
-    return dict(zip(kinds, _COLOURS, strict=False))
+    return dict(zip(kinds, _COLORS, strict=False))
 
 
-def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
-    """One for each pass, of kinds and gaps."""
+def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
+    """One bar for each pass, of kinds and gaps."""
     passes = list(dict.fromkeys(map(_pass, taken)))[::-1]
     whole = sum(_seconds(line) + _gap(line) for line in taken)
-    names = [*colours, _REST, _GAPS]
+    names = [*colors, _REST, _GAPS]
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in taken:
-        kind = line["kind"] if line["kind"] in colours else _REST
+        kind = line["kind"] if line["kind"] in colors else _REST
         parts[_pass(line), kind] += _seconds(line)
         parts[_pass(line), _GAPS] += _gap(line)
     left = dict.fromkeys(passes, 0.0)
     for name in names:
-        widths = [parts[each, name] / whole * 1e2 for each in passes]
+        widths = [parts[which, name] / whole * 1e2 for which in passes]
         if any(widths):
-            colour = {_GAPS: _GAP_COLOUR, _REST: _COLOURS[-1]}.get(name) or colours[name]
-            axes.barh(passes, widths, left=list(left.values()), color=colour, label=plain(name))
-            left = {each: left[each] + width for each, width in zip(passes, widths, strict=True)}
+            color = {_GAPS: _GAP_COLOR, _REST: _COLORS[-1]}.get(name) or colors[name]
+            axes.barh(passes, widths, left=list(left.values()), color=color, label=plain(name))
+            left = {which: left[which] + width for which, width in zip(passes, widths, strict=True)}
     axes.set_xlabel("% of the call", fontsize=11)
     axes.set_xlim(0, max(left.values()))
     axes.legend(fontsize=10, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.02), labelspacing=0.15)
@@ -107,7 +103,7 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, s
         axes.spines[side].set_visible(False)
 
 
-def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
+def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
     """All rows, passes of one layer together, as areas."""
     rows: defaultdict[tuple[str, str], float] = defaultdict(float)
     gaps = sum(map(_gap, taken))
@@ -117,13 +113,13 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, st
     largest = sorted(((seconds, *row) for row, seconds in rows.items()), reverse=True)
     rest = sum(seconds for seconds, *_ in largest[_ROWS:])
     shown = [*largest[:_ROWS], (rest, f"{len(largest) - _ROWS} more", _REST), (gaps, _GAPS, _GAPS)]
-    shown = sorted((each for each in shown if each[0] > 0), reverse=True)
+    shown = sorted((row for row in shown if row[0] > 0), reverse=True)
     whole = sum(seconds for seconds, *_ in shown)
     tiles = squarify([seconds for seconds, *_ in shown], Tile(0.0, 0.0, 16.0, 9.0))
     for (seconds, name, kind), tile in zip(shown, tiles, strict=True):
-        colour = _GAP_COLOUR if kind == _GAPS else colours.get(kind, _COLOURS[-1])
+        color = _GAP_COLOR if kind == _GAPS else colors.get(kind, _COLORS[-1])
         corner = (tile.x, tile.y)
-        axes.add_patch(Rectangle(corner, tile.width, tile.height, facecolor=colour, edgecolor="white", linewidth=1.5))
+        axes.add_patch(Rectangle(corner, tile.width, tile.height, facecolor=color, edgecolor="white", linewidth=1.5))
         share = seconds / whole
         if share >= _LABELLED:
             middle = (tile.x + tile.width / 2, tile.y + tile.height / 2)
@@ -136,13 +132,13 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colours: Mapping[str, st
 
 
 def _short(name: str, width: float) -> str:
-    """So much of the end of a path as fits."""
+    """The end of a path that fits."""
     most = max(int(width * 7), 4)
     return name if len(name) <= most else f"…{name[-most + 1 :]}"
 
 
 def _which(record: Record, chosen: Point) -> str:
-    """Which point of several it is."""
+    """The point among several."""
     key, others = timed_key(chosen.key), [point.key for point in record.points if is_layers(point.key)]
     if len(others) < 2:
         return ""
@@ -153,6 +149,10 @@ def _which(record: Record, chosen: Point) -> str:
 
 
 def _closure(chosen: Point) -> str:
-    """How the sum compares with the call that was only timed."""
+    """The sum of the layers compared with the call without profiling."""
     closure = chosen.metric("layers/closure")
-    return "" if closure is None or closure.value is None else f"; profiled {closure.value:+.1%} against the clean call"
+    return (
+        ""
+        if closure is None or closure.value is None
+        else f"; profiled {closure.value:+.1%} against the call without profiling"
+    )

@@ -1,4 +1,4 @@
-"""Pictures: what there is to see of a record and of a sweep; `canvas` draws it."""
+"""The plots of a record and of a sweep as data; `canvas` draws them."""
 
 from __future__ import annotations
 
@@ -16,104 +16,96 @@ from perfexp.summaries.subject import constant, label, one_line, shape, subject,
 from perfexp.summaries.sweep_summary import paired
 from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, scaling_text
 
-#: More points of one size and one batch size than this are bars, not distributions side by side.
+#: Limit on points of one size and batch size as distributions side by side; more are bars.
 _MOST_STRIPS = 3
-#: Where the only thing that varies is one of these, it makes an axis.
+#: Fields that make an axis if they vary.
 _NUMERIC = ("input_size", "batch_size")
-#: What has a panel below the times, where it was measured: title, metric, unit.
-_BESIDE = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "bytes"))
-#: Stretches that a fitted curve is drawn in.
-_CURVE_STRETCHES = 60
+#: Panels below the times, if measured: title, metric, unit.
+_PANELS = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "bytes"))
+#: Line segments of a fitted curve.
+_CURVE_SEGMENTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Named:
-    """A row and what distinguishes its line from others."""
+    """A row with the name of its line."""
 
     name: str
     row: Row
 
 
 def picture(record: Record) -> Chart | Bars | Strips | None:
-    """What there is to see of a record.
+    """Return the plot of a record.
 
-    Time against input size, or against batch size where only that varies, with the throughput where batch sizes
-    vary; where neither varies, the samples themselves. None where nothing was timed.
-
-    Args:
-        record: of any run.
+    It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
+    vary; if neither varies, the samples. None if nothing was timed.
     """
-    known = rows(record)
-    timed = [row for row in known if row.time]
+    table = rows(record)
+    timed = [row for row in table if row.time]
     if not timed:
         return None
     about = subject(record.plan, record.environment)
-    title = " · ".join(filter(None, (str(about), shape(row.key for row in known))))
-    caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(known, [record]))
-    fields = varying(row.key for row in known)
+    title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
+    caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(table, [record]))
+    fields = varying(row.key for row in table)
     axis = next((name for name in _NUMERIC if name in fields), None)
-    named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in known]
+    named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in table]
     if axis:
         return _chart(caption, named, axis, fitted=axis == "input_size")
     if len(timed) <= _MOST_STRIPS:
-        return Strips(caption=caption, rows=tuple((each.name, each.row) for each in named if each.row.time))
+        return Strips(caption=caption, rows=tuple((entry.name, entry.row) for entry in named if entry.row.time))
     return _bars(caption, named)
 
 
 def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
-    """What there is to see of a sweep: a line for each combination of the axes that are no numbers; None for nothing.
-
-    Args:
-        sweep: its summary.
-        records: those of its runs, as far as there are any.
-    """
-    found = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
-    known = [row for _, row in found]
-    if not any(row.time for row in known):
+    """Return the plot of a sweep: a line for each combination of the axes that are not numbers; None for none."""
+    pairs = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
+    table = [row for _, row in pairs]
+    if not any(row.time for row in table):
         return None
     subjects = [subject(record.plan, record.environment) for record in records]
     devices = dict.fromkeys(about.device for about in subjects if about.device)
-    same = constant(row.key for row in known)
+    same = constant(row.key for row in table)
     caption = Caption(
         title=" · ".join(
-            filter(None, (one_line(sweep.name), label(known[0].key, same), units.counted(len(sweep.children), "run")))
+            filter(None, (one_line(sweep.name), label(table[0].key, same), units.counted(len(sweep.children), "run")))
         ),
-        subtitle=_subtitle(known, ", ".join(devices) or None),
-        footer=_footer(known, records),
+        subtitle=_subtitle(table, ", ".join(devices) or None),
+        footer=_footer(table, records),
     )
-    fields = varying(row.key for row in known)
+    fields = varying(row.key for row in table)
     axis = next((name for name in _NUMERIC if name in fields), None)
-    named = [_Named(name=_sweep_label(child.axes, row.key, fields, axis), row=row) for child, row in found]
+    named = [_Named(name=_sweep_label(child.axes, row.key, fields, axis), row=row) for child, row in pairs]
     return _chart(caption, named, axis) if axis else _bars(caption, named)
 
 
-def _by_one_time(found: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
-    """The rows of a sweep with one kind of time, the first that all have; as they are where there is none."""
-    timed = [row for _, row in found if row.time]
+def _by_one_time(pairs: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
+    """The rows of a sweep with the first kind of time that all have; unchanged if there is none."""
+    timed = [row for _, row in pairs if row.time]
     kind = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
     return [
         (child, replace(row, time_kind=kind, time=row.times[kind]) if kind and row.time else row)
-        for child, row in found
+        for child, row in pairs
     ]
 
 
 def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:
-    where, title, ticks = _positions([each.row.key for each in named], axis)
-    timed = [each for each in named if each.row.time]
-    kinds = {each.row.time_kind for each in timed}
+    where, title, ticks = _positions([entry.row.key for entry in named], axis)
+    timed = [entry for entry in named if entry.row.time]
+    kinds = {entry.row.time_kind for entry in timed}
     times = _lines(timed, where, lambda row: row.time.median if row.time else None, with_kind=len(kinds) > 1)
     curves = _curves(timed, where, with_kind=len(kinds) > 1) if fitted else ()
     panels = [Panel(title="time per call", lines=times, unit="seconds", curves=curves)]
-    if len({each.row.key.batch_size for each in named}) > 1:
+    if len({entry.row.key.batch_size for entry in named}) > 1:
         rates = _lines(timed, where, lambda row: row.samples_per_second)
         panels.append(Panel(title="throughput", lines=rates))
-    beside = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _BESIDE)
-    panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in beside if lines]
+    optional = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _PANELS)
+    panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in optional if lines]
     return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
 
 
 def _metric(name: str, row: Row) -> estimators.Interval | None:
-    """A figure beside the times, which has no interval of its own."""
+    """A metric, which has no interval of its own."""
     metric = find_metric(row, name)
     if metric is None or metric.value is None:
         return None
@@ -121,46 +113,46 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
 
 
 def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool) -> tuple[Curve, ...]:
-    """How the times grow with the size, from the smallest size to the largest; sizes are sides if all are squares."""
-    labels = {each.row.key: _line_label(each, with_kind=with_kind) for each in named}
-    known, curves = scalings([each.row for each in named]), list[Curve]()
-    for number, scaling in enumerate(known):
+    """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
+    labels = {entry.row.key: _line_label(entry, with_kind=with_kind) for entry in named}
+    models, curves = scalings([entry.row for entry in named]), list[Curve]()
+    for number, scaling in enumerate(models):
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
         power = 1 if end == scaling.key.pixels else 2
-        x = [start + (end - start) * step / _CURVE_STRETCHES for step in range(_CURVE_STRETCHES + 1)]
+        x = [start + (end - start) * step / _CURVE_SEGMENTS for step in range(_CURVE_SEGMENTS + 1)]
         y = tuple(scaling.fit.at(position**power / MEGAPIXEL) for position in x)
-        text = scaling_text(scaling) if len(known) == 1 else "" if number else "fitted growth"
+        text = scaling_text(scaling) if len(models) == 1 else "" if number else "scaling model"
         curves.append(Curve(label=text, line=labels[scaling.key], x=tuple(x), y=y))
     return tuple(curves)
 
 
-def _line_label(each: _Named, *, with_kind: bool) -> str:
-    return " · ".join(filter(None, (each.name, each.row.time_kind if with_kind else "")))
+def _line_label(entry: _Named, *, with_kind: bool) -> str:
+    return " · ".join(filter(None, (entry.name, entry.row.time_kind if with_kind else "")))
 
 
 def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
-    """How points failed, by their position; and which line they are missing from, where there are several."""
-    several = len({each.name for each in named}) > 1
-    found: dict[float, list[str]] = {}
-    for each in named:
-        if not each.row.time:
-            text = f"{each.name}: {each.row.status.value}" if several else each.row.status.value
-            found.setdefault(where[each.row.key], []).append(text)
-    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in found.items()}
+    """Status of failed points by position, with the line that they are missing from if there are several."""
+    several = len({entry.name for entry in named}) > 1
+    failures: dict[float, list[str]] = {}
+    for entry in named:
+        if not entry.row.time:
+            text = f"{entry.name}: {entry.row.status.value}" if several else entry.row.status.value
+            failures.setdefault(where[entry.row.key], []).append(text)
+    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in failures.items()}
 
 
 def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:
-    kinds = {each.row.time_kind for each in named if each.row.time}
+    kinds = {entry.row.time_kind for entry in named if entry.row.time}
     return Bars(
         caption=caption,
-        labels=tuple(f"{each.name} · {each.row.time_kind}" if len(kinds) > 1 else each.name for each in named),
-        values=tuple(each.row.time.median if each.row.time else None for each in named),
-        remarks=tuple("" if each.row.time else each.row.status.value for each in named),
+        labels=tuple(f"{entry.name} · {entry.row.time_kind}" if len(kinds) > 1 else entry.name for entry in named),
+        values=tuple(entry.row.time.median if entry.row.time else None for entry in named),
+        remarks=tuple("" if entry.row.time else entry.row.status.value for entry in named),
     )
 
 
 def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, dict[float, str]]:
-    """Where each key lies on the horizontal axis, the title of that axis, and its ticks."""
+    """The position of each key on the horizontal axis, the title of that axis, and its ticks."""
     if axis == "batch_size":
         where = {key: float(key.batch_size) for key in keys}
         return where, "batch size (samples per call)", {where[key]: str(key.batch_size) for key in keys}
@@ -183,40 +175,40 @@ def _lines(
     with_kind: bool = False,
 ) -> tuple[Line, ...]:
     """The points by their names, each line from left to right."""
-    found: dict[str, list[tuple[float, estimators.Interval]]] = {}
-    for each in named:
-        y = value(each.row)
+    points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
+    for entry in named:
+        y = value(entry.row)
         if y is not None:
-            found.setdefault(_line_label(each, with_kind=with_kind), []).append((where[each.row.key], y))
+            points_of.setdefault(_line_label(entry, with_kind=with_kind), []).append((where[entry.row.key], y))
     lines = []
-    for name, points in found.items():
+    for name, points in points_of.items():
         points.sort(key=lambda point: point[0])
         lines.append(Line(label=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points)))
     return tuple(lines)
 
 
 def _sweep_label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str | None) -> str:
-    """The values of the axes that do not lie on the horizontal one, then what else distinguishes a point."""
-    told = {"phase" if name == "mode" else name for name in axes}
+    """The values of the axes that are not the horizontal one, then other differences of a point."""
+    shown = {"phase" if name == "mode" else name for name in axes}
     words = [
         _axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or (name != axis and not axis)
     ]
-    rest = [name for name in fields if name != axis and (name not in told or name in _NUMERIC)]
+    rest = [name for name in fields if name != axis and (name not in shown or name in _NUMERIC)]
     return " · ".join([*words, *filter(None, [label(key, rest)])])
 
 
 def _axis_text(name: str, value: str) -> str:
-    """An axis' value, with its name where the value is not a word."""
+    """The value of an axis, with its name unless the value is a word."""
     return one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
 
 
-def _subtitle(known: Sequence[Row], device: str | None) -> str:
-    kinds = ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
-    where = device or "a device that is not known"
+def _subtitle(table: Sequence[Row], device: str | None) -> str:
+    kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
+    where = device or "an unknown device"
     return f"{kinds} per call, median with its 95 % interval where there is one, on {where}"
 
 
-def _footer(known: Sequence[Row], records: Sequence[Record]) -> str:
-    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in known for doubt in row.doubts]
+def _footer(table: Sequence[Row], records: Sequence[Record]) -> str:
+    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in table for doubt in row.doubts]
     codes = dict.fromkeys(doubt.code for doubt in doubts if not doubt.is_note)
     return f"warnings: {', '.join(codes)}" if codes else ""

@@ -1,4 +1,4 @@
-"""Treemap: rectangles whose areas are given, as square as can be.
+"""Treemap: rectangles of given areas, as square as possible.
 
 The algorithm is that of Bruls, Huizing and van Wijk, Squarified Treemaps (2000).
 """
@@ -19,11 +19,11 @@ class Tile(NamedTuple):
 
 
 def squarify(values: Sequence[float], within: Tile) -> list[Tile]:
-    """A rectangle for each value, in their order, with an area in proportion to it; together they fill the given one.
+    """Return a rectangle for each value, in order, with an area in proportion to it; together they fill `within`.
 
     Args:
-        values: positive, the largest first.
-        within: to be filled.
+        values: positive values, the largest first.
+        within: rectangle to fill.
     """
     total = sum(values)
     areas = [value / total * within.width * within.height for value in values]
@@ -46,7 +46,7 @@ def _worst(row: Sequence[float], side: float) -> float:
 
 
 def _place(row: Sequence[float], within: Tile) -> tuple[list[Tile], Tile]:
-    """A row along the shorter side, and what is left."""
+    """A row along the shorter side, and the rest."""
     tiles, x, y = [], within.x, within.y
     if within.width >= within.height:
         thickness = sum(row) / within.height

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from perfexp.devices import Device
-from perfexp.host.cache import Kept, cache_folder
+from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Precision
 from perfexp.probes import queue, timing
 
@@ -22,7 +22,7 @@ _CALLS, _WARMUP = 10, 2
 _SLOW_SECONDS = 0.2
 
 
-def ceilings(device: Device, precision: Precision, *, cache: Kept | None = None) -> dict[str, float]:
+def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = None) -> dict[str, float]:
     """Return the FLOP/s of a matrix product in a precision, and the bytes per second, read and written, of a copy.
 
     Measuring them takes a second or two, once for this device and this torch.
@@ -32,7 +32,7 @@ def ceilings(device: Device, precision: Precision, *, cache: Kept | None = None)
         precision: precision of the matrix product.
         cache: cache of earlier results; by default the user's.
     """
-    cache = cache or Kept(cache_folder("ceilings"), _identity(device))
+    cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
     measures: dict[str, Callable[[], float]] = {
         f"flops_per_second {precision.name}": lambda: _flops_per_second(device, precision),

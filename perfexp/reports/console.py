@@ -1,4 +1,4 @@
-"""Console: what is about to be measured and what came out: tables and colours on a terminal, plain lines elsewhere."""
+"""Console: headers, progress and results; tables and colors on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perfexp.records import units
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
-from perfexp.reports import multi_device, overview
+from perfexp.reports import overview
 from perfexp.reports.progress import Progress, Whole
 from perfexp.summaries import profile_summary, sweep_summary
 from perfexp.summaries.grid import Grid
@@ -31,24 +31,24 @@ from perfexp.summaries.subject import label, one_line, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
 
-#: A file or a pipe has no edge: its lines are not broken.
+#: Width for files and pipes: their lines are not broken.
 _ENDLESS = 10_000
 #: Colors of lines that begin with a severity.
 _STYLES = {"error": "red", "warning": "yellow"}
-#: Above lines that begin with a status: failed, unsupported, oom, ….
+#: Title of lines that begin with a status: failed, unsupported, oom, ….
 _NOT_MEASURED = "not measured"
 
 
 class Console:
     """Reports on stdout, errors on stderr.
 
-    Lines are plain (no colours, no bar, no lines drawn) where stdout is no terminal, with `NO_COLOR`, and with quiet.
+    Lines are plain (no colors, no bar, no drawn lines) if stdout is not a terminal, with `NO_COLOR`, and with quiet.
 
     Args:
-        quiet: print only results, errors, warnings, failures and the folder of the files.
-        out: instead of stdout.
-        err: instead of stderr.
-        width: instead of the terminal's.
+        quiet: print results, errors, warnings, failures and paths only.
+        out: replaces stdout.
+        err: replaces stderr.
+        width: replaces the terminal's width.
     """
 
     def __init__(
@@ -63,14 +63,7 @@ class Console:
         self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
 
     def header(self, plan: Mapping[str, Any], *, points: int, device: str | None, seconds: float | None) -> None:
-        """What is about to be measured.
-
-        Args:
-            plan: the resolved configuration.
-            points: how many points it has.
-            device: the device's name, or None where it is not known.
-            seconds: about how long the measurement takes, or None where that is not known.
-        """
+        """Print the subject of a run and its estimated duration; a device or a duration may be unknown (None)."""
         if self.quiet:
             return
         self._headed = str(subject(plan))
@@ -80,12 +73,12 @@ class Console:
         self._line(f"{units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: int, seconds: float | None) -> None:
-        """How much a sweep is about to measure.
+        """Print the size of a sweep and the estimated duration of all its runs, None if unknown.
 
         Args:
-            sweep: its summary, before the first run.
-            points: how many points a run has.
-            seconds: about how long all runs take, or None where that is not known.
+            sweep: summary before the first run.
+            points: number of points in a run.
+            seconds: estimated duration.
         """
         if self.quiet:
             return
@@ -94,38 +87,29 @@ class Console:
         self._line(f"{runs} of {units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
 
     def note(self, message: str) -> None:
-        """Something worth knowing before the rest.
-
-        Args:
-            message: one line.
-        """
+        """Print a line above the results."""
         self._line(message)
 
     def progress(self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None) -> Progress:
-        """A bar or lines for the events of one run; to be entered.
-
-        Args:
-            clock: seconds from any origin; for what is left.
-            whole: the sweep that the run belongs to, if it belongs to one.
-        """
+        """Return a bar or lines for the events of one run, as a context manager; `whole` is its sweep."""
         return Progress(self._out, plain=self.plain, quiet=self.quiet, clock=clock, err=self._err, whole=whole)
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
-        """What a run measured.
+        """Print the results of a run.
 
         Args:
-            record: finished, whatever its status.
-            folder: where its files are.
-            tracking: how to look at it in the tracker, if it was sent to one.
+            record: finished record of any status.
+            folder: folder of the run.
+            tracking: lines that lead to it in the tracking store.
         """
-        known = rows(record)
+        table = rows(record)
         if self.quiet:
-            self._result_lines(known)
+            self._result_lines(table)
         else:
-            self._tables(record, known)
-        self._remarks(record, known)
+            self._tables(record, table)
+        self._remarks(record, table)
         if marked := profile_summary.commands(record):
-            self._to_copy("to look at the marked call", marked)
+            self._to_copy("to profile the marked call", marked)
         self._to_copy("files", [f"{folder}{os.sep}"])
         names = ", ".join(artifact.path for artifact in record.artifacts)
         if names and not self.quiet:
@@ -135,13 +119,13 @@ class Console:
     def show_sweep(
         self, sweep: Sweep, folder: Path | None, records: Sequence[Record], *, tracking: str | None = None
     ) -> None:
-        """What the runs of a sweep measured, a line each.
+        """Print the results of a sweep, a line for each run.
 
         Args:
-            sweep: its summary.
-            folder: where its files are; None where it left none.
-            records: those of its runs, as far as there are any.
-            tracking: how to look at it in the tracker, if it was sent to one.
+            sweep: summary of the sweep.
+            folder: folder of the sweep; None if it left none.
+            records: available records of its runs.
+            tracking: lines that lead to it in the tracking store.
         """
         self._line(sweep_summary.headline(sweep), style="bold")
         if same := sweep_summary.setting(records):
@@ -155,40 +139,22 @@ class Console:
         self._tracking(tracking)
 
     def has_room(self, grid: Grid) -> bool:
-        """Whether a table can be shown with each of its rows on one line.
-
-        Args:
-            grid: the table.
-        """
+        """Whether a table fits the terminal with each of its rows on one line."""
         return grid.whole_width <= self._out.width - 2
 
     def show_grid(self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = ()) -> None:
-        """A table of anything, what it is of above it and what was not measured below it.
-
-        Args:
-            title: one line.
-            grid: None where there is nothing to draw.
-            not_measured: a line each.
-        """
+        """Print any table below its title, and failures below it."""
         self._line(one_line(title), style="bold")
         if grid:
             self._grid(grid)
         self._section(_NOT_MEASURED, not_measured, style="red")
 
     def error(self, message: str) -> None:
-        """An error, on stderr.
-
-        Args:
-            message: what was given, what is possible, what to do.
-        """
+        """Print an error on stderr."""
         self._alert("error: ", "bold red", message)
 
     def warning(self, message: str) -> None:
-        """A warning, on stderr.
-
-        Args:
-            message: what is not as expected, and what to do.
-        """
+        """Print a warning on stderr."""
         self._alert("warning: ", "bold yellow", message)
 
     def _alert(self, label: str, style: str, message: str) -> None:
@@ -196,23 +162,23 @@ class Console:
         text.append("\n".join(map(one_line, mask(message).splitlines())), style="not bold default")
         self._err.print(text, soft_wrap=True)
 
-    def _tables(self, record: Record, known: Sequence[Row]) -> None:
+    def _tables(self, record: Record, rows: Sequence[Row]) -> None:
         about = subject(record.plan, record.environment)
         if self._headed != str(about):
             self._line(str(about), style="bold")
         ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
-        same = shape(row.key for row in known)
-        where = f"on {about.device or 'a device that is not known'}{ranks}"
+        same = shape(row.key for row in rows)
+        where = f"on {about.device or 'an unknown device'}{ranks}"
         self._line(" ".join(filter(None, (same, where))), indent=2)
-        if known:
-            self._grid(overview.points(known, requested_percentiles(record)))
-        self._section("growth with the size", scaling_lines(known))
+        if rows:
+            self._grid(overview.points(rows, requested_percentiles(record)))
+        self._section("scaling with the input size", scaling_lines(rows))
         self._section("convolutions", convolutions.sentences(record))
-        self._section("ranks", multi_device.sentences(record))
+        self._section("ranks", overview.ranks(record))
         tables = {
-            "across processes": overview.processes(known),
-            "phases": overview.phases(known),
-            "other figures": overview.metrics(known),
+            "across processes": overview.processes(rows),
+            "phases": overview.phases(rows),
+            "other metrics": overview.metrics(rows),
         }
         for title, grid in tables.items():
             if grid:
@@ -223,7 +189,7 @@ class Console:
         lines = []
         for first in firsts:
             lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
-        self._section("first prediction of a fresh process", lines)
+        self._section("cold start", lines)
         if table := layer_tables.table(record):
             self._line(f"layers: {table[0]}", style="bold")
             self._grid(table[1])
@@ -232,9 +198,9 @@ class Console:
             self._line(title, style="bold")
             self._grid(grid)
 
-    def _result_lines(self, known: Sequence[Row]) -> None:
-        fields = varying(row.key for row in known) or ("input_size", "batch_size")
-        for row in known:
+    def _result_lines(self, rows: Sequence[Row]) -> None:
+        fields = varying(row.key for row in rows) or ("input_size", "batch_size")
+        for row in rows:
             if row.time:
                 self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
 
@@ -256,7 +222,7 @@ class Console:
             self._to_copy("tracking", map(one_line, tracking.splitlines()))
 
     def _section(self, title: str, lines: Sequence[str], style: str = "") -> None:
-        """A title and lines below it; nothing where there are no lines."""
+        """Print a title and lines below it; nothing without lines."""
         if not lines:
             return
         self._line(title, style=f"bold {style}".strip())
@@ -279,7 +245,7 @@ class Console:
         self._out.print(Padding(Text(printable(text), style=style, overflow="fold"), (0, 0, 0, indent), expand=False))
 
     def _to_copy(self, title: str, lines: Iterable[str]) -> None:
-        """Paths and links: no line is broken, so that a terminal copies it whole."""
+        """Print paths and links: no line is broken, so that a terminal copies it whole."""
         self._line(title, style="bold")
         for line in lines:
             self._out.print(Text(f"  {printable(line)}"), soft_wrap=True)
@@ -287,7 +253,7 @@ class Console:
 
 def _how_long(seconds: float | None) -> str:
     if seconds is None:
-        return "how long is not known beforehand"
+        return "duration unknown"
     return f"measuring takes about {units.format_seconds(seconds, 2)}, more if calls are slow"
 
 
@@ -305,7 +271,7 @@ def _table(grid: Grid, *, fits: bool) -> Table:
 
 
 def _stream(stream: TextIO, *, plain: bool, width: int | None) -> rich.console.Console:
-    """A console that changes nothing in what it is given; what the stream can't encode becomes `?`."""
+    """A rich console that leaves texts as they are; characters that the stream cannot encode become `?`."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
     return rich.console.Console(

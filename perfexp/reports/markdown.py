@@ -1,4 +1,4 @@
-"""Report: a record as a page of Markdown, for people and for the tracker's description of a run."""
+"""The report of a record as a page of Markdown, also for the tracking store's description of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from perfexp.records.record import Record
 from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
-from perfexp.reports import multi_device, overview
+from perfexp.reports import overview
 from perfexp.summaries import profile_summary
 from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
@@ -27,13 +27,9 @@ _TIMES = {
 
 
 def markdown(record: Record) -> str:
-    """The report.
-
-    Args:
-        record: of any run.
-    """
+    """Return the report of a record."""
     about = subject(record.plan, record.environment)
-    known = rows(record)
+    table = rows(record)
     sections = [
         f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n",
         _items(
@@ -41,19 +37,19 @@ def markdown(record: Record) -> str:
                 "algorithm": about.algorithm,
                 "precision": about.precision,
                 "execution": about.execution,
-                "device": about.device or "not known",
-                **({"size": same} if (same := shape(row.key for row in known)) else {}),
+                "device": about.device or "unknown",
+                **({"size": same} if (same := shape(row.key for row in table)) else {}),
                 "status": record.status.value,
                 "measured": f"{record.started} to {record.ended}",
             }
         ),
-        _times(record, known),
+        _times(record, table),
         _first_predictions(record),
         _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
-        _section("Ranks", _list(map(escape_markdown, multi_device.sentences(record)))),
+        _section("Ranks", _list(map(escape_markdown, overview.ranks(record)))),
         _layers(record),
         _profile(record),
-        *_diagnostics(record, known),
+        *_diagnostics(record, table),
         _section("Not measured", _list(map(escape_markdown, failures(record)))),
         _section("Environment", _items(_environment(record.environment))),
         _section("To measure it again", _again(record)),
@@ -62,18 +58,14 @@ def markdown(record: Record) -> str:
 
 
 def code(command: str) -> str:
-    """A command line as a block of code that is no wider than a page and can be pasted into a shell.
-
-    Args:
-        command: as a shell takes it.
-    """
+    """Return a command line as a block of code that fits a page and can be pasted into a shell."""
     try:
         words = shlex.split(one_line(command))
-    except ValueError:  # a record of somebody else may hold anything
+    except ValueError:  # a foreign record may hold anything
         words = [one_line(command)]
     lines = [""]
     for word in words:
-        # nothing is between the pieces of a word: a shell removes the backslash and the line break after it
+        # a shell joins the pieces of a word: it removes the backslash and the line break after it
         for index, start in enumerate(range(0, max(len(word), 1), _LONGEST_WORD)):
             piece = shlex.quote(word[start : start + _LONGEST_WORD])
             if index:
@@ -87,40 +79,40 @@ def code(command: str) -> str:
     return "".join(f"    {line}\n" for line in lines)
 
 
-def _times(record: Record, known: Sequence[Row]) -> str:
-    """The tables and what their times are."""
-    if not known:
+def _times(record: Record, table: Sequence[Row]) -> str:
+    """The tables of times, and the meaning of their kinds."""
+    if not table:
         return _section("Times", "Nothing was measured.\n")
-    kinds = dict.fromkeys(row.time_kind for row in known if row.time_kind)
+    kinds = dict.fromkeys(row.time_kind for row in table if row.time_kind)
     meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in kinds]
     intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
-    text = _section("Times", f"{intro}\n\n{overview.points(known, requested_percentiles(record)).markdown()}")
-    growth = _section("Growth with the size", _list(map(escape_markdown, scaling_lines(known))))
+    text = _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")
+    growth = _section("Scaling with the input size", _list(map(escape_markdown, scaling_lines(table))))
     tables = {
-        "Across processes": overview.processes(known),
-        "Phases of a call": overview.phases(known),
+        "Across processes": overview.processes(table),
+        "Phases of a call": overview.phases(table),
     }
-    found = [_section(title, grid.markdown()) for title, grid in tables.items() if grid]
-    others = overview.metrics(known)
+    sections = [_section(title, grid.markdown()) for title, grid in tables.items() if grid]
+    others = overview.metrics(table)
     lines = _list(map(escape_markdown, [*others.listed(), *others.notes])) if others else ""
-    return "\n".join(filter(None, (text, growth, *found, _section("Other figures", lines))))
+    return "\n".join(filter(None, (text, growth, *sections, _section("Other metrics", lines))))
 
 
 def _first_predictions(record: Record) -> str:
     firsts = first_predictions(record)
     fields = varying(first.key for first in firsts) or ("input_size", "batch_size")
     lines = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
-    return _section("First prediction of a fresh process", _list(map(escape_markdown, lines)))
+    return _section("Cold start", _list(map(escape_markdown, lines)))
 
 
 def _layers(record: Record) -> str:
-    """The rows that take most of a call; the picture and the table have all."""
+    """The rows with the largest share of a call; plot and table have all."""
     table = layer_tables.table(record)
     return _section("Layers", f"{escape_markdown(table[0])}\n\n{table[1].markdown()}") if table else ""
 
 
 def _profile(record: Record) -> str:
-    """What a profiler saw, which is no time of the run."""
+    """The findings of a profiler, which are not times of the run."""
     sentences = _list(map(escape_markdown, profile_summary.sentences(record)))
     grids = [f"{escape_markdown(title)}\n\n{grid.markdown()}" for title, grid in profile_summary.tables(record)]
     commands = "".join(map(code, profile_summary.commands(record)))
@@ -136,7 +128,7 @@ def _diagnostics(record: Record, known: Sequence[Row]) -> Iterator[str]:
 
 
 def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The facts that a reader asks for first; record.json has the rest."""
+    """The most important facts of the environment; record.json has the rest."""
     device, git = environment.get("device"), environment.get("git")
     facts: dict[str, Any] = {}
     if isinstance(device, Mapping):
@@ -155,11 +147,11 @@ def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _again(record: Record) -> str:
-    """A command that measures the run alone into a new folder, and what identifies the run."""
-    kept = [text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"]
-    alone = ["hydra.mode=RUN"] if record.sweep else []  # a file of the experiment's may ask for a sweep
+    """A command that measures the run alone into a new folder, and the ids of the run."""
+    overrides = [text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"]
+    alone = ["hydra.mode=RUN"] if record.sweep else []  # an experiment file may set a sweep
     elsewhere = ["stage=null"] if record.plan.get("stage") else []
-    command = shlex.join(["python", "-m", "perfexp", *kept, *alone, *elsewhere])
+    command = shlex.join(["python", "-m", "perfexp", *overrides, *alone, *elsewhere])
     same = {"perfexp": record.perfexp_version, "plan": record.plan_hash, "run": record.uid}
     return f"{code(command)}\n{_items(same)}"
 
@@ -173,5 +165,5 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _section(title: str, text: str) -> str:
-    """A section with its heading; nothing where there is no text."""
+    """A section with its heading; nothing without text."""
     return f"## {title}\n\n{text}" if text else ""

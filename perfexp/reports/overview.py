@@ -1,15 +1,16 @@
-"""Overview: the tables of a record that people read, narrowed to what varies and to what is known."""
+"""The tables of a record for readers, narrowed to the fields that vary and the figures that exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from perfexp.records.record import Key, Status
+from perfexp.records import units
+from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row, across
-from perfexp.reports import multi_device
 from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.subject import field_text, varying
+from perfexp.summaries.subject import field_text, label, varying
 from perfexp.summaries.wording import (
     DATA_SHARE,
     PEAK_MEMORY,
@@ -27,7 +28,7 @@ from perfexp.summaries.wording import (
     shortage,
 )
 
-#: Metrics that the tables show in places of their own, and those that a reader looks up in the CSV.
+#: Metrics that have columns of their own, and metrics for the CSV only.
 _SHOWN_ELSEWHERE = (
     PEAK_MEMORY,
     DATA_SHARE,
@@ -36,18 +37,17 @@ _SHOWN_ELSEWHERE = (
     "loop/host_seconds",
 )
 
+#: Prefix of metrics of several ranks.
+_RANKS = "ranks/"
+_SHARES = {"communication_share": "waiting for gradients", "scaling_efficiency": "scaling efficiency"}
+
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
-_TWO_PROCESSES = "two processes say little of a third: their interval is ± 12.7 standard errors; of five it is ± 2.8"
+_TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
-    """The main table: which point, its time, percentiles, throughput, memory, and how it ended.
-
-    Args:
-        rows: at least one.
-        percentiles: those that were asked for.
-    """
+    """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
     kinds = _distinct(row.time_kind for row in rows)
     name = f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
     columns = [*key_columns(rows), Column(title=f"{name} ± CI95", cells=tuple(map(median_text, rows)))]
@@ -67,88 +67,106 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """Where the time of a call goes; None where no call was taken apart into two phases or more.
-
-    Args:
-        rows: of any run.
-    """
-    apart = [row for row in rows if len(row.phases) > 1]
-    if not apart:
+    """Return the time of each phase of a call; None if no call was split into two phases or more."""
+    split = [row for row in rows if len(row.phases) > 1]
+    if not split:
         return None
-    names = _distinct(name for row in apart for name in row.phases)
+    names = _distinct(name for row in split for name in row.phases)
     columns = [
-        *key_columns(apart),
+        *key_columns(split),
         *(
-            Column(title=name, cells=tuple(_phase_text(row, name) for row in apart), rank=rank)
+            Column(title=name, cells=tuple(_phase_text(row, name) for row in split), rank=rank)
             for rank, name in enumerate(names)
         ),
-        Column(title="data share", cells=tuple(_share_text(row) for row in apart)),
+        Column(title="data share", cells=tuple(_share_text(row) for row in split)),
     ]
     return Grid(columns=tuple(column for column in columns if any(column.cells)))
 
 
 def processes(rows: Sequence[Row]) -> Grid | None:
-    """What several processes say together of each point; None where none was measured by two or more.
-
-    Args:
-        rows: of any run.
-    """
-    known = across(rows)
-    if not known:
+    """Return statistics over several processes for each point; None if each was measured by one."""
+    totals = across(rows)
+    if not totals:
         return None
-    fields = [name for name in varying(each.key for each in known) if name != "replicate"]
-    kinds = _distinct(each.time_kind for each in known)
+    fields = [name for name in varying(total.key for total in totals) if name != "replicate"]
+    kinds = _distinct(total.time_kind for total in totals)
     columns = [
-        *_columns_of([each.key for each in known], fields or ("input_size", "batch_size")),
+        *_columns_of([total.key for total in totals], fields or ("input_size", "batch_size")),
         Column(
-            title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50", cells=tuple(bare_time(each.time) for each in known)
+            title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50",
+            cells=tuple(bare_time(total.time) for total in totals),
         ),
-        Column(title="CI95 across", cells=tuple(range_text(each.time) for each in known)),
-        Column(title="time", cells=tuple(each.time_kind if len(kinds) > 1 else "" for each in known)),
-        Column(title="spread", cells=tuple(percent(each.spread) for each in known)),
-        Column(title="processes", cells=tuple(str(len(each.keys)) for each in known)),
+        Column(title="CI95 across", cells=tuple(range_text(total.time) for total in totals)),
+        Column(title="time", cells=tuple(total.time_kind if len(kinds) > 1 else "" for total in totals)),
+        Column(title="spread", cells=tuple(percent(total.spread) for total in totals)),
+        Column(title="processes", cells=tuple(str(len(total.keys)) for total in totals)),
     ]
-    notes = (_TWO_PROCESSES,) if any(len(each.keys) == 2 for each in known) else ()
+    notes = (_TWO_PROCESSES,) if any(len(total.keys) == 2 for total in totals) else ()
     return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
 
 
 def metrics(rows: Sequence[Row]) -> Grid | None:
-    """The figures beside the times; None where there are none but those of the main table.
-
-    Args:
-        rows: of any run.
-    """
-    known = [
+    """Return the other metrics; None if there are none but those of the main table."""
+    others = [
         metric
         for row in rows
         for metric in row.metrics
-        if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(multi_device.PREFIX)
+        if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(_RANKS)
     ]
-    titles = {metric.name: metric_title(metric) for metric in known if metric.value is not None}
+    titles = {metric.name: metric_title(metric) for metric in others if metric.value is not None}
     having = [row for row in rows if any(metric_text(find_metric(row, name)) for name in titles)]
     columns = [
         Column(title=title, cells=tuple(metric_text(find_metric(row, name)) for row in having), rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
-    for metric in known:
+    for metric in others:
         if metric.reason:
             lacking.setdefault(metric.reason, []).append(metric_title(metric))
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
-    if any(metric.estimated for metric in known):
+    if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
     if not columns and not notes:
         return None
     return Grid(columns=(*key_columns(having), *columns) if columns else (), notes=tuple(notes))
 
 
+def ranks(record: Record) -> list[str]:
+    """Return a sentence for each point that several ranks measured: rates together and of each, shares, intervals."""
+    points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
+    fields = varying(point.key for point in points)
+    return [f"{f'{label(point.key, fields)}: ' if fields else ''}{', '.join(_rank_parts(point))}" for point in points]
+
+
+def _rank_parts(point: Point) -> Iterator[str]:
+    metrics = {metric.name.removeprefix(_RANKS): metric for metric in point.metrics if metric.name.startswith(_RANKS)}
+    together = metrics.pop("samples_per_second", None)
+    if together is not None:
+        rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
+        gradients = " but for the gradients" if point.key.phase == "train" else ""
+        yield f"together {rate}, independent{gradients}"
+    own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
+    if own:
+        least, most = (units.digits(value, 3) for value in (min(own), max(own)))
+        yield f"each {least if least == most else f'{least} … {most}'}"
+    intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
+    for name, words in _SHARES.items():
+        if name in metrics and metrics[name].value is not None:
+            yield f"{words} {percent(metrics[name].value or 0.0)}{_ends(intervals.get(name) or {})}"
+
+
+def _ends(interval: Mapping[str, Any]) -> str:
+    low, high = interval.get("low"), interval.get("high")
+    return " (no interval)" if low is None or high is None else f" ({percent(low)} … {percent(high)})"
+
+
 def key_columns(rows: Sequence[Row]) -> list[Column]:
-    """The fields of the key that vary; size and batch size where none does."""
+    """Return columns of the key's fields that vary; size and batch size if none does."""
     return _columns_of([row.key for row in rows], varying(row.key for row in rows) or ("input_size", "batch_size"))
 
 
 def remarks(row: Row) -> str:
-    """Status of a point that did not end well, and the codes of its errors and warnings."""
+    """Return how a point ended unless it ended well, and the codes of its errors and warnings."""
     codes = _distinct(doubt.code for doubt in row.doubts if not doubt.is_note)
     return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
 
@@ -161,13 +179,13 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
-    found = [percentile(service[1], number) if (service := service_time(row)) else None for row in rows]
-    cells = tuple(known_or_about(each, bare_time(each)) if each else "" for each in found)
+    intervals = [percentile(service[1], number) if (service := service_time(row)) else None for row in rows]
+    cells = tuple(known_or_about(interval, bare_time(interval)) if interval else "" for interval in intervals)
     return Column(title=f"{prefix}p{number:g}", cells=cells, rank=rank)
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
-    """Which percentile has no interval, and why; empty where it has one everywhere."""
+    """Which percentile has no interval, and why; empty if it has one everywhere."""
     services = [service[1] for row in rows if (service := service_time(row))]
     missing = [summary for summary in services if percentile(summary, number).low is None]
     if not missing:
@@ -188,5 +206,5 @@ def _share_text(row: Row) -> str:
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:
-    """The words that there are, each once, in the order of their first appearance."""
+    """The non-empty words, each once, in the order of their first appearance."""
     return list(dict.fromkeys(word for word in words if word))

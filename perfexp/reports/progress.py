@@ -1,4 +1,4 @@
-"""Progress: how far a run is, told only when the worker tells something; nothing runs while something is timed."""
+"""Progress of a run, drawn only when a worker sends an event: nothing runs in this process while a call is timed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perfexp.summaries.subject import one_line
 
 
 class Whole:
-    """How far a sweep is, and about how long the rest of it takes: as long as those that have been measured, each.
+    """Progress of a sweep; the remaining time follows from the mean of the runs that have been measured.
 
     Args:
-        total: how many runs there are, or None where that is not known.
-        noun: what one of them is.
+        total: number of runs, or None if unknown.
+        noun: name of one of them.
         clock: seconds from any origin.
     """
 
@@ -33,28 +33,23 @@ class Whole:
         self._start = clock()
         self._is_measured = False
         self._seconds: list[float] = []
-        #: How long one takes, as far as that is known before any has been measured.
+        #: Estimate for one run, used until one has been measured.
         self.estimated_seconds: float | None = None
 
     def begin(self, number: int, name: str) -> None:
-        """A run begins, and with it the one before has ended.
-
-        Args:
-            number: position of the run, from 1.
-            name: name of the run.
-        """
+        """Start the run with this number, from 1, which ends the one before."""
         now = self._clock()
         if self._is_measured:  # a run that was complete, or is refused, does not count
             self._seconds.append(now - self._start)
         self.number, self._name, self._start, self._is_measured = number, name, now, False
 
     def measure(self) -> None:
-        """The run that is under way has something to measure."""
+        """Mark the current run as one with something to measure."""
         self._is_measured = True
 
     @property
     def has_measured(self) -> bool:
-        """Whether it tells how long a run takes by those that have been measured."""
+        """Whether the remaining time comes from runs that have been measured."""
         return bool(self._seconds)
 
     @property
@@ -64,27 +59,27 @@ class Whole:
 
     @property
     def left_text(self) -> str:
-        """About how long everything takes from here; empty where it is unknown."""
-        each = sum(self._seconds) / len(self._seconds) if self._seconds else self.estimated_seconds
-        if self.total is None or each is None:
+        """Estimated time for the rest; empty if unknown."""
+        seconds = sum(self._seconds) / len(self._seconds) if self._seconds else self.estimated_seconds
+        if self.total is None or seconds is None:
             return ""
-        under_way = max(each - (self._clock() - self._start), 0.0)
-        return _left(under_way + each * (self.total - self.number))
+        under_way = max(seconds - (self._clock() - self._start), 0.0)
+        return _left(under_way + seconds * (self.total - self.number))
 
 
 class Progress:
     """Follows a worker's events, which arrive between timed blocks.
 
-    On a terminal a bar is drawn when an event arrives, and only then: there is no thread that refreshes it. Elsewhere
-    each point that is done is a line.
+    On a terminal a bar is drawn when an event arrives, and only then: no thread refreshes it. Elsewhere each finished
+    point is a line.
 
     Args:
-        console: where to draw.
-        plain: whether it is no place for a bar.
-        quiet: whether to print nothing but, on `err`, what is waited for.
-        err: console for what is waited for.
-        whole: the sweep that the run belongs to, if it belongs to one.
-        clock: seconds from any origin; for what is left.
+        console: console for the bar or the lines.
+        plain: print lines instead of a bar.
+        quiet: print nothing but, on `err`, the cause of a wait.
+        err: console for the cause of a wait.
+        whole: sweep that the run belongs to, if any.
+        clock: seconds from any origin, for the remaining time.
     """
 
     def __init__(
@@ -103,7 +98,7 @@ class Progress:
         self._total = self._finished = self._index = 0
         self._key = ""
         self._left_seconds: float | None = None
-        self._told = clock()
+        self._updated = clock()
         self._bar = None if plain or quiet else _bar(console, clock)
         self._of_whole = self._bar.add_task("", total=None, what="", left="") if self._bar and whole else None
         self._task = self._bar.add_task("", total=None, what="starting", left="") if self._bar else None
@@ -120,16 +115,12 @@ class Progress:
             self._bar.stop()
 
     def started(self, total: int) -> None:
-        """A worker is up.
-
-        Args:
-            total: how many points the run has.
-        """
+        """A worker runs; `total` is the number of points."""
         self._total = total
         self._draw("loading")
 
     def begun(self) -> None:
-        """The first measurement of the run begins: where there is no bar, a line says which run of a sweep this is."""
+        """The first measurement of the run begins: without a bar, a line names the run of a sweep."""
         if self._whole:
             self._whole.measure()
         if self._whole and self._plain and not self._quiet:
@@ -137,48 +128,26 @@ class Progress:
             self._console.print(Text(one_line(line)), soft_wrap=True)
 
     def remaining(self, seconds: float | None) -> None:
-        """About how long the run takes from now on.
-
-        Args:
-            seconds: about how long; None where it is unknown.
-        """
-        self._left_seconds, self._told = seconds, self._clock()
+        """Set the estimated seconds from now to the end of the run; None if unknown."""
+        self._left_seconds, self._updated = seconds, self._clock()
 
     def point(self, index: int, key_text: str) -> None:
-        """A point begins.
-
-        Args:
-            index: its number, from 0.
-            key_text: which one.
-        """
+        """Point number `index`, from 0, begins."""
         self._index, self._key = index, key_text
         self._draw(key_text)
 
     def block(self, text: str) -> None:
-        """A block of a point begins.
-
-        Args:
-            text: what it times.
-        """
+        """A block of a point begins; the text names what it times."""
         self._draw(": ".join(filter(None, (self._key, text))))
 
     def waiting(self, text: str) -> None:
-        """The worker waits for something outside of it, for who knows how long.
-
-        Args:
-            text: for what.
-        """
+        """The worker waits for another process; the text names the cause."""
         self._draw(text)
         if self._plain:
             (self._err if self._quiet else self._console).print(Text(one_line(text)), soft_wrap=True)
 
     def done(self, status: str, result: str) -> None:
-        """The point under way is done.
-
-        Args:
-            status: how it ended.
-            result: in short: its time, or why there is none.
-        """
+        """The current point is done; the result is its time, or why there is none."""
         self._finished += 1
         self._draw(self._key)
         if self._quiet or not (self._plain or status != Status.OK):
@@ -189,8 +158,8 @@ class Progress:
 
     @property
     def left_text(self) -> str:
-        """About how long the run takes from here; empty where it is unknown, or where it takes longer than that."""
-        return "" if self._left_seconds is None else _left(self._left_seconds - (self._clock() - self._told))
+        """Estimated time for the rest of the run; empty if unknown, or exceeded."""
+        return "" if self._left_seconds is None else _left(self._left_seconds - (self._clock() - self._updated))
 
     def _draw(self, what: str) -> None:
         if self._bar is None or self._task is None:
@@ -215,7 +184,7 @@ def _left(seconds: float) -> str:
 
 
 def _bar(console: rich.console.Console, clock: Callable[[], float]) -> rich.progress.Progress:
-    """A bar that is gone when it ends and that draws itself only when it is told to."""
+    """A bar that disappears at the end and draws itself only on `refresh`."""
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(
         rich.progress.BarColumn(bar_width=20),

@@ -1,4 +1,4 @@
-"""Files: a record and a sweep as the files that people open: CSV, PNG and Markdown."""
+"""The files of a record and of a sweep for readers: CSV, PNG and Markdown."""
 
 from __future__ import annotations
 
@@ -19,33 +19,28 @@ from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
-    """Write the table, the picture, the report and the speed files of a run.
-
-    Args:
-        record: finished, whatever its status.
-        paths: of the run's folder.
+    """Write tables, plots, report and speed files of a run.
 
     Returns:
-        These files and those that the run left before, as far as they are there.
+        The existing files of the run, those that it wrote before included.
 
     Raises:
-        OSError: the folder can't be written.
+        OSError: the folder cannot be written.
     """
     about = subject(record.plan, record.environment)
-    table, picture = paths.table(about.model, about.algorithm, "overall"), paths.picture("time")
+    table, time_plot = paths.table(about.model, about.algorithm, "overall"), paths.picture("time")
     _put(paths, table, csv_tables.to_csv(csv_tables.overall(record)))
     by_layer = paths.table(about.model, about.algorithm, "convolutions")
-    if found := convolutions.lines(record):
-        _put(paths, by_layer, csv_tables.to_csv(found))
-    dissected = paths.table(about.model, about.algorithm, "layers")
-    if found := layer_tables.lines(record):
-        _put(paths, dissected, csv_tables.to_csv(found))
-    mosaic = paths.picture("layers")
-    if areas_drawn := _layers_png(record):
-        _put(paths, mosaic, areas_drawn)
-    drawn = _png(record_plots.picture(record))
-    if drawn:
-        _put(paths, picture, drawn)
+    if lines := convolutions.lines(record):
+        _put(paths, by_layer, csv_tables.to_csv(lines))
+    layers = paths.table(about.model, about.algorithm, "layers")
+    if lines := layer_tables.lines(record):
+        _put(paths, layers, csv_tables.to_csv(lines))
+    layers_plot = paths.picture("layers")
+    if png := _layers_png(record):
+        _put(paths, layers_plot, png)
+    if png := _png(record_plots.picture(record)):
+        _put(paths, time_plot, png)
     _put(paths, paths.report, markdown.markdown(record).encode("utf-8", errors="replace"))
     kinds = {
         paths.plan: "config",
@@ -54,9 +49,9 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
         paths.points: "data",
         table: "tables",
         by_layer: "tables",
-        dissected: "tables",
-        picture: "plots",
-        mosaic: "plots",
+        layers: "tables",
+        time_plot: "plots",
+        layers_plot: "plots",
         paths.report: "report",
         paths.log: "logs",
     }
@@ -66,30 +61,26 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
 
 
 def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:
-    """Write the table and the picture of a sweep.
+    """Write the table and the plot of a sweep.
 
     Args:
-        sweep: its summary.
-        folder: the sweep's folder.
-        records: those of its runs, as far as there are any.
-
-    Returns:
-        These files and the summary, as far as they are there.
+        sweep: summary of the sweep.
+        folder: folder of the sweep.
+        records: available records of its runs.
 
     Raises:
-        OSError: the folder can't be written.
+        OSError: the folder cannot be written.
     """
     paths = SweepPaths(folder)
     write_atomically(paths.table, csv_tables.to_csv(csv_tables.sweep(sweep, records)))
-    drawn = _png(record_plots.sweep_picture(sweep, records))
-    if drawn:
-        write_atomically(paths.picture, drawn)
+    if png := _png(record_plots.sweep_picture(sweep, records)):
+        write_atomically(paths.picture, png)
     kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
     return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]
 
 
 def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
-    """What profilers left; a record is data, so only what the manifest names is taken for a file of this run."""
+    """Files of profilers; a record is data, so only files in the manifest count as this run's."""
     claimed = set(paths.claimed())
     return [paths.root / name for name in profile_summary.files(record) if name in claimed and Path(name).name == name]
 
@@ -103,18 +94,18 @@ def _name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _png(picture: Chart | Bars | Strips | None) -> bytes | None:
-    """The plot as PNG; None for none."""
-    if picture is None:
+def _png(plot: Chart | Bars | Strips | None) -> bytes | None:
+    """A plot as PNG; None for none."""
+    if plot is None:
         return None
     from perfexp.plots import canvas
 
-    return canvas.draw(picture)
+    return canvas.draw(plot)
 
 
 def _layers_png(record: Record) -> bytes | None:
-    """The plot of a record's layers as PNG; None where no layers were measured."""
-    if layer_tables.told(record) is None:
+    """The plot of a record's layers as PNG; None if no layers were measured."""
+    if layer_tables.representative_point(record) is None:
         return None
     from perfexp.plots import layer_areas
 

@@ -1,4 +1,4 @@
-"""Support: the tables of what can compute a model's convolutions, as `perfexp.worker.entry.algorithms` returns it."""
+"""Tables of the algorithms that support a model's convolutions, from `perfexp.worker.entry.algorithms`."""
 
 from __future__ import annotations
 
@@ -29,28 +29,17 @@ _SHORT = {
 _NAMED = 3
 
 
-def subject(found: Survey) -> str:
-    """What was asked about, in one line.
-
-    Args:
-        found: of a model.
-    """
-    height, width = found["input_size"]
+def subject(survey: Survey) -> str:
+    """Return model, phase, size, precision and device of a survey in one line."""
+    height, width = survey["input_size"]
     size = height if height == width else f"{height}x{width}"
-    parts = (found["model"], found["phase"], size, f"batch {found['batch_size']}", found["precision"])
-    return f"{' · '.join(map(str, parts))} · on {found['device']['name']}"
+    parts = (survey["model"], survey["phase"], size, f"batch {survey['batch_size']}", survey["precision"])
+    return f"{' · '.join(map(str, parts))} · on {survey['device']['name']}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What computes some passes of a layer.
-
-    Attributes:
-        layer: its name, and how many others are like it.
-        shape: in words.
-        passes: of which it is true.
-        cells: one for each algorithm.
-    """
+    """Support for some passes of a layer, with a cell for each algorithm."""
 
     layer: str
     shape: str
@@ -58,103 +47,77 @@ class Row:
     cells: tuple[str, ...]
 
 
-def rows(found: Survey, *, short: bool) -> list[Row]:
-    """The table's rows: one for each layer, or several where its passes differ.
-
-    Args:
-        found: of a model.
-        short: whether words are cut to a few letters.
-    """
-    return [row for layer in found["layers"] for row in _rows_of(layer, short=short)]
+def rows(survey: Survey, *, short: bool) -> list[Row]:
+    """Return one row for each layer, or several if its passes differ; `short` cuts words to a few letters."""
+    return [row for layer in survey["layers"] for row in _rows_of(layer, short=short)]
 
 
-def table(found: Survey, *, short: bool) -> Grid:
-    """All layers in one table.
-
-    Args:
-        found: of a model.
-        short: whether words are cut to a few letters.
-    """
-    known = rows(found, short=short)
-    before = [("layer", [row.layer for row in known]), ("shape", [row.shape for row in known])]
-    if _trains(found):
-        before.append(("pass", [row.passes for row in known]))
-    titles = [_title(name, short=short) for name in found["algorithms"]]
+def table(survey: Survey, *, short: bool) -> Grid:
+    """Return all layers in one table."""
+    lines = rows(survey, short=short)
+    before = [("layer", [row.layer for row in lines]), ("shape", [row.shape for row in lines])]
+    if _trains(survey):
+        before.append(("pass", [row.passes for row in lines]))
+    titles = [_title(name, short=short) for name in survey["algorithms"]]
     return Grid(
         columns=(
             *(Column(title=title, cells=tuple(cells), prose=True) for title, cells in before),
             *(
-                Column(title=title, cells=tuple(row.cells[index] for row in known))
+                Column(title=title, cells=tuple(row.cells[index] for row in lines))
                 for index, title in enumerate(titles)
             ),
         ),
-        notes=tuple(notes(found, short=short)),
+        notes=tuple(notes(survey, short=short)),
     )
 
 
-def bands(found: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
-    """The same for a narrow terminal: each layer has its own line above those of its figures.
-
-    Args:
-        found: of a model.
-
-    Returns:
-        The line of the algorithms' names; and for each layer what it is, and its lines.
-    """
-    known = rows(found, short=True)
-    head = [_title(name, short=True) for name in found["algorithms"]]
-    first = [max(len(row.passes) for row in known)] if _trains(found) else []
-    widths = [max(len(title), *(len(row.cells[index]) for row in known)) for index, title in enumerate(head)]
+def bands(survey: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
+    """Return the line of algorithm names and, for each layer, its name and lines: the table for a narrow terminal."""
+    lines = rows(survey, short=True)
+    head = [_title(name, short=True) for name in survey["algorithms"]]
+    first = [max(len(row.passes) for row in lines)] if _trains(survey) else []
+    widths = [max(len(title), *(len(row.cells[index]) for row in lines)) for index, title in enumerate(head)]
 
     def line(label: str, cells: Sequence[str]) -> str:
         start = [label.ljust(width) for width in first]
         return " " + " ".join([*start, *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
 
     layers: list[tuple[str, list[str]]] = []
-    for row in known:
+    for row in lines:
         if row.layer:
             layers.append((f"{row.layer}: {row.shape}", []))
         layers[-1][1].append(line(row.passes, row.cells))
     return line("", head), layers
 
 
-def refusals(found: Survey, *, every: bool) -> Grid:
-    """What is not supported, by reason.
-
-    Args:
-        found: of a model.
-        every: whether each layer is named.
-    """
+def refusals(survey: Survey, *, every: bool) -> Grid:
+    """Return unsupported layers, grouped by reason; `every` names each layer."""
     grouped: dict[tuple[str, str], list[str]] = {}
-    for layer in found["layers"]:
+    for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
             for reason, passes in _by_reason(answers).items():
-                where = "" if len(passes) == len(answers) else f" ({_told(passes)})"
+                where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
                 grouped.setdefault((f"{algorithm}{where}", reason), []).append(_layer_name(layer))
     return _reasons(grouped, every=every)
 
 
-def passed_over(found: Survey) -> Grid:
-    """Why backends that were asked before the one that computes can't.
-
-    Args:
-        found: of a model.
-    """
+def passed_over(survey: Survey) -> Grid:
+    """Return why preferred backends cannot compute a layer."""
     grouped: dict[tuple[str, str], list[str]] = {}
-    for layer in found["layers"]:
+    for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
             for backend, reason in answers["forward"]["passed_over"].items():
-                told = reason if backend in reason.lower() else f"{backend}: {reason}"
-                grouped.setdefault((algorithm, told), []).append(_layer_name(layer))
+                text = reason if backend in reason.lower() else f"{backend}: {reason}"
+                grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
     return _reasons(grouped, every=True)
 
 
-def _trains(found: Survey) -> bool:
-    return bool(found["phase"] == "train")
+def _trains(survey: Survey) -> bool:
+    return bool(survey["phase"] == "train")
 
 
 def _rows_of(layer: Mapping[str, Any], *, short: bool) -> Iterator[Row]:
-    """Passes for which all algorithms say the same share a row; only the first has the layer's name."""
+    """Passes with the same support by all algorithms share a row; only the first has the layer's name."""
     algorithms = layer["algorithms"]
     alike: dict[tuple[str, ...], list[str]] = {}
     for which in next(iter(algorithms.values())):
@@ -162,7 +125,7 @@ def _rows_of(layer: Mapping[str, Any], *, short: bool) -> Iterator[Row]:
         alike.setdefault(cells, []).append(which)
     name, shape = _layer_name(layer), shape_text(layer)
     for cells, passes in alike.items():
-        yield Row(layer=name, shape=shape, passes=_told(passes), cells=cells)
+        yield Row(layer=name, shape=shape, passes=_passes_text(passes), cells=cells)
         name = shape = ""
 
 
@@ -178,11 +141,7 @@ def _cell(algorithm: str, answer: Mapping[str, Any], *, short: bool) -> str:
 
 
 def shape_text(layer: Mapping[str, Any]) -> str:
-    """`64→128 3×3 s2 56×56`: channels, kernel, stride, dilation and groups unless 1, height and width of the inputs.
-
-    Args:
-        layer: of a survey.
-    """
+    """Return `64→128 3×3 s2 56×56`: channels, kernel, stride, dilation and groups unless 1, input size."""
     how = layer["convolution"]
     words = [f"{how['in_channels']}→{how['out_channels']}", _times(how["kernel"])]
     for letter, (down, across) in (("s", how["stride"]), ("d", how["dilation"])):
@@ -206,40 +165,35 @@ def _title(algorithm: str, *, short: bool) -> str:
     return _SHORT.get(algorithm, algorithm) if short else algorithm
 
 
-def _told(passes: Sequence[str]) -> str:
+def _passes_text(passes: Sequence[str]) -> str:
     """`data+filter`, or `all`."""
     return "all" if len(passes) == len(_PASSES) else "+".join(_PASSES[which] for which in passes)
 
 
-def notes(found: Survey, *, short: bool) -> Iterator[str]:
-    """What the words of the table mean, and what else is to be said.
-
-    Args:
-        found: of a model.
-        short: whether words are cut to a few letters.
-    """
-    names = found["algorithms"]
+def notes(survey: Survey, *, short: bool) -> Iterator[str]:
+    """Yield the meaning of the table's words, and the survey's diagnostics."""
+    names = survey["algorithms"]
     if short:
         yield ", ".join(f"{_SHORT[name]}: {name}" for name in names if name in _SHORT)
-    answers = [each for layer in found["layers"] for by in layer["algorithms"].values() for each in by.values()]
-    if short and any(each["workspace_bytes"] for each in answers):
+    answers = [answer for layer in survey["layers"] for by in layer["algorithms"].values() for answer in by.values()]
+    if short and any(answer["workspace_bytes"] for answer in answers):
         yield "a size: by cuDNN, with so much workspace (K: KiB, M: MiB, G: GiB)"
     if "guess" in names:
         yield "guess: what cuDNN's heuristic ranks first"
     yield "shape: channels, kernel, s: stride, d: dilation, g: groups, height × width of the inputs"
-    if found["inputs"] > 1:
-        yield f"the first of the plan's {found['inputs']} input and batch sizes"
-    if _trains(found):
+    if survey["inputs"] > 1:
+        yield f"the first of the plan's {survey['inputs']} input and batch sizes"
+    if _trains(survey):
         yield "pass: fwd computes the outputs, data the gradient of the inputs, filter that of the weights"
-    if found["unused"]:
-        yield f"not used in {found['phase']}: {', '.join(found['unused'])}"
-    for doubt in found["doubts"]:
+    if survey["unused"]:
+        yield f"not used in {survey['phase']}: {', '.join(survey['unused'])}"
+    for doubt in survey["doubts"]:
         yield f"{doubt['severity']}: {doubt['detail']} ({doubt['code']})"
         yield f"  help: {doubt['remedy']}"
 
 
 def _by_reason(answers: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The passes that can't be computed, by the reason."""
+    """The unsupported passes, by reason."""
     passes: dict[str, list[str]] = {}
     for which, answer in answers.items():
         if answer["reason"] is not None:

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 GAP = 2
 #: Limits of a table of Markdown, in characters of a line and in columns: MLflow's pages are not wider.
 WIDTH, _MOST_COLUMNS = 80, 6
-#: Characters of a line that the keys take at most, and the values that a listed figure shows at most.
+#: Limits of the keys in a line, in characters, and of the values of a listed figure.
 _KEY_WIDTH, _MOST_LISTED = 40, 5
 
 
@@ -22,9 +22,9 @@ class Column:
     Attributes:
         title: its head.
         cells: one for each row.
-        rank: 0 for what has to be seen; of the others the highest gives way first where the width is short.
-        prose: whether it is set flush left and may go over several lines; figures are flush right and never do.
-        is_key: whether it says which row this is; each of several tables of Markdown repeats it.
+        rank: 0 for columns that always show; of the others the highest is dropped first if the width is short.
+        prose: whether it is set flush left and may wrap; figures are flush right and never wrap.
+        is_key: whether it identifies the row; each of several tables of Markdown repeats it.
     """
 
     title: str
@@ -35,18 +35,14 @@ class Column:
 
     @property
     def least_width(self) -> int:
-        """Terminal cells that it takes at least."""
+        """Smallest width in terminal cells."""
         texts: Iterable[str] = self.cells
         if self.prose:
             texts = (word for cell in self.cells for word in cell.split())
         return max(map(cell_len, (self.title, *texts)))
 
     def shortened(self, width: int) -> Column:
-        """The column without the middle of cells that take more characters in Markdown.
-
-        Args:
-            width: largest number of characters.
-        """
+        """Return the column without the middle of cells that exceed this number of characters in Markdown."""
         return replace(self, cells=tuple(_shortened(cell, width) for cell in self.cells))
 
 
@@ -55,8 +51,8 @@ class Grid:
     """A table of words.
 
     Attributes:
-        columns: all with the same number of cells.
-        notes: what has to be said below it.
+        columns: columns with the same number of cells.
+        notes: lines below the table.
     """
 
     columns: tuple[Column, ...]
@@ -64,12 +60,12 @@ class Grid:
 
     @property
     def least_width(self) -> int:
-        """Terminal cells that it takes at least."""
+        """Smallest width in terminal cells."""
         return sum(column.least_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     @property
     def whole_width(self) -> int:
-        """Terminal cells that it takes if no cell goes over several lines."""
+        """Width in terminal cells if no cell wraps."""
         return sum(self._widths) + GAP * (len(self.columns) - 1)
 
     @property
@@ -78,11 +74,7 @@ class Grid:
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
     def fitted(self, width: int) -> Grid:
-        """The grid without the columns that have to give way; a note names them.
-
-        Args:
-            width: terminal cells that there are.
-        """
+        """Return the grid without the columns that do not fit a width in terminal cells; a note names them."""
         grid, dropped = self, list[Column]()
         while grid.least_width > width and (optional := [column for column in grid.columns if column.rank]):
             first = max(optional, key=lambda column: column.rank)
@@ -91,14 +83,14 @@ class Grid:
         if not dropped:
             return self
         titles = ", ".join(column.title for column in self.columns if column in dropped)
-        return replace(grid, notes=(*grid.notes, f"not shown for want of width: {titles} (see the CSV)"))
+        return replace(grid, notes=(*grid.notes, f"not shown, too wide: {titles} (see the CSV)"))
 
     @property
     def _widths(self) -> list[int]:
         return [max(map(cell_len, (column.title, *column.cells))) for column in self.columns]
 
     def text(self) -> list[str]:
-        """The grid as lines of plain text, its head first."""
+        """Return the grid as lines of plain text, its head first."""
         widths = self._widths
         lines = [tuple(column.title for column in self.columns), *self.lines]
         return [
@@ -112,26 +104,26 @@ class Grid:
         ]
 
     def markdown(self) -> str:
-        """The grid as narrow tables of Markdown, each of which has the keys; its notes as a paragraph each."""
+        """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each."""
         tables = ["\n".join(_markdown_lines(columns)) for columns in self._narrow() if columns]
         return "\n\n".join([*tables, *map(escape_markdown, self.notes)]) + "\n"
 
     def listed(self) -> list[str]:
-        """A line for each column that is no key: its values, and which rows they are of where they differ."""
+        """Return a line for each column that is not a key: its values, with their rows if they differ."""
         labels = [
             " · ".join(f"{column.title} {column.cells[index]}" for column in self.columns if column.is_key)
             for index in range(len(self.lines))
         ]
         lines = []
         for column in self.columns:
-            known = [(cell, label) for cell, label in zip(column.cells, labels, strict=True) if cell]
-            if column.is_key or not known:
+            values = [(cell, label) for cell, label in zip(column.cells, labels, strict=True) if cell]
+            if column.is_key or not values:
                 continue
-            told = [f"{cell} ({label})" for cell, label in known]
-            if len(dict(known)) == 1 and len(known) == len(labels):
-                text = known[0][0]
+            labeled = [f"{cell} ({label})" for cell, label in values]
+            if len(dict(values)) == 1 and len(values) == len(labels):
+                text = values[0][0]
             else:
-                text = ", ".join(told) if len(told) <= _MOST_LISTED else f"{told[0]} … {told[-1]}"
+                text = ", ".join(labeled) if len(labeled) <= _MOST_LISTED else f"{labeled[0]} … {labeled[-1]}"
             lines.append(f"{column.title}: {text}")
         return lines
 
@@ -151,17 +143,17 @@ class Grid:
 
 
 def escape_markdown(text: str) -> str:
-    """A text that Markdown shows as it is: nothing in it becomes a table, a link, an emphasis or HTML."""
+    """Return a text that Markdown shows as it is: no table, link, emphasis or HTML."""
     escaped = "".join(f"\\{character}" if character in r"\`*_[]#|~" else character for character in text)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _shortened(text: str, width: int) -> str:
-    """A text with `…` in the place of its middle where Markdown would take more characters."""
-    found, half = text, min(len(text), width) // 2
-    while len(escape_markdown(found)) > width and half:
-        found, half = f"{text[:half]}…{text[-half:]}", half - 1
-    return found
+    """A text with `…` in its middle if Markdown would exceed a width."""
+    short, half = text, min(len(text), width) // 2
+    while len(escape_markdown(short)) > width and half:
+        short, half = f"{text[:half]}…{text[-half:]}", half - 1
+    return short
 
 
 def _markdown_lines(columns: Sequence[Column]) -> list[str]:

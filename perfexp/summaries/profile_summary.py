@@ -1,4 +1,4 @@
-"""Profiles: what a profiler saw of a few calls, as sentences, tables and the files that it left."""
+"""Profiles of a few calls as sentences, tables and files."""
 
 from __future__ import annotations
 
@@ -17,59 +17,43 @@ from perfexp.summaries.subject import label, one_line, varying
 
 #: Rows of a table on the console and on the page; the record has more, and the CSVs all.
 _ROWS = 10
-#: Names of kernels are cut here; they may have thousands of characters.
+#: Limit on the names of kernels, which may have thousands of characters.
 _LONGEST = 72
-#: What the times of operators are, by the column of torch's profiler that they are sorted by.
+#: Meaning of operator times, by the column of torch's profiler that they are sorted by.
 _OWN_TIME = {
-    "self_cpu_seconds": "self: on the processor, without the operators that it calls itself; the CSV has it with them",
+    "self_cpu_seconds": "self: on the CPU, without the operators that it calls; the CSV includes them",
     "self_device_seconds": "self: on the device, of the kernels that it launches itself and not through others; the "
-    "CSV has its time on the processor too",
+    "CSV has its time on the CPU too",
 }
 
 
 def points(record: Record) -> list[Point]:
-    """The points of profiles that a profiler has seen.
-
-    Args:
-        record: of any run.
-    """
+    """Return the points of profiles with results."""
     return [point for point in record.points if is_profile(point.key) and _is_profile_of_perfexp(_facts(point))]
 
 
 def files(record: Record) -> list[str]:
-    """Names of the files that the profilers left, in the run's folder.
-
-    Args:
-        record: of any run.
-    """
+    """Return the names of the profilers' files in the run's folder."""
     return list(dict.fromkeys(str(name) for point in points(record) for name in _facts(point).get("files") or ()))
 
 
 def sentences(record: Record) -> list[str]:
-    """A line for each profile: what looked at what, how long that took, and what it says of a call.
-
-    Args:
-        record: of any run.
-    """
-    known = [point for point in points(record) if point.status is Status.OK]
+    """Return lines for each profile: tool, calls, duration, and its findings."""
+    profiled = [point for point in points(record) if point.status is Status.OK]
     timed = {point.key: point for point in record.points}
-    names = _names(known)
+    names = _names(profiled)
     return [
         f"{name}: {text}" if name else text
-        for name, point in zip(names, known, strict=True)
+        for name, point in zip(names, profiled, strict=True)
         for text in _of(point, timed.get(profiled_key(point.key)))
     ]
 
 
 def tables(record: Record) -> list[tuple[str, Grid]]:
-    """Tables with their titles: kernels, operators, and what each part of a call launched.
-
-    Args:
-        record: of any run.
-    """
-    known = [point for point in points(record) if point.status is Status.OK]
-    found: list[tuple[str, Grid]] = []
-    for name, point in zip(_names(known), known, strict=True):
+    """Return tables with their titles: kernels, operators, and the launches of each part of a call."""
+    profiled = [point for point in points(record) if point.status is Status.OK]
+    titled: list[tuple[str, Grid]] = []
+    for name, point in zip(_names(profiled), profiled, strict=True):
         facts = _facts(point)
         steps = max(1, int(facts.get("steps") or 1))
         where = f" ({name})" if name else ""
@@ -80,27 +64,19 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
                 title = f"top {shown} of {whole} {what} by {facts['profiler']}{where}"
                 own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operators" else None
                 grid = _ranked(rows[:_ROWS], steps, what.removesuffix("s"), "self per call" if own else "per call")
-                found.append((title, replace(grid, notes=(own,)) if own else grid))
+                titled.append((title, replace(grid, notes=(own,)) if own else grid))
         if rows := facts.get("ranges"):
-            found.append((f"what each part launched, by {facts['profiler']}{where}", _ranges(rows[:_ROWS])))
-    return found
+            titled.append((f"launches of each part, by {facts['profiler']}{where}", _ranges(rows[:_ROWS])))
+    return titled
 
 
 def kernel_grid(rows: list[Mapping[str, Any]]) -> Grid:
-    """Kernels of a whole profile, as a table.
-
-    Args:
-        rows: `name`, `count`, `seconds` and `share` of each.
-    """
+    """Return the kernels of a whole profile (`name`, `count`, `seconds` and `share` of each) as a table."""
     return _ranked(rows[:_ROWS], 1, "kernel", "in all")
 
 
 def commands(record: Record) -> list[str]:
-    """Command lines that look at a marked call.
-
-    Args:
-        record: of any run.
-    """
+    """Return command lines that profile a marked call."""
     return [one_line(str(text)) for point in points(record) for text in (_facts(point).get("commands") or {}).values()]
 
 
@@ -119,7 +95,7 @@ class _Range(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """What is computed with of a profile's facts; a record is data, and may hold anything there."""
+    """The facts of a profile that are computed with; a record is data, and may hold anything there."""
 
     profiler: str
     files: list[str] | None = None
@@ -147,9 +123,9 @@ def _facts(point: Point) -> Any:
     return point.facts.get("profile")
 
 
-def _names(known: list[Point]) -> list[str]:
-    """What tells the profiles apart."""
-    keys = [profiled_key(point.key) for point in known]
+def _names(profiled: list[Point]) -> list[str]:
+    """Labels that distinguish the profiles."""
+    keys = [profiled_key(point.key) for point in profiled]
     fields = varying(keys)
     return [label(key, fields) if fields else "" for key in keys]
 
@@ -159,16 +135,16 @@ def _of(point: Point, timed: Point | None) -> Iterator[str]:
     steps, warmup = int(facts.get("steps") or 0), facts.get("warmup")
     tool = " ".join(filter(None, (str(facts["profiler"]), str(facts.get("version") or ""))))
     if facts.get("commands"):
-        looked = f"call {int(warmup or 0) + 1} was marked ({', '.join(map(str, facts.get('marked') or ()))})"
+        text = f"call {int(warmup or 0) + 1} was marked ({', '.join(map(str, facts.get('marked') or ()))})"
     else:
-        looked = f"{tool} looked at {steps} call{'' if steps == 1 else 's'} after {warmup} others"
+        text = f"{tool} profiled {steps} call{'' if steps == 1 else 's'} after {warmup} warm-up calls"
     cost = f" in {format_seconds(point.wall_seconds, 2)}" if point.wall_seconds else ""
-    yield one_line(f"{looked}{cost}, in a process of its own; no time of the record is from there")
+    yield one_line(f"{text}{cost}, in a process of its own; its times are not in the record")
     whole = WHOLE[profiled_key(point.key).phase]
-    span = next((each["span_seconds"] for each in facts.get("ranges") or () if each["name"] == whole), None)
+    span = next((part["span_seconds"] for part in facts.get("ranges") or () if part["name"] == whole), None)
     device = first_median(timed, "device", "latency") if timed else None
     if span:
-        against = f"; timed without it: {format_seconds(device)} ({span / device - 1:+.1%})" if device else ""
+        against = f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})" if device else ""
         yield f"the work of a call spans {format_seconds(span)} on the device under the profiler{against}"
     within = facts.get("kernels_in") or {}
     if any(within.values()):
@@ -200,6 +176,6 @@ def _ranges(rows: list[Mapping[str, Any]]) -> Grid:
 
 
 def _short(name: str) -> str:
-    """A kernel's name without what all have, and not longer than a line takes."""
+    """A kernel's name without the common prefix, cut to a line."""
     text = one_line(name).removeprefix("void ")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,4 +1,4 @@
-"""Subject: what was measured, in words: the plan's names and the keys of its points."""
+"""The subject of a measurement in words: the plan's names and the keys of its points."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a plan measures, by the names that its user chose.
+    """The subject of a plan, by the names that its user chose.
 
     Attributes:
         model: `resnet50`, …
-        algorithm: of the convolutions; `default`, `winograd`, …
+        algorithm: convolution algorithm; `default`, `winograd`, …
         mode: `train`, `inference` or `train_inference`.
         precision: `fp32`, `amp_bf16`, …
-        execution: `eager`, or what differs from it.
-        device: the device's own name (`2 × NVIDIA H200` where several worked), or None where it is not known yet.
+        execution: `eager`, or the settings that differ from it.
+        device: name of the device (`2 × NVIDIA H200` for several), or None if unknown.
     """
 
     model: str
@@ -36,12 +36,7 @@ class Subject:
 
 
 def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> Subject:
-    """What a plan measures, and on which device.
-
-    Args:
-        plan: the resolved configuration.
-        environment: facts of the machine; without them the device is not known.
-    """
+    """Return the subject of a resolved plan, and the device of an environment."""
     device = (environment or {}).get("device")
     return Subject(
         model=_node_name(plan, "model"),
@@ -54,37 +49,33 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
-    """The device's own name, with how many of them worked together."""
+    """The device's name, with the number of ranks."""
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
-    several = ranks.get("devices") if isinstance(ranks, Mapping) else None
-    if not isinstance(several, list) or len(several) < 2:
+    devices = ranks.get("devices") if isinstance(ranks, Mapping) else None
+    if not isinstance(devices, list) or len(devices) < 2:
         return one_line(str(device["name"]))
-    if ranks.get("backend") == "gloo":  # processes that divide a processor
-        return f"{one_line(str(device['name']))} ({len(several)} ranks)"
-    return f"{len(several)} × {one_line(str(device['name']))}"
+    if ranks.get("backend") == "gloo":  # processes that share a CPU
+        return f"{one_line(str(device['name']))} ({len(devices)} ranks)"
+    return f"{len(devices)} × {one_line(str(device['name']))}"
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
-    """The fields of the keys that are not the same in all of them."""
-    known = list(keys)
-    return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in known}) > 1)
+    """Return the fields that differ between the keys."""
+    key_list = list(keys)
+    return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1)
 
 
 def constant(keys: Iterable[Key]) -> tuple[str, ...]:
-    """The fields of the keys that are the same in all of them, and belong into a header: no replicate."""
-    known = list(keys)
-    return tuple(field for field in _KEY_FIELDS[:-1] if field not in varying(known))
+    """Return the fields that are the same in all keys and belong into a header: no replicate."""
+    key_list = list(keys)
+    return tuple(field for field in _KEY_FIELDS[:-1] if field not in varying(key_list))
 
 
 def shape(keys: Iterable[Key]) -> str:
-    """The input size and the batch size that all keys have: `224 · batch 4`; empty where both vary.
-
-    Args:
-        keys: of a run.
-    """
-    known = list(keys)
-    return label(known[0], [field for field in constant(known) if field.endswith("_size")]) if known else ""
+    """Return the input size and the batch size of all keys: `224 · batch 4`; empty if both vary."""
+    key_list = list(keys)
+    return label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")]) if key_list else ""
 
 
 def _has_layers(plan: Mapping[str, Any]) -> bool:
@@ -94,41 +85,35 @@ def _has_layers(plan: Mapping[str, Any]) -> bool:
 
 
 def label(key: Key, fields: Sequence[str] = _KEY_FIELDS) -> str:
-    """The fields of a key as words: `train · 256 · batch 4`; the first replicate goes without saying, unless asked."""
+    """Return the fields of a key as words: `train · 256 · batch 4`; the first replicate is left out by default."""
     silent = fields is _KEY_FIELDS and not key.replicate
-    told = [field for field in _KEY_FIELDS if field in fields and not (field == "replicate" and silent)]
-    return " · ".join(field_text(key, field, named=True) for field in told)
+    shown = [field for field in _KEY_FIELDS if field in fields and not (field == "replicate" and silent)]
+    return " · ".join(field_text(key, field, named=True) for field in shown)
 
 
 def field_text(key: Key, field: str, *, named: bool = False) -> str:
-    """One field of a key as a word.
-
-    Args:
-        key: of a point.
-        field: `phase`, `input_size`, …
-        named: whether a bare number says what it counts.
-    """
+    """Return one field of a key (`phase`, `input_size`, …) as a word; if `named`, with the noun of a number."""
     if field == "input_size":
         return key.size_label
-    text = "first prediction" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
+    text = "cold start" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
     return f"{field.removesuffix('_size')} {text}" if named and field in ("batch_size", "replicate") else text
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks and without control characters, so that it can harm no terminal and no table."""
+    """Return a text without line breaks and control characters, which is safe in terminals and tables."""
     words = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(words.split())
 
 
 def _node_name(plan: Mapping[str, Any], group: str) -> str:
-    """The name that a group's node bears, or that of the option which was chosen for it."""
+    """The name of a group's node, or of the option that was chosen for it."""
     node = plan.get(group)
     name = node.get("name") if isinstance(node, Mapping) else node
     return one_line(str(name or plan.get("choices", {}).get(group) or "unknown"))
 
 
 def _execution(node: object) -> str:
-    """What differs from eager execution, in words."""
+    """The settings that differ from eager execution, in words."""
     if not isinstance(node, Mapping):
         return one_line(str(node)) if node else "eager"
     mode = node.get("compile")

@@ -1,4 +1,4 @@
-"""Sweeps: the runs of a sweep together with their records, and the table of them that people read."""
+"""The runs of a sweep with their records, and the table of them for readers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,13 @@ _GPU_COUNT = "gpu.count"
 
 
 def paired(sweep: Sweep, records: Sequence[Record]) -> list[tuple[SweepChild, Record | None]]:
-    """Each run of a sweep with its record, in the order of their numbers; None where it left no record.
-
-    Args:
-        sweep: the summary.
-        records: in any order; they know their number in the sweep.
-    """
+    """Return each run of a sweep with its record, by number; None if it left no record."""
     by_job = {record.sweep.job: record for record in records if record.sweep and record.sweep.uid == sweep.uid}
     return [(child, by_job.get(child.job)) for child in sorted(sweep.children, key=lambda child: child.job)]
 
 
 def headline(sweep: Sweep) -> str:
-    """What varies, and how many runs have ended how.
-
-    Args:
-        sweep: the summary.
-    """
+    """Return the axes of a sweep and how many runs ended in which way."""
     statuses = [child.status for child in sweep.children]
     ended = f"{len(statuses) - statuses.count(Status.INTERRUPTED)}{f' of {sweep.jobs}' if sweep.jobs else ''}"
     counts = {status: statuses.count(status) for status in Status if status is not Status.OK}
@@ -44,11 +35,7 @@ def headline(sweep: Sweep) -> str:
 
 
 def setting(records: Sequence[Record]) -> str:
-    """What is the same in all runs: phase, size, batch, precision and device; empty where nothing is known.
-
-    Args:
-        records: those of its runs, as far as there are any.
-    """
+    """Return the constants of all runs: phase, size, batch, precision and device; empty if there are none."""
     keys = [row.key for record in records for row in rows(record)]
     devices = {subject(record.plan, record.environment).device for record in records}
     device = devices.pop() if len(devices) == 1 else None
@@ -99,32 +86,30 @@ def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
 
 
 def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
-    """A line for each run, or for each of its phases: the axes, the time, and how it ended.
-
-    Args:
-        sweep: with at least one run.
-        records: those of its runs, as far as there are any.
-    """
+    """Return a line for each run, or for each of its phases: the axes, the time, and how it ended."""
     pairs = paired(sweep, records)
     axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
-    lines = [(child, known) for child, record in pairs for known in _by_phase(record)]
-    phases = dict.fromkeys(row.key.phase for _, known in lines for row in known)
-    kinds = dict.fromkeys(kind for _, known in lines for row in known if (kind := row.time_kind))
+    lines = [(child, rows_of_line) for child, record in pairs for rows_of_line in _by_phase(record)]
+    phases = dict.fromkeys(row.key.phase for _, rows_of_line in lines for row in rows_of_line)
+    kinds = dict.fromkeys(kind for _, rows_of_line in lines for row in rows_of_line if (kind := row.time_kind))
     raised = diagnostics_of(sweep, records)
     title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
         Column(title="run", cells=tuple(str(child.job) for child, _ in lines), is_key=True),
         *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in lines)) for name in axes),
         Column(
-            title="phase", cells=tuple(known[0].key.phase if known and len(phases) > 1 else "" for _, known in lines)
+            title="phase",
+            cells=tuple(
+                rows_of_line[0].key.phase if rows_of_line and len(phases) > 1 else "" for _, rows_of_line in lines
+            ),
         ),
-        Column(title=title, cells=tuple(_times(known) for _, known in lines)),
-        Column(title="time", cells=tuple(_kinds(known) if len(kinds) > 1 else "" for _, known in lines)),
-        Column(title="samples/s", cells=tuple(_rates(known) for _, known in lines), rank=1),
-        Column(title="ran as asked", cells=tuple(_shares(known) for _, known in lines), rank=1),
+        Column(title=title, cells=tuple(_times(rows_of_line) for _, rows_of_line in lines)),
+        Column(title="time", cells=tuple(_kinds(rows_of_line) if len(kinds) > 1 else "" for _, rows_of_line in lines)),
+        Column(title="samples/s", cells=tuple(_rates(rows_of_line) for _, rows_of_line in lines), rank=1),
+        Column(title="algorithm coverage", cells=tuple(_shares(rows_of_line) for _, rows_of_line in lines), rank=1),
         Column(
             title="remarks",
-            cells=tuple(_remarks(child, known, raised.get(child.job)) for child, known in lines),
+            cells=tuple(_remarks(child, rows_of_line, raised.get(child.job)) for child, rows_of_line in lines),
             prose=True,
         ),
     ]
@@ -132,7 +117,7 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:
-    """The rows of each phase; one empty list where there is none."""
+    """The rows of each phase; one empty list without rows."""
     phases: dict[str, list[Row]] = {}
     for row in rows(record) if record else []:
         phases.setdefault(row.key.phase, []).append(row)
@@ -140,12 +125,7 @@ def _by_phase(record: Record | None) -> list[list[Row]]:
 
 
 def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """A line for each run, or each point of a run, that did not end well: which, how, and why.
-
-    Args:
-        sweep: the summary.
-        records: those of its runs, as far as there are any.
-    """
+    """Return a line for each run, or each point of a run, that did not end well: name, status and reason."""
     lines = []
     for child, record in paired(sweep, records):
         which = f"run {child.job} {one_line(child.name)}"
@@ -156,13 +136,13 @@ def child_failures(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _timed(known: Sequence[Row]) -> list[Row]:
-    return [row for row in known if row.time]
+def _timed(table: Sequence[Row]) -> list[Row]:
+    return [row for row in table if row.time]
 
 
-def _times(known: Sequence[Row]) -> str:
+def _times(table: Sequence[Row]) -> str:
     """The time of the only point, by one process or by several, or the range of several points."""
-    timed = _timed(known)
+    timed = _timed(table)
     if len(timed) < 2:
         return median_text(timed[0]) if timed else ""
     together = across(timed)
@@ -173,18 +153,18 @@ def _times(known: Sequence[Row]) -> str:
     return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
 
 
-def _kinds(known: Sequence[Row]) -> str:
-    return ", ".join(dict.fromkeys(row.time_kind for row in known if row.time_kind))
+def _kinds(table: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
 
 
-def _rates(known: Sequence[Row]) -> str:
-    timed = _timed(known)
+def _rates(table: Sequence[Row]) -> str:
+    timed = _timed(table)
     return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
 
 
-def _shares(known: Sequence[Row]) -> str:
-    """The share of the convolutions' FLOPs that ran by the algorithm that was asked for, or the range of several."""
-    metrics = (find_metric(row, "algorithm/flops_share") for row in known)
+def _shares(table: Sequence[Row]) -> str:
+    """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
+    metrics = (find_metric(row, "algorithm/flops_share") for row in table)
     shares = sorted(metric.value for metric in metrics if metric and metric.value is not None)
     texts = dict.fromkeys(f"{100 * share:.0f} %" for share in shares[:1] + shares[-1:])
     return " … ".join(texts)
@@ -201,5 +181,5 @@ def _remarks(child: SweepChild, known: Sequence[Row], raised: Diagnostic | None)
 
 
 def _fitting(row: Row) -> Metric | None:
-    """The batch size that would have fitted, where a point ran out of memory."""
+    """The batch size that would have fitted, if a point ran out of memory."""
     return find_metric(row, "batch_that_fits")

@@ -1,4 +1,4 @@
-"""Wording: figures as words, with no more digits than their intervals support; the same ones in every sink."""
+"""Figures as words, with as many digits as their intervals support; the same in every report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from perfexp.records.summary import MEGAPIXEL, TTFP_PARTS, FirstPrediction, Row,
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import estimators
 
-#: Metrics that every sink has a place for.
+#: Metrics with columns of their own.
 PEAK_MEMORY = "memory/peak_bytes"
 POWER = "energy/power_mean_watts"
 ENERGY = "energy/per_call_joules"
 DATA_SHARE = "data_share"
 
-#: What is counted, by how the name ends: the stored unit of a number of operations is 1.
+#: Unit of a count by the end of its name: the stored unit of a number of operations is 1.
 _COUNTED = {
     "flops": "FLOP",
     "macs": "MAC",
@@ -24,13 +24,13 @@ _COUNTED = {
     "flops_per_second": "FLOP/s",
     "bytes_per_second": "B/s",
 }
-#: Rates are by different times: each names the column of the main table that it goes with.
+#: Rates come from different times: each names its column of the main table.
 _TITLES = {
     "work/flops_per_second": "FLOP/s at p50",
     "mfu": "MFU at samples/s",
     "mfu_of_ceiling": "MFU of ceiling at samples/s",
 }
-#: Parts of a whole.
+#: Metrics shown in percent.
 _SHARES = (
     "mfu",
     "mfu_of_ceiling",
@@ -41,20 +41,20 @@ _SHARES = (
     "algorithm/flops_share",
 )
 
-#: An exponent whose interval reaches further than this is told as a range.
+#: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
-#: A constant part below this share of the shortest time is not worth a word.
+#: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 
 
 def time_text(interval: estimators.Interval) -> str:
-    """A time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+    """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
     width = interval.relative_half_width
     return f"{bare_time(interval)} ± {percent(width)}" if width is not None else f"{bare_time(interval)}, no interval"
 
 
 def range_text(interval: estimators.Interval) -> str:
-    """The ends of a time's interval: `61.9 … 63.0 ms`; empty where there is none."""
+    """Return the ends of a time's interval: `61.9 … 63.0 ms`; empty without one."""
     if interval.low is None or interval.high is None:
         return ""
     figures = max(supported_digits(interval), 2) + 1
@@ -64,13 +64,13 @@ def range_text(interval: estimators.Interval) -> str:
 
 
 def bare_time(interval: estimators.Interval) -> str:
-    """A time with as many digits as its interval supports; the interval is not shown."""
+    """Return a time with as many digits as its interval supports, without the interval."""
     figures = supported_digits(interval)
     return units.format_seconds(_rounded(interval.value, figures), figures)
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
-    """A rate per second with as many digits as its interval supports, `≈` before one without; empty for None."""
+    """Return a rate per second with the digits that its interval supports, `≈` without one; empty for None."""
     if interval is None:
         return ""
     figures = supported_digits(interval)
@@ -78,12 +78,12 @@ def rate_text(interval: estimators.Interval | None) -> str:
 
 
 def known_or_about(interval: estimators.Interval, text: str) -> str:
-    """A figure's text, with `≈` before it where there is no interval."""
+    """Return a figure's text, with `≈` before it if there is no interval."""
     return text if interval.low is not None else f"≈ {text}"
 
 
 def supported_digits(interval: estimators.Interval) -> int:
-    """How many significant digits an interval supports: down to the first digit of its half-width, two to five."""
+    """Return the significant digits of a figure: down to the first digit of its half-width, two to five."""
     width = interval.relative_half_width
     if width is None or interval.value == 0:
         return 3
@@ -94,7 +94,7 @@ def supported_digits(interval: estimators.Interval) -> int:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage: `0.8 %`, `12 %`, `0.04 %`, `< 0.01 %`."""
+    """Return a fraction as a percentage: `0.8 %`, `12 %`, `0.04 %`, `< 0.01 %`."""
     value = 100 * fraction
     if abs(value) >= 10:
         return f"{value:.0f} %"
@@ -104,34 +104,29 @@ def percent(fraction: float) -> str:
 
 
 def median_text(row: Row) -> str:
-    """A row's median time with its interval; empty where nothing was timed."""
+    """Return a row's median time with its interval; empty if nothing was timed."""
     return time_text(row.time.median) if row.time else ""
 
 
 def service_time(row: Row) -> tuple[str, estimators.Summary] | None:
-    """The time whose percentiles a caller feels, with its name: the latency where it was measured."""
+    """Return the time whose percentiles a caller sees, with its name: the latency if it was measured."""
     kind = "latency" if "latency" in row.times else row.time_kind
     return (kind, row.times[kind]) if kind else None
 
 
 def percentile(summary: estimators.Summary, number: float) -> estimators.Interval:
-    """A percentile with its interval; the 50th is the median, with the median's interval.
-
-    Args:
-        summary: with that percentile among its own.
-        number: 50, 95, 99, …
-    """
+    """Return a percentile with its interval; the 50th is the median, with the median's interval."""
     return summary.median if number == 50 else summary.percentiles[number]
 
 
 def shortage(summary: estimators.Summary, number: float) -> str:
-    """Why a percentile has no interval: `n too small (80 of 368)`, effectively independent samples of those needed."""
+    """Return why a percentile has no interval: `n too small (80 of 368)`, effective of required samples."""
     have, need = math.floor(summary.n / summary.tau), estimators.samples_needed(number)
     return f"n too small ({have} of {need})" if have < need else "n too small"
 
 
 def metric_text(metric: Metric | None) -> str:
-    """The value of a metric with its unit, `≈` before an estimate; empty where there is none."""
+    """Return the value of a metric with its unit, `≈` before an estimate; empty without a value."""
     if metric is None or metric.value is None:
         return ""
     unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
@@ -149,31 +144,31 @@ def metric_text(metric: Metric | None) -> str:
 
 
 def metric_title(metric: Metric) -> str:
-    """What a table calls a metric: its name without the unit (`epoch_seconds` → `epoch`), or a heading of its own."""
+    """Return the title of a metric in a table: its name without the unit, or a heading of its own."""
     return _TITLES.get(metric.name) or metric.name.removesuffix(f"_{metric.unit}")
 
 
 def find_metric(row: Row, name: str) -> Metric | None:
-    """A metric of a row by its name, or None."""
+    """Return a metric of a row by its name, or None."""
     return next((metric for metric in row.metrics if metric.name == name), None)
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
-    """Time to first prediction in its parts: `3.21 s = imports 2.50 s + …; beside it second call 60.0 ms`."""
+    """Return a cold start in its parts: `3.21 s = imports 2.50 s + …; alongside second call 60.0 ms`."""
     parts = {name: f"{name.replace('_', ' ')} {units.format_seconds(value)}" for name, value in first.parts.items()}
     summands = [text for name, text in parts.items() if name in TTFP_PARTS]
     others = [text for name, text in parts.items() if name not in TTFP_PARTS]
     text = f"{units.format_seconds(first.total_seconds)} = {' + '.join(summands)}"
     if others:
-        text += f"; beside it {', '.join(others)}"
+        text += f"; alongside {', '.join(others)}"
     return text + (f"; medians of {first.processes} processes" if first.processes > 1 else "")
 
 
 def scaling_text(scaling: Scaling) -> str:
-    """How a time depends on the size: `device ≈ 1.02 ms + 14.1 ms · megapixels^1.03 ± 0.04 (10 sizes, scatter 0.8 %)`.
+    """Return a scaling model: `device ≈ 1.02 ms + 14.1 ms · megapixels^1.03 ± 0.04 (10 sizes, scatter 0.8 %)`.
 
-    Where the constant part is small and the interval of the exponent leaves 1 out by more than a tenth, it says to
-    which side: beside a large constant the exponent depends on how the corner between the two is rounded.
+    If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
+    direction: next to a large constant the exponent depends on the shape of the corner between the two.
     """
     fit, where = scaling.fit, f"({len(scaling.keys)} sizes, scatter {percent(scaling.fit.scatter)})"
     constant = units.format_seconds(fit.a)

@@ -1,4 +1,4 @@
-"""Convolutions: what computed each convolution of a model, as lines of a table and as sentences."""
+"""The algorithm of each convolution of a model, as lines of a table and as sentences."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import label, subject, varying
 from perfexp.tables.csv_tables import Cell, Line
 
-#: Times of these engines are compared with those of the chosen ones.
-_RIVALS = ("default", "benchmark")
+#: Engines whose times are compared with those of the chosen ones.
+_BASELINES = ("default", "benchmark")
 
 
 def lines(record: Record) -> list[Line]:
-    """One line for each point, layer, shape and pass; none where no algorithm was asked for.
-
-    Args:
-        record: of any run.
-    """
+    """Return one line for each point, layer, shape and pass; none unless an algorithm was selected."""
     about = subject(record.plan, record.environment)
-    found: list[Line] = []
+    table: list[Line] = []
     for point in record.points:
-        for layer, each in _passes(point):
+        for layer, one_pass in _passes(point):
             shape = layer["input_shape"]
-            found.append(
+            table.append(
                 {
                     "model": about.model,
                     "algorithm": about.algorithm,
@@ -37,65 +33,61 @@ def lines(record: Record) -> list[Line]:
                     "layer": layer["name"],
                     "input_shape": "×".join(map(str, shape)),
                     "dtype": layer["dtype"],
-                    "pass": each["which"],
+                    "pass": one_pass["which"],
                     "requested": layer["requested"],
-                    "selected": each["selected"],
-                    "ran": each["ran"],
-                    "status": each["status"],
-                    "reason": each["reason"],
+                    "selected": one_pass["selected"],
+                    "ran": one_pass["ran"],
+                    "status": one_pass["status"],
+                    "reason": one_pass["reason"],
                     "math": layer["math"],
-                    "flops": each["flops"],
-                    "workspace_bytes": each["workspace_bytes"],
-                    **_tried(each),
-                    "kernels": "; ".join(each["kernels"]) or None,
+                    "flops": one_pass["flops"],
+                    "workspace_bytes": one_pass["workspace_bytes"],
+                    **_tried(one_pass),
+                    "kernels": "; ".join(one_pass["kernels"]) or None,
                 }
             )
-    return found
+    return table
 
 
 def sentences(record: Record) -> list[str]:
-    """What was chosen, and what the choice is worth, where an algorithm was chosen layer by layer.
-
-    Args:
-        record: of any run.
-    """
-    points = [point for point in record.points if any(each["seconds"] for _, each in _passes(point))]
+    """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
+    points = [point for point in record.points if any(one_pass["seconds"] for _, one_pass in _passes(point))]
     fields = varying(point.key for point in points)
     return [f"{label(point.key, fields)}: {text}" if fields else text for point in points for text in _of(point)]
 
 
 def _of(point: Point) -> Iterator[str]:
-    passes = [each for _, each in _passes(point) if each["seconds"]]
-    for which in dict.fromkeys(each["which"] for each in passes):
-        own = [each for each in passes if each["which"] == which]
-        chosen = Counter(each["selected"] for each in own)
-        sums = {"chosen": sum(each["seconds"][each["selected"]] for each in own)}
-        for rival in _RIVALS:
-            if all(rival in each["seconds"] for each in own):
-                sums[rival] = sum(each["seconds"][rival] for each in own)
+    passes = [one_pass for _, one_pass in _passes(point) if one_pass["seconds"]]
+    for which in dict.fromkeys(one_pass["which"] for one_pass in passes):
+        own = [one_pass for one_pass in passes if one_pass["which"] == which]
+        chosen = Counter(one_pass["selected"] for one_pass in own)
+        sums = {"chosen": sum(one_pass["seconds"][one_pass["selected"]] for one_pass in own)}
+        for baseline in _BASELINES:
+            if all(baseline in one_pass["seconds"] for one_pass in own):
+                sums[baseline] = sum(one_pass["seconds"][baseline] for one_pass in own)
         times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in sums.items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
-        since = sorted({each["kept_since"] for each in own if each.get("kept_since")})
-        kept = f"; tried by an earlier process on {since[0]} (algorithm.reuse=false tries anew)" if since else ""
-        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{kept}"
+        since = sorted({one_pass["kept_since"] for one_pass in own if one_pass.get("kept_since")})
+        cached = f"; cached on {since[0]} (algorithm.reuse=false measures again)" if since else ""
+        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{cached}"
 
 
 def _passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Layers with their passes; an earlier version's records have none."""
+    """Layers with their passes; records of earlier versions have none."""
     for layer in point.facts.get("algorithm", {}).get("layers", ()):
-        for each in layer.get("passes", ()):
-            yield layer, each
+        for one_pass in layer.get("passes", ()):
+            yield layer, one_pass
 
 
-def _tried(each: Mapping[str, Any]) -> dict[str, Cell]:
-    """Times and errors of what was tried, milliseconds."""
-    seconds, errors = each["seconds"], each["errors"]
+def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
+    """Times in milliseconds, and errors, of the candidates."""
+    seconds, errors = one_pass["seconds"], one_pass["errors"]
     if not seconds:
         return {}
-    names: Sequence[str] = sorted(errors, key=lambda name: (name not in _RIVALS, name))
+    names: Sequence[str] = sorted(errors, key=lambda name: (name not in _BASELINES, name))
     times = {f"{name}_ms": 1e3 * seconds[name] if name in seconds else None for name in names}
     return {
-        "selected_ms": 1e3 * seconds[each["selected"]],
-        "selected_error": errors.get(each["selected"]),
+        "selected_ms": 1e3 * seconds[one_pass["selected"]],
+        "selected_error": errors.get(one_pass["selected"]),
         **times,
     }

@@ -1,4 +1,4 @@
-"""Tables: a record and a sweep as CSV (RFC 4180), for spreadsheets and pandas; every figure in full precision."""
+"""A record and a sweep as CSV (RFC 4180), for spreadsheets and pandas; every figure in full precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perfexp.summaries.wording import (
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]
 
-#: The columns that come first, whatever else there is (requirements, row 3.6).
+#: The first columns of every table.
 FIRST_COLUMNS = (
     "model",
     "algorithm",
@@ -41,45 +41,32 @@ FIRST_COLUMNS = (
 
 
 def overall(record: Record) -> list[Line]:
-    """One line for each point that is timed; the figures of a point that failed are None.
+    """Return one line for each timed point; the figures of a failed point are None.
 
-    Times are milliseconds per call of the kind that `time_kind` names; `pN_ms` are of `percentile_kind` and None where
-    n is too small for their interval.
-
-    Args:
-        record: of any run.
-
-    Returns:
-        Lines that all have the same columns in the same order, `FIRST_COLUMNS` first.
+    Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind` and None if n is too
+    small for their interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first.
     """
-    known = rows(record)
+    table = rows(record)
     about = subject(record.plan, record.environment)
-    together = {key: each for each in across(known) for key in each.keys}
+    together = {key: total for total in across(table) for key in total.keys}
     percentiles = requested_percentiles(record)
-    phases = list(dict.fromkeys(name for row in known for name in row.phases))
-    metrics = list(dict.fromkeys(metric.name for row in known for metric in row.metrics))
+    phases = list(dict.fromkeys(name for row in table for name in row.phases))
+    metrics = list(dict.fromkeys(metric.name for row in table for metric in row.metrics))
     return [
         {
-            **_seed_columns(row, about),
-            **_time_columns(row),
+            **_time_columns(row, about),
             **_percentile_columns(row, percentiles),
-            **_rate_columns(row),
-            **_phase_columns(row, phases),
+            **_rate_columns(row, phases),
             **_metric_columns(row, metrics),
             **_outcome_columns(row, about, record.doubts),
             **_across_columns(row, together.get(row.key)),
         }
-        for row in known
+        for row in table
     ]
 
 
 def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
-    """One line for each point of each run of a sweep, the axes that vary first; a run without points has one line.
-
-    Args:
-        summary: of the sweep.
-        records: those of its runs, as far as there are any.
-    """
+    """Return one line for each point of each run of a sweep, the axes that vary first; a run without points has one."""
     lines: list[Line] = []
     for child, record in paired(summary, records):
         points = overall(record) if record else []
@@ -90,10 +77,9 @@ def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
 
 
 def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
-    """Lines as CSV in UTF-8; the columns are those of all lines in the order of their first appearance.
+    """Return lines as CSV in UTF-8, with the columns of all lines in the order of their first appearance.
 
-    Args:
-        lines: as `overall` or `sweep` gives them; without any, only the header of `FIRST_COLUMNS` is written.
+    Without lines, only the header of `FIRST_COLUMNS` is written.
     """
     columns = list(dict.fromkeys(name for line in lines for name in line)) or list(FIRST_COLUMNS)
     buffer = io.StringIO(newline="")
@@ -104,11 +90,7 @@ def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as it is written; a text that a spreadsheet would run as a formula begins with an apostrophe.
-
-    Args:
-        cell: a figure, a truth, a text, or None.
-    """
+    """Return a cell as text; a text that a spreadsheet would run as a formula begins with an apostrophe."""
     if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
         return ""
     if isinstance(cell, bool):
@@ -118,25 +100,19 @@ def cell_text(cell: Cell) -> str:
     return spreadsheet_text(one_line(cell))
 
 
-def _seed_columns(row: Row, about: Subject) -> Line:
-    time = row.time
+def _time_columns(row: Row, about: Subject) -> Line:
+    time, series, size = row.time, row.series, row.key.input_size
+    width = time.median.relative_half_width if time else None
     return {
         "model": about.model,
         "algorithm": about.algorithm,
-        "input_size": row.key.size_label if row.key.input_size[0] != row.key.input_size[1] else row.key.input_size[0],
+        "input_size": row.key.size_label if size[0] != size[1] else size[0],
         "mean": _ms(time.mean.value) if time else None,
         "std": _ms(time.std) if time else None,
         "min": _ms(time.minimum) if time else None,
         "max": _ms(time.maximum) if time else None,
         "power_mean_w": _metric(row, POWER),
         "energy_per_inference_j": _metric(row, ENERGY),
-    }
-
-
-def _time_columns(row: Row) -> Line:
-    time, series = row.time, row.series
-    width = time.median.relative_half_width if time else None
-    return {
         "phase": row.key.phase,
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
@@ -159,28 +135,25 @@ def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
     service = service_time(row)
     line: Line = {"percentile_kind": service[0] if service else None}
     for number in percentiles:
-        found = percentile(service[1], number) if service else None
-        line[f"p{number:g}_ms"] = _ms(found.value) if found else None
-        line[f"p{number:g}_low_ms"] = _ms(found.low) if found else None
-        line[f"p{number:g}_high_ms"] = _ms(found.high) if found else None
+        value = percentile(service[1], number) if service else None
+        line[f"p{number:g}_ms"] = _ms(value.value) if value else None
+        line[f"p{number:g}_low_ms"] = _ms(value.low) if value else None
+        line[f"p{number:g}_high_ms"] = _ms(value.high) if value else None
     return line
 
 
-def _rate_columns(row: Row) -> Line:
+def _rate_columns(row: Row, phases: Sequence[str]) -> Line:
     rate = row.samples_per_second
     return {
         "samples_per_second": rate.value if rate else None,
         "samples_per_second_low": rate.low if rate else None,
         "samples_per_second_high": rate.high if rate else None,
+        **{f"phase_{name}_ms": _ms(row.phases.get(name)) for name in phases},
     }
 
 
-def _phase_columns(row: Row, phases: Sequence[str]) -> Line:
-    return {f"phase_{name}_ms": _ms(row.phases.get(name)) for name in phases}
-
-
 def _metric_columns(row: Row, names: Sequence[str]) -> Line:
-    """`peak_memory_mib` always; the others under their own names; `estimated` says which of them were not measured."""
+    """`peak_memory_mib` always; others under their own names; `estimated` lists those that are derived."""
     peak = _metric(row, PEAK_MEMORY)
     line: Line = {"peak_memory_mib": None if peak is None else peak / 2**20}
     line |= {_column(name): _metric(row, name) for name in names if name not in (PEAK_MEMORY, POWER, ENERGY)}
@@ -189,7 +162,7 @@ def _metric_columns(row: Row, names: Sequence[str]) -> Line:
 
 
 def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
-    """How it ended, and every doubt that concerns it: the whole run's too, because a line is read alone."""
+    """Status and all diagnostics, the whole run's too, because a line is read alone."""
     return {
         "device": about.device,
         "status": row.status.value,
@@ -198,14 +171,14 @@ def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Diagnostic])
     }
 
 
-def _across_columns(row: Row, found: Across | None) -> Line:
-    """What all processes say together that measured the point: the same in the line of each."""
+def _across_columns(row: Row, total: Across | None) -> Line:
+    """Statistics over all processes that measured the point: the same in the line of each."""
     alone = 1 if row.status is Status.OK and row.time else 0
     return {
-        "processes": len(found.keys) if found else alone,
-        "across_median_ms": _ms(found.time.value) if found else None,
-        "across_low_ms": _ms(found.time.low) if found else None,
-        "across_high_ms": _ms(found.time.high) if found else None,
+        "processes": len(total.keys) if total else alone,
+        "across_median_ms": _ms(total.time.value) if total else None,
+        "across_low_ms": _ms(total.time.low) if total else None,
+        "across_high_ms": _ms(total.time.high) if total else None,
     }
 
 

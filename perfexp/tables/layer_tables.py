@@ -1,4 +1,4 @@
-"""Layers: where the time of a call goes, as lines of a table and as areas of a picture."""
+"""Layers: the time of a call by layer, as lines of a table and as a summary."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, subject, varying
-from perfexp.tables.csv_tables import Cell, Line
+from perfexp.tables.csv_tables import Line
 
-#: Rows that console and report tell; the table has all.
-_TOLD = 7
+#: Rows on console and report; the table has all.
+_TOP = 7
+_WORK = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithmetic_intensity", "flops_per_second")
 
 
 def lines(record: Record) -> list[Line]:
-    """One line for each point, row and pass; none where no layers were looked into.
-
-    Args:
-        record: of any run.
-    """
+    """Return one line for each point, row and pass; none unless layers were profiled."""
     about = subject(record.plan, record.environment)
     timed = {point.key: point for point in record.points}
-    found: list[Line] = []
+    table_lines: list[Line] = []
     for point in points(record):
         key = timed_key(point.key)
         engines, joules = _engines(timed.get(key)), _joules(timed.get(key))
         for line in point.facts["layers"]["lines"]:
-            which = line["key"]["which"] if line["key"] else None
-            found.append(
+            place, geometry = line["key"] or {}, line["convolution"] or {}
+            seconds, which = line["seconds"], place.get("which")
+            table_lines.append(
                 {
-                    **_seed_columns(line),
+                    "layer": _name(line),
+                    "in_channels": geometry.get("in_channels"),
+                    "out_channels": geometry.get("out_channels"),
+                    "kernel_size": _sizes(geometry.get("kernel")),
+                    "mean_ms": seconds["mean"] * 1e3,
+                    "percentage": line["share"] * 1e2,
                     "model": about.model,
                     "algorithm": about.algorithm,
                     "phase": key.phase,
@@ -40,11 +43,17 @@ def lines(record: Record) -> list[Line]:
                     "precision": key.precision,
                     "kind": line["kind"],
                     "pass": which,
-                    **_place(line),
-                    **_times(line),
+                    "call": place.get("call"),
+                    "operation": place.get("operation"),
+                    "p50_ms": seconds["median"] * 1e3,
+                    "p50_ci95_low_ms": _ms(seconds["low"]),
+                    "p50_ci95_high_ms": _ms(seconds["high"]),
+                    "gap_ms": line["gap_seconds"]["median"] * 1e3,
                     "energy_apportioned_j": joules * line["share"] if joules is not None else None,
-                    **_work(line),
-                    **_geometry(line),
+                    **{name: line[name] for name in _WORK},
+                    **{name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")},
+                    "groups": geometry.get("groups"),
+                    "transposed": geometry.get("transposed"),
                     "inputs": _shapes(line["inputs"]),
                     "outputs": _shapes(line["outputs"]),
                     "computed_by": engines.get((_path(line), which or "")),
@@ -52,41 +61,29 @@ def lines(record: Record) -> list[Line]:
                     "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items()) or None,
                 }
             )
-    return found
+    return table_lines
 
 
-def told(record: Record) -> Point | None:
-    """The one whose layers are drawn and told: the largest of those that agree with the clean call, or else of all.
-
-    Args:
-        record: of any run.
-    """
-    known = list(points(record))
-    candidates = [point for point in known if agrees(point)] or known
+def representative_point(record: Record) -> Point | None:
+    """Return the point whose layers are shown: the largest that agrees with the call without profiling, or of all."""
+    profiled = list(points(record))
+    candidates = [point for point in profiled if agrees(point)] or profiled
     return max(candidates, key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
 
 
 def agrees(point: Point) -> bool:
-    """Whether a call that was looked into was the call that was timed.
-
-    Args:
-        point: of layers.
-    """
+    """Whether the profiled call took as long as the timed one."""
     return all(doubt.code != "layers_disagree" for doubt in point.doubts)
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
-    """The rows that take most of a call, with a title; None where no layers were looked into.
-
-    Args:
-        record: of any run.
-    """
-    point = told(record)
+    """Return the rows with the largest share of a call, with a title; None unless layers were profiled."""
+    point = representative_point(record)
     lines = [line for line in point.facts["layers"]["lines"] if line["share"] > 0] if point else []
     if point is None or not lines:
         return None
-    most = sorted(lines, key=lambda line: -line["share"])[:_TOLD]
-    fields = varying(each.key for each in points(record))
+    most = sorted(lines, key=lambda line: -line["share"])[:_TOP]
+    fields = varying(other.key for other in points(record))
     which = f" of {label(timed_key(point.key), fields)}" if fields else ""
     seconds = [line["seconds"]["median"] + line["gap_seconds"]["median"] for line in most]
     grid = Grid(
@@ -102,73 +99,30 @@ def table(record: Record) -> tuple[str, Grid] | None:
 
 
 def points(record: Record) -> Iterator[Point]:
-    """The points whose layers are known.
-
-    Args:
-        record: of any run.
-    """
+    """Yield the points with profiled layers."""
     return (point for point in record.points if is_layers(point.key) and "layers" in point.facts)
 
 
-def _seed_columns(line: Mapping[str, Any]) -> Line:
-    geometry = line["convolution"] or {}
-    return {
-        "layer": _name(line),
-        "in_channels": geometry.get("in_channels"),
-        "out_channels": geometry.get("out_channels"),
-        "kernel_size": _sizes(geometry.get("kernel")),
-        "mean_ms": line["seconds"]["mean"] * 1e3,
-        "percentage": line["share"] * 1e2,
-    }
-
-
-def _place(line: Mapping[str, Any]) -> Line:
-    """Which call of the module, and which operation of it."""
-    key = line["key"] or {}
-    return {"call": key.get("call"), "operation": key.get("operation")}
-
-
-def _times(line: Mapping[str, Any]) -> Line:
-    seconds, gap = line["seconds"], line["gap_seconds"]
-    return {
-        "p50_ms": seconds["median"] * 1e3,
-        "p50_ci95_low_ms": _ms(seconds["low"]),
-        "p50_ci95_high_ms": _ms(seconds["high"]),
-        "gap_ms": gap["median"] * 1e3,
-    }
-
-
-def _work(line: Mapping[str, Any]) -> Line:
-    names = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithmetic_intensity", "flops_per_second")
-    return {name: line[name] for name in names}
-
-
-def _geometry(line: Mapping[str, Any]) -> Line:
-    geometry = line["convolution"] or {}
-    found: dict[str, Cell] = {name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")}
-    return {**found, "groups": geometry.get("groups"), "transposed": geometry.get("transposed")}
-
-
 def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
-    """What computed each convolution in each pass, where an algorithm was asked for."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Algorithms of each convolution in each pass, if one was selected."""
+    engines: dict[tuple[str, str], list[str]] = {}
     for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
-        for each in layer["passes"]:
-            which = "forward" if each["which"] == "forward" else "backward"
-            names = found.setdefault((layer["name"], which), [])
-            if each["selected"] not in names:
-                names.append(each["selected"])
-    return {place: ", ".join(names) for place, names in found.items()}
+        for one_pass in layer["passes"]:
+            which = "forward" if one_pass["which"] == "forward" else "backward"
+            names = engines.setdefault((layer["name"], which), [])
+            if one_pass["selected"] not in names:
+                names.append(one_pass["selected"])
+    return {place: ", ".join(names) for place, names in engines.items()}
 
 
 def _joules(timed: Point | None) -> float | None:
-    """The energy of a call, where it was measured."""
-    found = timed.metric("energy/per_call_joules") if timed else None
-    return found.value if found else None
+    """Measured energy of a call."""
+    metric = timed.metric("energy/per_call_joules") if timed else None
+    return metric.value if metric else None
 
 
 def _name(line: Mapping[str, Any]) -> str:
-    """The module's path, with the operation behind it that its code calls."""
+    """The module's path, followed by the operation that its code calls."""
     operation = line["key"] is not None and line["key"]["operation"] is not None
     return ".".join(filter(None, (_path(line), line["kind"] if operation else ""))) or str(line["kind"])
 

@@ -1,4 +1,4 @@
-"""Winners: which algorithm computed each layer in the shortest time, over the records of many runs."""
+"""The fastest algorithm for each layer, over the records of many runs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from perfexp.summaries.subject import subject
 from perfexp.tables import layer_tables
 from perfexp.tables.csv_tables import Cell, Line
 
-#: What two lines of layers have in common that can be compared: everything but the algorithm.
+#: Columns that comparable lines have in common: everything but the algorithm.
 _COMPARABLE = (
     *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
     *("layer", "call", "operation", "pass"),
 )
-#: Passes that something else computed than the algorithm that was asked for.
+#: Status of passes that another algorithm computed than the selected one.
 _NOT_OWN = ("fallback", "substituted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of layers, and what it can be compared as.
+    """A line of layers, and whether it can win.
 
     Attributes:
-        line: all its columns but those of the winner.
-        is_leaf: whether it is of a layer or an operation; not of the model, of a module around others, or of what is in
-            no module.
-        is_own: whether its algorithm computed it: `default` everything, any other one what it did not leave to torch.
+        line: all columns but those of the winner.
+        is_leaf: whether it is a layer or an operation; not the model, a module around others, or outside of modules.
+        is_own: whether its algorithm computed it: `default` everything, another one all that it did not leave to torch.
     """
 
     line: Line
@@ -37,51 +36,49 @@ class Row:
 
 
 def rows(record: Record) -> list[Row]:
-    """The lines of a record's layers, with what each can be compared as.
-
-    Args:
-        record: of any run.
-    """
+    """Return the lines of a record's layers, with their parts in the comparison."""
     algorithm = subject(record.plan, record.environment).algorithm
-    known = {point.key: point for point in record.points}
-    found: list[tuple[bool, bool]] = []
+    timed = {point.key: point for point in record.points}
+    flags: list[tuple[bool, bool]] = []
     for point in layer_tables.points(record):
         keys = [line["key"] or {} for line in point.facts["layers"]["lines"]]
-        around, own = _around(keys), _own(known.get(timed_key(point.key)))
-        found += [
+        around, own = _around(keys), _own(timed.get(timed_key(point.key)))
+        flags += [
             (_is_leaf(key, around), algorithm == "default" or (key.get("path"), key.get("which")) in own)
             for key in keys
         ]
     return [
         Row(line=line, is_leaf=is_leaf, is_own=is_own and not _ran_another(line))
-        for line, (is_leaf, is_own) in zip(layer_tables.lines(record), found, strict=True)
+        for line, (is_leaf, is_own) in zip(layer_tables.lines(record), flags, strict=True)
     ]
 
 
 def named(competing: Sequence[Row]) -> list[Line]:
-    """Lines of layers with the algorithm that was the fastest for the same row, and how many times its time each took.
+    """Add to each line of layers the fastest algorithm for the same row, and the ratio of the times.
 
-    What an algorithm did not compute itself is no time of that algorithm: it neither wins nor is compared. Only a layer
-    or an operation has a winner, and only where several algorithms were measured.
+    Rows that another algorithm computed neither win nor are compared. Only a layer or an operation has a winner, and
+    only if several algorithms were measured.
 
     Args:
-        competing: of several runs, each with the device and the execution of its own.
+        competing: rows of several runs, with the device and the execution of each.
     """
     fastest: dict[tuple[Any, ...], Line] = {}
     lines = [row.line for row in competing if row.is_leaf and row.is_own and row.line["p50_ms"]]
     for line in sorted(lines, key=_milliseconds):
         fastest.setdefault(_comparable(line), line)
-    found: list[Line] = []
-    rivals: dict[tuple[Any, ...], set[Cell]] = {}
+    compared_lines: list[Line] = []
+    baselines: dict[tuple[Any, ...], set[Cell]] = {}
     for row in competing:
-        rivals.setdefault(_comparable(row.line), set()).add(row.line["algorithm"])
+        baselines.setdefault(_comparable(row.line), set()).add(row.line["algorithm"])
     for row in competing:
         place = _comparable(row.line)
-        best = fastest.get(place) if row.is_leaf and len(rivals.get(place, ())) > 1 else None
+        best = fastest.get(place) if row.is_leaf and len(baselines.get(place, ())) > 1 else None
         compared = best is not None and row.is_own and row.line["p50_ms"]
         ratio = _milliseconds(row.line) / _milliseconds(best) if best is not None and compared else None
-        found.append({**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio})
-    return found
+        compared_lines.append(
+            {**row.line, "fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio}
+        )
+    return compared_lines
 
 
 def _comparable(line: Line) -> tuple[Any, ...]:
@@ -93,32 +90,32 @@ def _milliseconds(line: Line) -> float:
 
 
 def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Paths of the modules that others, or operations, lie in."""
-    found: set[str] = set()
+    """Paths of the modules that contain others, or operations."""
+    paths: set[str] = set()
     for key in keys:
         if key.get("path") is not None:
             parts = key["path"].split(".") if key["path"] else []
-            found |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
-    return found
+            paths |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
+    return paths
 
 
 def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
-    """Whether a row is of a layer or an operation."""
+    """Whether a row is a layer or an operation."""
     return key.get("path") is not None and (key["operation"] is not None or key["path"] not in around)
 
 
 def _own(timed: Point | None) -> set[tuple[str, str]]:
-    """The convolutions, by path and pass, that the algorithm which was asked for computed itself."""
+    """The convolutions, by path and pass, that the selected algorithm computed itself."""
     own: dict[tuple[str, str], bool] = {}
     for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
-        for each in layer["passes"]:
-            place = layer["name"], "forward" if each["which"] == "forward" else "backward"
-            left = each.get("status") in _NOT_OWN or each["selected"] == "default"
+        for one_pass in layer["passes"]:
+            place = layer["name"], "forward" if one_pass["which"] == "forward" else "backward"
+            left = one_pass.get("status") in _NOT_OWN or one_pass["selected"] == "default"
             own[place] = own.get(place, True) and not left
     return {place for place, is_own in own.items() if is_own}
 
 
 def _ran_another(line: Line) -> bool:
-    """Whether the kernels of a row are another algorithm's than cuDNN was handed."""
+    """Whether the kernels of a row belong to another algorithm than the one handed to cuDNN."""
     handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
     return ran is not None and handed not in str(ran).split(" or ")

@@ -1,4 +1,4 @@
-"""Quantities: every number of a record, with its point, its group, and a name that ends in its unit."""
+"""Every number of a record, with its point, its group, and a name that ends in its unit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfexp.records.record import Key, Record, Status
-from perfexp.records.summary import Row, across, requested_percentiles, scalings
+from perfexp.records.summary import FirstPrediction, Row, across, first_predictions, requested_percentiles, scalings
 from perfexp.records.units import prettify
 from perfexp.statistics import estimators
 from perfexp.summaries.wording import percentile, service_time
-from perfexp.tables.point_runs import PointRun
 
-#: A chart of MLflow asks for so many values of a metric; more cost time and are not seen.
+#: Values of a metric in a chart of MLflow; more cost time and are not shown.
 CHART_POINTS = 320
 
 
@@ -25,13 +24,13 @@ class Quantity:
 
     Attributes:
         group: `latency`, `throughput`, `memory`, …
-        name: within the group, ending in its unit.
-        value: None where it can't be known.
-        key: the point that it belongs to.
-        step: the point's input width where points differ in a square size only, or else its index; the index of the
-            sample in the group `samples`.
+        name: name within the group, ending in its unit.
+        value: None if unknown.
+        key: key of its point.
+        step: the point's input width if points differ in a square size only, or else its index; the index of the sample
+            in the group `samples`.
         reason: why there is no value.
-        estimated: computed from something else that was measured, or a percentile of too few samples.
+        estimated: whether it is derived from another measured value, or a percentile of too few samples.
     """
 
     group: str
@@ -43,52 +42,75 @@ class Quantity:
     estimated: bool = False
 
 
-def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
-    """All of one phase and batch size, point by point.
+@dataclass(frozen=True, kw_only=True)
+class PointRun:
+    """The points of one phase and one batch size: all sizes and processes. Their metrics have the same names.
 
-    Args:
-        record: record of any run.
-        run: one of its phases and batch sizes.
+    Attributes:
+        phase: `inference` or `train`.
+        batch_size: samples per call.
+        rows: points in the record's order.
+        first_predictions: cold starts with this batch size; a training has none.
     """
-    known, percentiles = run.rows, requested_percentiles(record)
-    steps = _steps(known)
-    for row, step in zip(known, steps.values(), strict=True):
+
+    phase: str
+    batch_size: int
+    rows: tuple[Row, ...]
+    first_predictions: tuple[FirstPrediction, ...]
+
+
+def point_runs(record: Record, table: Sequence[Row]) -> list[PointRun]:
+    """Split the rows of a record by phase and batch size, in its order."""
+    firsts = first_predictions(record)
+    pairs = [(row.key.phase, row.key.batch_size) for row in table]
+    pairs += [("inference", first.key.batch_size) for first in firsts]
+    return [
+        PointRun(
+            phase=phase,
+            batch_size=batch,
+            rows=tuple(row for row in table if (row.key.phase, row.key.batch_size) == (phase, batch)),
+            first_predictions=tuple(first for first in firsts if ("inference", first.key.batch_size) == (phase, batch)),
+        )
+        for phase, batch in dict.fromkeys(pairs)
+    ]
+
+
+def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
+    """Yield all numbers of one phase and batch size, point by point."""
+    percentiles = requested_percentiles(record)
+    steps = _steps(run.rows)
+    for row, step in zip(run.rows, steps.values(), strict=True):
         for group, name, value in _of_row(row):
             yield Quantity(group=group, name=name, value=value, key=row.key, step=step)
         yield from _percentiles(row, percentiles, step)
         yield from _metrics(row, step)
-    yield from _across(known, steps)
-    yield from _scalings(known, steps)
+    yield from _across(run.rows, steps)
+    yield from _scalings(run.rows, steps)
     yield from _first_predictions(run, steps)
-    if len(known) == 1:
-        yield from _samples(known[0])
+    if len(run.rows) == 1:
+        yield from _samples(run.rows[0])
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
-    """At most so many samples with their indices; the smallest and the largest of each stretch stay.
-
-    Args:
-        samples: in their order.
-        limit: even.
-    """
+    """Return at most `limit` samples (even) with their indices; the extremes of each section stay."""
     if len(samples) <= limit:
         return list(enumerate(samples))
     values = np.asarray(samples)
     indices: set[int] = set()
-    for stretch in np.array_split(np.arange(values.size), limit // 2):
-        indices |= {int(stretch[values[stretch].argmin()]), int(stretch[values[stretch].argmax()])}
+    for section in np.array_split(np.arange(values.size), limit // 2):
+        indices |= {int(section[values[section].argmin()]), int(section[values[section].argmax()])}
     return [(index, samples[index]) for index in sorted(indices)]
 
 
-def _steps(known: Sequence[Row]) -> dict[Key, int]:
-    """The step of each point: of a sweep over square sizes the width, so that a chart has it as its axis."""
-    widths = {row.key.input_size[1] for row in known if row.key.input_size[0] == row.key.input_size[1]}
-    is_sweep = len(widths) == len(known) > 1
-    return {row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(known)}
+def _steps(rows: Sequence[Row]) -> dict[Key, int]:
+    """The step of each point: the width in a sweep over square sizes, so that a chart has it as its axis."""
+    widths = {row.key.input_size[1] for row in rows if row.key.input_size[0] == row.key.input_size[1]}
+    is_sweep = len(widths) == len(rows) > 1
+    return {row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(rows)}
 
 
 def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
-    """Group, name and value of what the row itself says; MLflow keeps their order in its lists."""
+    """Group, name and value of the row's own figures; MLflow keeps their order in its lists."""
     for kind, time in row.times.items():
         for name, value in _of_time(time):
             yield kind, name, value
@@ -128,19 +150,19 @@ def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[
     for number in percentiles:
         if number == 50:
             continue
-        found = percentile(summary, number)
+        interval = percentile(summary, number)
         yield Quantity(
             group=kind,
             name=f"p{number:g}_ms",
-            value=found.value * 1e3,
+            value=interval.value * 1e3,
             key=row.key,
             step=step,
-            estimated=found.low is None,
+            estimated=interval.low is None,
         )
 
 
 def _metrics(row: Row, step: int) -> Iterator[Quantity]:
-    """The point's figures beside its times; one that names no group is put into that of its phase."""
+    """The point's metrics; one without a group is put into that of its phase."""
     for metric in row.metrics:
         group, slash, rest = metric.name.partition("/")
         name, value = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
@@ -155,21 +177,21 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
         )
 
 
-def _across(known: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """What several processes say together of a point, at the step of the first of them."""
-    for each in across(known):
-        time = {"p50_ms": each.time.value, "ci_low_ms": each.time.low, "ci_high_ms": each.time.high}
+def _across(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """Statistics over several processes, at the step of the first of them."""
+    for total in across(rows):
+        time = {"p50_ms": total.time.value, "ci_low_ms": total.time.low, "ci_high_ms": total.time.high}
         values = {name: None if seconds is None else seconds * 1e3 for name, seconds in time.items()}
-        values |= {"spread_percent": 100 * each.spread, "processes_count": len(each.keys)}
+        values |= {"spread_percent": 100 * total.spread, "processes_count": len(total.keys)}
         for name, value in values.items():
-            group = f"{each.time_kind}_across"
-            yield Quantity(group=group, name=name, value=value, key=each.key, step=steps[each.key])
+            group = f"{total.time_kind}_across"
+            yield Quantity(group=group, name=name, value=value, key=total.key, step=steps[total.key])
 
 
-def _scalings(known: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """How a time grows with the size, at the step of the largest size; an exponent that there is not says why."""
-    for each in scalings(known):
-        fit, reason = each.fit, "the time does not grow with the size"
+def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
+    """Growth of a time with the size, at the step of the largest size; a missing exponent has a reason."""
+    for scaling in scalings(rows):
+        fit, reason = scaling.fit, "the time does not grow with the size"
         exponent = fit.exponent or estimators.Interval(value=math.nan, low=None, high=None)
         values = {
             "exponent": exponent.value if fit.exponent else None,
@@ -181,11 +203,13 @@ def _scalings(known: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quanti
         }
         for name, value in values.items():
             why = reason if value is None else None
-            yield Quantity(group="scaling", name=name, value=value, key=each.key, step=steps[each.key], reason=why)
+            yield Quantity(
+                group="scaling", name=name, value=value, key=scaling.key, step=steps[scaling.key], reason=why
+            )
 
 
 def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """Time to first prediction, at the step of the first point with the same size."""
+    """Cold start, at the step of the first point with the same size."""
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     for index, first in enumerate(run.first_predictions):
         step = at.get(first.key.input_size, index)

@@ -1,4 +1,4 @@
-"""Speed files: those of a run's trainings, in its own folder and where `speed_dir` says."""
+"""Speed files of a run's trainings, in its own folder and in `speed_dir`."""
 
 from __future__ import annotations
 
@@ -14,43 +14,38 @@ from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.speed import Speed, of_record, placing
 
-_REPEAT = "Move it away and repeat the command: what was measured is kept."
-_KEPT = "What was measured is kept, and the run's own folder has the file."
+_REPEAT = "Move it away and repeat the command: the measurements are kept."
+_KEPT = "The measurements are kept, and the run's own folder has the file."
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
     """Write the speed file of each training of a run.
 
     Args:
-        record: finished, whatever its status.
+        record: finished record of any status.
         paths: file names of the run's folder.
         on_error: called with a message for each speed file that cannot be written to its place.
 
     Returns:
-        Those in the run's folder.
+        Files in the run's folder.
 
     Raises:
-        OSError: the run's folder can't be written.
+        OSError: the run's folder cannot be written.
     """
-    found = of_record(record, paths.root)
-    written = {path: speed for speed in found if _is_free(path := paths.root / speed.file_name, on_error)}
+    speeds = of_record(record, paths.root)
+    written = {path: speed for speed in speeds if _is_free(path := paths.root / speed.file_name, on_error)}
     if written:
         paths.claim(*written)  # all at once: a sweep of sizes has a hundred
     for path, speed in written.items():
         write_atomically(path, speed.to_json())
     folder = _speed_dir(record, paths.root)
-    if found and folder is not None:
-        _place(found, folder, _logs_of_sweep(record, paths.root), on_error)
+    if speeds and folder is not None:
+        _place(speeds, folder, _logs_of_sweep(record, paths.root), on_error)
     return list(written)
 
 
 def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
-    """The trainings of a run, each with its speed file: that in `speed_dir` if there is one; None where it has none.
-
-    Args:
-        record: of any run.
-        folder: the run's.
-    """
+    """Return the trainings of a run, each with its speed file, in `speed_dir` if it has one; None without a file."""
     root = folder.absolute()
     places = [place for place in (_speed_dir(record, root), folder) if place is not None]
     return [
@@ -60,28 +55,21 @@ def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
 
 
 def _speed_dir(record: Record, root: Path) -> Path | None:
-    """Where the speed files go beside the run's folder; None for nowhere."""
+    """Folder for copies of the speed files; None for none."""
     named = record.plan.get("speed_dir")
     folder = Path(named).expanduser() if isinstance(named, str) and named else None
     return None if folder is None or folder.resolve() == root.resolve() else folder
 
 
-def _place(found: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]) -> None:
-    """Put speed files into `speed_dir`, over none of another run of the same sweep.
-
-    Args:
-        found: those of a run.
-        folder: where to.
-        logs: log files of the runs of its sweep.
-        on_error: see `write`.
-    """
+def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]) -> None:
+    """Put a run's speed files into `speed_dir`, without overwriting those whose logs are of the same sweep."""
     try:
         placing.refuse_no_folder(folder, f"choose another speed_dir=DIR. {_KEPT}")
     except UserError as error:
         return on_error(str(error))
-    for speed in found:
+    for speed in speeds:
         others = [log for log in logs if log != speed.log_file]
-        named = next(each for each in _numbered(speed) if (placing.whose(folder / each.file_name) or "") not in others)
+        named = next(name for name in _numbered(speed) if (placing.whose(folder / name.file_name) or "") not in others)
         try:
             placing.put(named, folder, remedy=f"Move it away, or choose another speed_dir=DIR. {_KEPT}")
         except UserError as error:
@@ -89,7 +77,7 @@ def _place(found: Sequence[Speed], folder: Path, logs: Collection[str], on_error
 
 
 def _own(speed: Speed, folder: Path) -> Path | None:
-    """The file of a training in a folder, whatever its number; None where there is none."""
+    """The file of a training in a folder, with any number; None if there is none."""
     for named in _numbered(speed):
         path = folder / named.file_name
         log_file = placing.whose(path)
@@ -106,7 +94,7 @@ def _numbered(speed: Speed) -> Iterator[Speed]:
 
 
 def _logs_of_sweep(record: Record, root: Path) -> list[str]:
-    """The logs of the runs of a run's sweep that have ended; none where it is of no sweep."""
+    """Logs of the sweep's finished runs; none outside of a sweep."""
     if record.sweep is None:
         return []
     folder = root / record.sweep.directory

@@ -1,4 +1,4 @@
-"""Tidy: points and samples of many runs as one table each, every line complete in itself, for pandas and the like."""
+"""Points and samples of many runs as one table each, every line complete in itself, for pandas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfexp.tables.layer_winners import Row
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What says which run a line is of, in their order.
+#: Columns that identify the run of a line, in their order.
 IDENTITY = (
     "run_uid",
     "run_name",
@@ -39,10 +39,10 @@ IDENTITY = (
     "sweep_uid",
     "sweep_job",
 )
-#: Columns of `tables.overall` whose names are fixed there and do not end in their unit.
+#: Columns of `csv_tables.overall` whose names do not end in their unit.
 _RENAMED = {"mean": "mean_ms", "std": "std_ms", "min": "min_ms", "max": "max_ms"}
 _AXIS = "axis_"
-#: What is a text even where no line has one; any other column without values is one of figures.
+#: Columns of texts, even without values; any other column without values is one of figures.
 _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     "model",
     "algorithm",
@@ -63,7 +63,7 @@ _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     *("computed_by", "ran", "kernels", "fastest_algorithm"),
 }
 
-#: Columns that may well be without values, and of which kind they are then too.
+#: Types of columns that may be without values.
 _DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
 
 
@@ -72,10 +72,10 @@ class Block:
     """The samples of one series.
 
     Attributes:
-        head: what its lines have in common.
-        unit: of the samples.
-        values: all of them, warm-up first.
-        warmup: how many of them are warm-up.
+        head: cells that its lines have in common.
+        unit: unit of the samples.
+        values: all samples, warm-up first.
+        warmup: number of warm-up samples.
     """
 
     head: Line
@@ -85,39 +85,24 @@ class Block:
 
 
 def points(record: Record, folder: Path) -> list[Line]:
-    """One line for each point that is timed, as `tables.overall` has them, preceded by which run it is of.
+    """Return one line for each timed point, as `csv_tables.overall` has them, preceded by the run's identity.
 
-    A run without points has one line that says how it ended.
-
-    Args:
-        record: of any run.
-        folder: where it was found.
+    A run without points has one line with its status.
     """
     identity, about = _identity(record, folder), subject(record.plan, record.environment)
     lines = [_point(line) for line in csv_tables.overall(record)] or [{"status": record.status.value}]
     names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}
-    return [identity | names | line | identity for line in lines]  # a metric may not take the name of a fact
+    return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
 
 
 def layers(record: Record, folder: Path) -> list[Row]:
-    """One line for each row and pass of each point whose layers were looked into, preceded by which run it is of.
-
-    Args:
-        record: of any run.
-        folder: where it was found.
-    """
+    """Return one line for each row and pass of each point with profiled layers, preceded by the run's identity."""
     about = _identity(record, folder) | {"execution": subject(record.plan, record.environment).execution}
     return [replace(row, line=about | _point(row.line)) for row in layer_winners.rows(record)]
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
-    """The line of a run that left no record: which of its sweep, and why.
-
-    Args:
-        sweep: that it belongs to.
-        child: the run.
-        folder: where its record would be.
-    """
+    """Return the line of a run that left no record: its sweep, and the reason."""
     return {
         **dict.fromkeys(IDENTITY),
         "run_name": child.name,
@@ -131,25 +116,18 @@ def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
 
 
 def aligned(lines: Sequence[Line]) -> list[Line]:
-    """Lines of several runs with the same columns: identity, the axes of sweeps, then the rest as they appear.
-
-    Args:
-        lines: from `points` and `refused`.
-    """
+    """Return lines of several runs with the same columns: identity, the axes of sweeps, then the rest."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     names.sort(key=lambda name: (name not in IDENTITY) + (name not in IDENTITY and not name.startswith(_AXIS)))
     return [{name: line.get(name) for name in names} for line in lines]
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
-    """Lines as a frame in which numbers are numbers and what is missing is null, whatever the lines happen to hold.
+    """Return aligned lines as a frame in which numbers are numbers and missing values are null.
 
     Whole numbers are `Int64`, others `float64`, truths `boolean`, texts `string` (an empty one is null, as in a CSV),
-    `started` a time in UTC. The axes of a sweep were typed by its user: one is of numbers or truths where all its
+    `started` a time in UTC. The axes of a sweep were typed by its user: an axis is of numbers or truths if all its
     values are.
-
-    Args:
-        lines: from `aligned`.
     """
     import pandas as pd
 
@@ -158,11 +136,7 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def blocks(record: Record) -> list[Block]:
-    """The series of all points of a run, those of the first prediction too (phase `ttfp`).
-
-    Args:
-        record: of any run.
-    """
+    """Return the series of all points of a run, those of a cold start (phase `ttfp`) included."""
     return [
         Block(
             head=_head(record.uid, point.key, series),
@@ -175,51 +149,39 @@ def blocks(record: Record) -> list[Block]:
     ]
 
 
-def samples(known: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
-    """One line for each raw sample: run, point, series, number in it, whether it is warm-up, and the sample.
+def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
+    """Return one line for each raw sample: run, point, series, index, whether it is warm-up, and the sample.
 
-    A sample is the mean of `calls_per_sample` calls. Its column is named by its unit, `seconds`; a unit of another kind
-    has a column of its own. Texts are categories, because each is there many times.
-
-    Args:
-        known: from `blocks`, of one run or several.
-        text: what is made of each text.
+    A sample is the mean of `calls_per_sample` calls. Its column is named after its unit, `seconds`; another unit has a
+    column of its own. `text` is applied to texts, which are categories, because each is repeated many times.
     """
     import pandas as pd
 
-    counts = [len(block.values) for block in known]
-    heads = pd.DataFrame([block.head for block in known], columns=list(_HEAD))
+    counts = [len(block.values) for block in series]
+    heads = pd.DataFrame([block.head for block in series], columns=list(_HEAD))
     for name in _TEXTS.intersection(heads):
         heads[name] = heads[name].map(text).astype("category")
-    made = heads.iloc[np.repeat(np.arange(len(known)), counts)].reset_index(drop=True)
+    made = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
     made["sample_index"] = _joined((np.arange(count) for count in counts), np.int64)
-    made["is_warmup"] = _joined((np.arange(len(block.values)) < block.warmup for block in known), np.bool_)
+    made["is_warmup"] = _joined((np.arange(len(block.values)) < block.warmup for block in series), np.bool_)
     made["calls_per_sample"] = made.pop("calls_per_sample")
-    values = _joined((block.values for block in known), np.float64)
-    units = np.repeat(np.asarray([block.unit for block in known], dtype=object), counts)
-    for unit in dict.fromkeys(["seconds", *(block.unit for block in known)]):
+    values = _joined((block.values for block in series), np.float64)
+    units = np.repeat(np.asarray([block.unit for block in series], dtype=object), counts)
+    for unit in dict.fromkeys(["seconds", *(block.unit for block in series)]):
         made[unit] = np.where(units == unit, values, np.nan)
     return made
 
 
 def to_parquet(made: pd.DataFrame) -> bytes:
-    """A frame as Parquet.
-
-    Args:
-        made: from `frame` or `samples`.
-    """
+    """Return a frame as Parquet."""
     buffer = io.BytesIO()
     made.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
 
 
-def samples_csv(known: Sequence[Block]) -> bytes:
-    """The samples as CSV, written as `tables.to_csv` writes: full precision, no text that is a formula.
-
-    Args:
-        known: from `blocks`.
-    """
-    made = samples(known, text=csv_tables.cell_text)
+def samples_csv(series: Sequence[Block]) -> bytes:
+    """Return samples as CSV like `csv_tables.to_csv`: full precision, no text that is a formula."""
+    made = samples(series, text=csv_tables.cell_text)
     made["is_warmup"] = np.where(made["is_warmup"], "true", "false")
     content: str = made.to_csv(index=False, lineterminator="\r\n")
     return content.encode("utf-8", errors="replace")
@@ -266,22 +228,22 @@ def _axes(axes: Mapping[str, str]) -> Line:
 
 
 def _fact(facts: Any, *places: str) -> str | None:
-    """A fact of the environment as a text; None where it is not known."""
+    """A fact of the environment as a text; None if unknown."""
     for place in places:
         facts = facts.get(place) if isinstance(facts, Mapping) else None
     return None if facts is None else str(facts)
 
 
 def _point(line: Line) -> Line:
-    """A line of `tables.overall` with the units in its names and the size in pixels; the device is in the identity."""
-    found: Line = {}
+    """A line of `csv_tables.overall` with units in its names and the size in pixels; the identity has the device."""
+    tidy_line: Line = {}
     for name, cell in line.items():
         if name == "input_size":
             [size] = parse_sizes(cell)
-            found |= _size(*size)
+            tidy_line |= _size(*size)
         elif name != "device":
-            found[_RENAMED.get(name, name)] = cell
-    return found
+            tidy_line[_RENAMED.get(name, name)] = cell
+    return tidy_line
 
 
 def _size(height: int, width: int) -> Line:
@@ -329,5 +291,5 @@ def _axis(cells: Sequence[csv_tables.Cell]) -> pd.Series:
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:
-    """Arrays one after the other, also where there are none."""
+    """Arrays in a row, also if there are none."""
     return np.concatenate([np.empty(0, dtype=dtype), *arrays])

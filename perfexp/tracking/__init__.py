@@ -1,4 +1,4 @@
-"""Sink: what reads a finished record and shows, writes or sends it; it measures nothing."""
+"""Tracking stores: finished records are sent to them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from perfexp.records.sweep_record import Sweep
 
 
 class Tracker(Protocol):
-    """What a `tracking` node of the configuration builds: where finished records are sent.
+    """Type of a `tracking` node of the configuration.
 
     Attributes:
-        settings: values of the node by which the same store is found from another folder, without credentials; empty
-            where nothing is sent.
+        settings: values of the node that identify the store from another folder, without credentials; empty for none.
     """
 
     @property
@@ -22,28 +21,28 @@ class Tracker(Protocol):
         """See the class."""
 
     def publish(self, record: Record, folder: Path) -> str | None:
-        """Send a record; sending it again changes nothing.
+        """Send a finished record of any status; sending it again changes nothing.
 
         Args:
-            record: finished, whatever its status.
-            folder: where its artifacts lie.
+            record: record to send.
+            folder: folder of its artifacts.
 
         Returns:
-            How to look at it, for the console; None where there is nothing to look at.
+            Lines for the console that lead to it; None for none.
 
         Raises:
             PerfexpError: it could not be sent. The record is on disk.
         """
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str | None:
-        """Send the summary of a sweep; its runs have been sent, or are sent later.
+        """Send the summary of a sweep, finished or not; its runs are sent on their own.
 
         Args:
-            sweep: finished or not.
-            folder: where its table and picture lie.
+            sweep: summary to send.
+            folder: folder of its table and plot.
 
         Returns:
-            How to look at it.
+            Lines for the console that lead to it; None for none.
 
         Raises:
             PerfexpError: it could not be sent.
@@ -56,9 +55,9 @@ class NoTracking:
     settings: ClassVar[dict[str, str]] = {}
 
     def publish(self, record: Record, folder: Path) -> str | None:
-        """Nothing is sent."""
+        """Send nothing."""
         return None
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str | None:
-        """Nothing is sent."""
+        """Send nothing."""
         return None

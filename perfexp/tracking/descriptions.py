@@ -1,4 +1,4 @@
-"""Notes: descriptions of a run or a sweep in a tracking store: Markdown of limited length, figures first."""
+"""Descriptions of runs and sweeps in a tracking store: Markdown of limited length, figures first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from perfexp.host.credentials import mask
 from perfexp.records.record import Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
@@ -16,51 +17,40 @@ from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
 from perfexp.summaries.wording import bare_time, median_text, rate_text
-from perfexp.tracking.run_tags import TAG_LENGTH, clean
 
-#: Below a description that nobody has edited; a page of MLflow does not show it.
+#: MLflow truncates longer tags silently.
+TAG_LENGTH = 8_000
+_CUT = " … (cut)"
+#: Ends a description that nobody has edited; MLflow's pages do not show it.
 _MARK = "\n\n<!-- perfexp "
-#: Below a table that has lost lines, and the lines that are left to it: head, rule and one more.
+#: Ends a shortened table, which keeps head, rule and one more line.
 _MORE, _LEAST_LINES = "\n… and {} more: see report.md", 3
-#: Characters of a word that leave a page of MLflow as wide as the screen, and one character of Markdown.
+#: Length of a word that fits on a page of MLflow, and one character of Markdown.
 _WORD, _CHARACTER = 60, re.compile(r"\\.|&\w+;|.")
 
 
-def of_run(record: Record, known: Sequence[Row], skipped: Mapping[str, str]) -> str:
-    """The figures in a line, then the report, and which of the run's files could not be sent.
+def clean(text: str, length: int) -> str:
+    """Return a text that every store accepts: without credentials, NUL and lone surrogates, cut to a length."""
+    text = mask(text.replace("\0", "").encode(errors="replace").decode())
+    return text if len(text) <= length else text[: length - len(_CUT)] + _CUT
 
-    Args:
-        record: of any run.
-        known: its rows.
-        skipped: why files are not sent, by their names.
-    """
-    # the page has the run's name as its title already
+
+def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
+    """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
+    # MLflow's page already has the run's name as its title
     page = markdown.markdown(record).partition("\n")[2].strip("\n")
     missing = [f"- {escape_markdown(f'{path}: {reason}')}" for path, reason in skipped.items()]
-    return _signed(
-        "\n\n".join(
-            [*_head(record, known), page, *(["## Files that were not sent", "\n".join(missing)] if missing else [])]
-        )
-    )
+    files = ["## Files that were not sent", "\n".join(missing)] if missing else []
+    return _signed("\n\n".join([*_head(record, table), page, *files]))
 
 
-def of_points(record: Record, known: Sequence[Row]) -> str:
-    """The figures of some points of a run in a line; the report is with the run.
-
-    Args:
-        record: record of any run.
-        known: rows of that record.
-    """
-    return _signed("\n\n".join([*_head(record, known), f"A part of the run {escape_markdown(record.name)}."]))
+def of_points(record: Record, table: Sequence[Row]) -> str:
+    """Describe some points of a run in a line; the report is with the run."""
+    return _signed("\n\n".join([*_head(record, table), f"A part of the run {escape_markdown(record.name)}."]))
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
-    """How many runs of a sweep have ended, what they say, and how to measure it again.
-
-    Args:
-        sweep: finished or not.
-        records: those of its runs, as far as there are any.
-    """
+    """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
     expected = f" of {sweep.jobs}" if sweep.jobs is not None else ""
     failures = [f"- {escape_markdown(line)}" for line in sweep_summary.child_failures(sweep, records)]
     parts = [
@@ -75,27 +65,23 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
 
 
 def is_unedited(note: str) -> bool:
-    """Whether a description is as perfexp wrote it.
-
-    Args:
-        note: as it is in the store.
-    """
+    """Whether the description in a store is as perfexp wrote it."""
     body, _, mark = note.rpartition(_MARK)
     return bool(mark) and mark.rstrip() == _mark(body)
 
 
-def _head(record: Record, known: Sequence[Row]) -> list[str]:
-    """Headlines, the device, and the codes of errors and warnings."""
-    raised = (each.worst for each in raised_diagnostics(record, known))
+def _head(record: Record, table: Sequence[Row]) -> list[str]:
+    """The result, the device, and the codes of errors and warnings."""
+    raised = (diagnostic.worst for diagnostic in raised_diagnostics(record, table))
     codes = ", ".join(worst.code for worst in raised if not worst.is_note) or "none"
     device = subject(record.plan, record.environment).device or "an unknown device"
-    return [*_headlines(known), f"On {escape_markdown(device)}. Warnings: {escape_markdown(codes)}."]
+    return [*_headlines(table), f"On {escape_markdown(device)}. Warnings: {escape_markdown(codes)}."]
 
 
-def _headlines(known: Sequence[Row]) -> Iterator[str]:
+def _headlines(table: Sequence[Row]) -> Iterator[str]:
     """For each phase the median with its interval, or the range of the medians."""
-    for phase in dict.fromkeys(row.key.phase for row in known):
-        rows = [row for row in known if row.key.phase == phase]
+    for phase in dict.fromkeys(row.key.phase for row in table):
+        rows = [row for row in table if row.key.phase == phase]
         medians = sorted((row.time.median for row in rows if row.time), key=lambda median: median.value)
         if len(rows) == len(medians) == 1:
             text = f"{rows[0].time_kind} p50 {median_text(rows[0])}, {rate_text(rows[0].samples_per_second)} samples/s"
@@ -118,30 +104,21 @@ def _mark(body: str) -> str:
 
 
 def breakable(text: str) -> str:
-    """A page in which a browser can break long words; not those of code and tables, whose lines are short already.
-
-    Args:
-        text: Markdown.
-    """
+    """Let a browser break the long words of a Markdown text; lines of code and tables are short already."""
     return "\n".join(
         line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in text.split("\n")
     )
 
 
 def _broken(word: re.Match[str]) -> str:
-    """A word with spaces of no width in it, where a browser may break it."""
+    """A word with zero-width spaces where a browser may break it."""
     characters = _CHARACTER.findall(word[0])
     pieces = (characters[start : start + _WORD] for start in range(0, len(characters), _WORD))
     return "&#8203;".join(map("".join, pieces))
 
 
 def fitted(text: str, length: int) -> str:
-    """A page of limited length: where it is too long, the longest tables lose their last lines and say how many.
-
-    Args:
-        text: Markdown.
-        length: at most so many characters.
-    """
+    """Shorten a Markdown text: the longest tables lose their last lines and give their number, the rest is cut."""
     text = clean(text, len(text) + length)
     blocks = [block.split("\n") for block in text.split("\n\n")]
     tables = [block for block in blocks if block[0].startswith("|")]

@@ -1,4 +1,4 @@
-"""Figures: the quantities of a record as MLflow's metrics: names that it takes, values that it can show."""
+"""MLflow metrics: the quantities of a record under names, and with values, that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from datetime import datetime
 
 from perfexp.records.record import Key, Point, Record
 from perfexp.records.summary import Row
-from perfexp.tables.point_runs import PointRun
-from perfexp.tables.quantities import Quantity, quantities
+from perfexp.tables.quantities import PointRun, Quantity, quantities
 
-_NAME_LENGTH = 250
+#: Databases refuse longer names.
+NAME_LENGTH = 250
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-.: ]+")
 
 
@@ -23,10 +23,10 @@ class Figure:
 
     Attributes:
         name: `GROUP/NAME_UNIT`, with exactly one slash.
-        value: finite.
+        value: finite number.
         step: see `Quantity`.
-        time_ms: when its point ended, milliseconds since 1970. It comes from the record alone: of values that are sent
-            twice with the same name, step and time a store keeps one.
+        time_ms: end of the point, in milliseconds since 1970. It comes from the record alone: a store keeps one of
+            several values with the same name, step and time.
     """
 
     name: str
@@ -37,83 +37,74 @@ class Figure:
 
 @dataclass(kw_only=True)
 class Figures:
-    """All figures of one tracking run.
+    """Metrics of one MLflow run.
 
     Attributes:
-        kept: those that can be shown.
-        dropped: why others can't, by name; such a name may still have values at other points.
-        estimated: names of those that are computed from something else that was measured.
+        sent: values that MLflow can show.
+        dropped: why other values are missing, by metric name; the metric may still have values at other points.
+        estimated: names of metrics that were derived from other measured values.
     """
 
-    kept: list[Figure] = field(default_factory=list)
+    sent: list[Figure] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     estimated: list[str] = field(default_factory=list)
 
 
-def figures(record: Record, run: PointRun) -> Figures:
-    """The figures of one phase and batch size; their names do not depend on what else the record has.
-
-    Args:
-        record: record of any run.
-        run: one of its phases and batch sizes.
-    """
+def figures(record: Record, part: PointRun) -> Figures:
+    """The metrics of one phase and batch size; their names do not depend on the rest of the record."""
     times = _end_times(record)
-    found, taken = Figures(), set[tuple[str, int]]()
-    for quantity in quantities(record, run):
+    result, taken = Figures(), set[tuple[str, int]]()
+    for quantity in quantities(record, part):
         name = _metric_name(quantity)
         if quantity.value is None or not math.isfinite(quantity.value):
-            found.dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
+            result.dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
         elif (name, quantity.step) in taken:
-            found.dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
+            result.dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
         else:
             taken.add((name, quantity.step))
             value, time_ms = float(quantity.value), times[quantity.key]
-            found.kept.append(Figure(name=name, value=value, step=quantity.step, time_ms=time_ms))
-            if quantity.estimated and name not in found.estimated:
-                found.estimated.append(name)
-    return found
+            result.sent.append(Figure(name=name, value=value, step=quantity.step, time_ms=time_ms))
+            if quantity.estimated and name not in result.estimated:
+                result.estimated.append(name)
+    return result
 
 
-def best_rates(record: Record, known: Sequence[Row]) -> Figures:
-    """The highest rate of each phase, whatever its size and batch: the figures above those of several point runs.
-
-    Args:
-        record: record of any run.
-        known: its rows.
-    """
+def best_rates(record: Record, table: Sequence[Row]) -> Figures:
+    """The highest rate of each phase over all sizes and batches: the metrics above several nested runs."""
     times = _end_times(record)
     best: dict[str, tuple[float, Row]] = {}
-    for row in known:
+    for row in table:
         if row.samples_per_second and row.samples_per_second.value > best.get(row.key.phase, (0.0,))[0]:
             best[row.key.phase] = row.samples_per_second.value, row
     return Figures(
-        kept=[
-            Figure(name=f"best/{_allowed(phase)}_samples_per_second", value=rate, step=0, time_ms=times[row.key])
+        sent=[
+            Figure(name=f"best/{_part(phase)}_samples_per_second", value=rate, step=0, time_ms=times[row.key])
             for phase, (rate, row) in best.items()
         ]
     )
 
 
-def to_ms(date: str | None) -> int | None:
-    """A record's date as milliseconds since 1970; None where it is none.
+def _metric_name(quantity: Quantity) -> str:
+    """Group, slash and name of a quantity in MLflow's letters: one bad name rejects a whole batch."""
+    return f"{_part(quantity.group)}/{_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
 
-    Args:
-        date: ISO 8601.
-    """
+
+def _part(text: str) -> str:
+    """A part of a metric's name; a slash in it would open another group."""
+    return allowed(text.replace("/", "."))
+
+
+def allowed(text: str) -> str:
+    """Return a name in MLflow's letters."""
+    return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
+
+
+def to_ms(date: str | None) -> int | None:
+    """An ISO 8601 date as milliseconds since 1970; None if it is not a date."""
     try:
         return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
     except (ValueError, OverflowError):
         return None
-
-
-def _metric_name(quantity: Quantity) -> str:
-    """Group, slash and name of a quantity in MLflow's letters: one bad name rejects a whole batch."""
-    return f"{_allowed(quantity.group)}/{_allowed(quantity.name)}"[:_NAME_LENGTH].rstrip(" .")
-
-
-def _allowed(text: str) -> str:
-    """A part of a name; a slash in it would open a further group."""
-    return _FORBIDDEN.sub("_", text.replace("/", ".")).strip(" .") or "unnamed"
 
 
 def _end_times(record: Record) -> dict[Key, int]:
@@ -121,7 +112,7 @@ def _end_times(record: Record) -> dict[Key, int]:
 
 
 def _end_ms(point: Point, record: Record) -> int:
-    """When a point ended, or the record where the point does not tell."""
+    """End of a point, or of the record if the point has no start."""
     start = to_ms(point.started)
     if start is None:
         return to_ms(record.ended) or 0

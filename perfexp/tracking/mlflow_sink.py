@@ -1,44 +1,71 @@
-"""MLflow: where a record's replay is sent, by which process, and for how long at most; MLflow is not imported here."""
+"""MLflow sink: the tracking store of a command, the process that sends to it, and the deadline. No MLflow here."""
 
 from __future__ import annotations
 
+import atexit
+import json
 import math
 import os
+import select
 import shlex
+import signal
+import subprocess
+import tempfile
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from perfexp.errors import UserError
 from perfexp.host.credentials import hide, reveal
-from perfexp.host.locks import LockTimeout
+from perfexp.host.process import python_command
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
-from perfexp.tracking import replay, sender_process, sending
-from perfexp.tracking.delivery import Delivery
-from perfexp.tracking.delivery import TrackingFailed as TrackingFailed
-from perfexp.tracking.replay import Replay
-from perfexp.tracking.run_tags import clean
-from perfexp.tracking.sender_process import DeadlineMissed
-from perfexp.tracking.store import artifact_folder, database, refuse_foreign_database, store_uri
+from perfexp.tracking import payload
+from perfexp.tracking.descriptions import clean
+from perfexp.tracking.payload import Payload
+from perfexp.tracking.sender import Delivery, TrackingFailed, reason
+from perfexp.tracking.store import (
+    LockTimeout,
+    artifact_folder,
+    mlflow_environment,
+    refuse_foreign_database,
+    store_uri,
+    uri_option,
+)
 
-#: Stores that have missed a deadline in this process: a sweep of 100 runs does not wait 100 times.
+#: The sender answers this long before it would be killed: its message names the process that it waited for.
+_MARGIN_SECONDS = 0.5
+#: Limit on the end of a killed process.
+_END_SECONDS = 5.0
+#: Limit on an answer: a link, or an error.
+_MAX_ANSWER_BYTES = 65_536
+#: MLflow reads these settings from the environment only.
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a server may name an hour
+    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",  # records and credentials are for the server that was named
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+#: Stores that missed a deadline in this process: a sweep of 100 runs does not wait 100 times.
 _late: set[str] = set()
+
+
+class DeadlineMissed(TrackingFailed):
+    """There was no answer before the deadline."""
 
 
 class MlflowSink:
     """A tracking store of MLflow.
 
-    What is sent is on disk already and carries its own times and status. A record that is in the store, told by its
-    uid, is completed and brought up to date; nothing is there twice. What MLflow never changes, the parameters, and
-    what a person has changed, the description and the name, stay as they are.
-
-    A sqlite file is written by this process. Everything else is sent by a process of its own, which is killed at the
-    deadline: no timeout of an HTTP client limits a server that answers a byte at a time.
+    Records are on disk before they are sent, with their own times and status. The run of a record, found by its uid,
+    is completed and updated; nothing is stored twice. Parameters, which MLflow never changes, and a description or a
+    name that a person changed stay.
 
     Args:
-        uri: a database (`sqlite:///FILE`, `postgresql://…`) or a server (`http://…`). By default
-            `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory.
+        uri: database (`sqlite:///FILE`, `postgresql://…`) or server (`http://…`). By default `MLFLOW_TRACKING_URI`, or
+            else `outputs/mlflow.db` of the working directory.
         experiment: name of the experiment. By default `MLFLOW_EXPERIMENT_NAME`, the plan's stage, or `perfexp`.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline_seconds: limit of sending one run or one sweep, waiting for other processes included.
@@ -72,29 +99,24 @@ class MlflowSink:
 
     def publish(self, record: Record, folder: Path) -> str:
         """See `Tracker`."""
-        return self._send(replay.of_run(record, folder), folder)
+        return self._send(payload.of_run(record, folder), folder)
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str:
         """See `Tracker`."""
-        return self._send(replay.of_sweep(sweep, folder), folder)
+        return self._send(payload.of_sweep(sweep, folder), folder)
 
-    def _send(self, content: Replay, folder: Path) -> str:
-        """Send it, or say in one message what failed and what to do."""
+    def _send(self, content: Payload, folder: Path) -> str:
+        """Send a payload; an error is one message with the failure and the command that repeats it."""
         try:
             return self._deliver(content)
         except Exception as error:
             raise TrackingFailed(
                 f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: "
-                f"{clean(one_line(sending.reason(error)), 400)}. Nothing is lost: its record is in {folder}; "
-                f"send it again with: perfexp log {shlex.quote(str(folder))}{self._option}"
+                f"{clean(one_line(reason(error)), 400)}. Nothing is lost: its record is in {folder}; "
+                f"send it again with: perfexp log {shlex.quote(str(folder))}{uri_option(self.uri)}"
             ) from error
 
-    @property
-    def _option(self) -> str:
-        """What `perfexp log` has to be told to use this store."""
-        return "" if self.uri == store_uri(None) else f" --uri {shlex.quote(hide(self.uri))}"
-
-    def _deliver(self, content: Replay) -> str:
+    def _deliver(self, content: Payload) -> str:
         if self.uri in _late:
             raise TrackingFailed("it missed the deadline of an earlier send; this command does not try it again")
         folder = artifact_folder(self.uri)
@@ -104,14 +126,121 @@ class MlflowSink:
             artifacts=folder.as_uri() if folder else None,
             request_timeout_seconds=self.request_timeout_seconds,
             deadline=time.monotonic() + self.deadline_seconds,
-            content=content,
+            payload=content,
         )
         try:
-            return sending.send(delivery) if database(self.uri) else sender_process.send(delivery)
+            return deliver(delivery)
         except DeadlineMissed as error:
             _late.add(self.uri)
             limit = f"tracking.deadline_seconds={self.deadline_seconds:g}"
-            raise TrackingFailed(f"sending took longer than {limit}; see whether the server works") from error
+            raise TrackingFailed(f"sending took longer than {limit}; see whether the store works") from error
         except LockTimeout:
             _late.add(self.uri)
             raise
+
+
+class SenderProcess:
+    """A process that sends; it stays for the next delivery, since importing MLflow takes seconds.
+
+    It has a session of its own: Ctrl-C reaches it through this process only.
+    """
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `kill` closes it
+        self._process = subprocess.Popen(
+            python_command("perfexp.tracking.sender", str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            env=os.environ | mlflow_environment() | _SETTINGS,
+            start_new_session=True,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended by itself."""
+        return self._process.poll() is not None
+
+    def request(self, line: bytes, deadline: float) -> bytes:
+        """Write a line and return the answer.
+
+        Args:
+            line: request with its line break.
+            deadline: end of the wait, on the clock `time.monotonic`.
+
+        Raises:
+            DeadlineMissed: there was no answer in time.
+            TrackingFailed: the process has ended.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        source, sink = self._process.stdout.fileno(), self._process.stdin.fileno()
+        os.set_blocking(sink, False)  # a process that hangs does not read
+        rest, answer = memoryview(line), b""
+        while not answer.endswith(b"\n"):
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise DeadlineMissed
+            readable, writable, _ = select.select([source], [sink] if rest else [], [], min(seconds, 60.0))
+            try:
+                if writable:
+                    rest = rest[os.write(sink, rest) :]
+                if readable and not (data := os.read(source, 65536)):
+                    raise BrokenPipeError
+            except BrokenPipeError as error:
+                raise TrackingFailed(f"the sending process has ended: {self._last_line()}") from error
+            answer += data if readable else b""
+            if len(answer) > _MAX_ANSWER_BYTES:
+                raise TrackingFailed("the server's answer is too long")
+        return answer
+
+    def kill(self) -> None:
+        """Kill the process and everything that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+
+    def _last_line(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+
+
+#: The sending process of this one, once something was sent.
+_sender: SenderProcess | None = None
+
+
+def deliver(delivery: Delivery) -> str:
+    """Send a payload by the sending process and return the lines for the console that lead to it.
+
+    Raises:
+        DeadlineMissed: it takes longer; the process has been killed.
+        LockTimeout: another process creates runs in the same database.
+        TrackingFailed: it could not be sent.
+    """
+    global _sender
+    if _sender is None or _sender.has_ended:
+        end_sender()
+        _sender = SenderProcess()
+    line = replace(delivery, deadline=delivery.deadline - _MARGIN_SECONDS).to_line()
+    try:
+        answer = json.loads(_sender.request(line, delivery.deadline))
+    except BaseException:  # Ctrl-C, too: a late answer must not be taken for the next one
+        end_sender()
+        raise
+    if "link" in answer:
+        return str(answer["link"])
+    raise (LockTimeout if answer["is_late"] else TrackingFailed)(answer["error"])
+
+
+@atexit.register
+def end_sender() -> None:
+    """End the sending process, if there is one."""
+    global _sender
+    if _sender is not None:
+        sender, _sender = _sender, None
+        sender.kill()

@@ -1,36 +1,99 @@
-"""Sender: a process that sends what it reads from stdin, a line of JSON each, and answers each on stdout."""
+"""Sender: a process that sends payloads to MLflow. It reads a line of JSON for each from stdin and answers on stdout.
+
+It is the only process that imports MLflow, and is killed at the deadline: no timeout of an HTTP client limits a server
+that answers a byte at a time.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import resource
+import shutil
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 
+from perfexp.errors import PerfexpError
+from perfexp.host.credentials import scrub
 from perfexp.host.lifeline import die_with
-from perfexp.host.locks import LockTimeout
-from perfexp.tracking.delivery import Delivery
-from perfexp.tracking.sending import reason, send
+from perfexp.tracking.descriptions import clean, is_unedited
+from perfexp.tracking.mlflow_metrics import NAME_LENGTH, to_ms
+from perfexp.tracking.payload import Payload, Upload
+from perfexp.tracking.store import LockTimeout, how_to_look, is_foreign_place, locked
 
-#: Memory that sending may use beyond what is imported: an answer of any length ends in an error.
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+#: Memory for sending, beyond the imports: a longer answer of a server ends in an error.
 _MEMORY_BYTES = 2**30
+#: Limits of one call of log_batch.
+_METRICS, _PARAMS, _TAGS = 800, 100, 100
+#: Characters of an error that are reported.
+_LONGEST_REASON = 2_000
+_NOTE, _PARENT = "mlflow.note.content", "mlflow.parentRunId"
+
+
+class TrackingFailed(PerfexpError):
+    """A record could not be sent; it is on disk and can be sent again."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """A payload and its destination, as it passes from the measuring process to the sender.
+
+    Attributes:
+        uri: tracking store, from `store_uri`.
+        experiment: name of the experiment.
+        artifacts: URI of the folder for the artifacts of a new experiment; None if the server decides.
+        request_timeout_seconds: limit of one request to a server, which is tried twice.
+        deadline: end of the wait for other processes, on the clock `time.monotonic`.
+        payload: run to send.
+    """
+
+    uri: str
+    experiment: str
+    artifacts: str | None
+    request_timeout_seconds: int
+    deadline: float
+    payload: Payload
+
+    def to_line(self) -> bytes:
+        """Return one line of JSON, for another process of this machine."""
+        return json.dumps(asdict(self), default=lambda path: str(path.absolute())).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Delivery:
+        """Return the delivery of a line."""
+        return msgspec.convert(json.loads(line), cls, dec_hook=lambda kind, value: kind(value))
 
 
 def main(parent: int) -> None:
     """Send until stdin ends.
 
     Args:
-        parent: process id of the one that reads the answers; this process ends when that one does.
+        parent: id of the process that reads the answers; this process ends with it.
     """
     die_with(parent)
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # MLflow prints
         with suppress(ImportError):  # `send` raises it again
             import mlflow  # noqa: F401 - before memory is limited
+
+            logging.getLogger("mlflow").setLevel(logging.WARNING)
         _limit_memory()
         for line in sys.stdin.buffer:
             answers.write(f"{json.dumps(_answer(line))}\n")
@@ -48,9 +111,211 @@ def _limit_memory() -> None:
     """Limit the address space, where the system can."""
     with suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        wanted = psutil.Process().memory_info().vms + _MEMORY_BYTES
-        if hard == resource.RLIM_INFINITY or wanted < hard:
-            resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+        limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def send(delivery: Delivery) -> str:
+    """Send a payload, or update the run that the store already has; return lines for the console that lead to it.
+
+    Raises:
+        LockTimeout: another process creates runs in the same database.
+        Exception: any error of MLflow.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _send(delivery)
+    except MlflowException as error:
+        # the process that created the run deleted it for an earlier one, which is visible now
+        if "Current state is deleted" not in str(error):
+            raise
+        return _send(delivery)
+
+
+def _send(delivery: Delivery) -> str:
+    from mlflow import MlflowClient
+
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(delivery.request_timeout_seconds)
+    payload, tags = delivery.payload, dict(delivery.payload.tags)
+    parent = None
+    with locked(delivery.uri, delivery.deadline):
+        client = MlflowClient(tracking_uri=delivery.uri, registry_uri=delivery.uri)
+        experiment_id = _experiment(client, delivery)
+        if payload.parent:
+            parent = Claim(client, experiment_id, payload.parent)
+            tags[_PARENT] = parent.run_id
+        claim = Claim(client, experiment_id, payload)
+        children = [Claim(client, experiment_id, child) for child in payload.children]
+    _fill(client, claim.run, payload, tags)
+    for child, nested in zip(payload.children, children, strict=True):
+        _fill(client, nested.run, child, {**child.tags, _PARENT: claim.run_id})
+    _upload(client, claim.run_id, payload.files, delivery.uri)
+    for nested in children:
+        nested.settle()
+    if claim.settle():
+        for nested in children:
+            client.set_tag(nested.run_id, _PARENT, claim.run_id, synchronous=True)
+    if parent and parent.settle():
+        client.set_tag(claim.run_id, _PARENT, parent.run_id, synchronous=True)
+    return how_to_look(delivery.uri, experiment_id, claim.run_id)
+
+
+def _experiment(client: MlflowClient, delivery: Delivery) -> str:
+    """The experiment's id; an experiment that exists keeps its place for artifacts.
+
+    Raises:
+        TrackingFailed: it was deleted.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name = clean(delivery.experiment, NAME_LENGTH)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            return _checked(client.create_experiment(name, artifact_location=delivery.artifacts))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            experiment = client.get_experiment_by_name(name)  # another process was faster
+    if experiment is None or experiment.lifecycle_stage != "active":
+        raise TrackingFailed(f"its experiment {name!r} was deleted there; restore it or name another one")
+    return _checked(experiment.experiment_id)
+
+
+def _checked(identifier: object) -> str:
+    """An id from a server.
+
+    Raises:
+        TrackingFailed: it is not an id.
+    """
+    text = str(identifier)
+    if not re.fullmatch(r"[\w-]{1,64}", text, re.ASCII):
+        raise TrackingFailed("its server answers with an id that is none")
+    return text
+
+
+class Claim:
+    """The run of a payload: the one with its identity tags, or a new one.
+
+    A server has no lock: two processes may both create a run. Both then choose the earliest one, and a process deletes
+    its own run if that lost. `settle` repeats the choice after sending, when a run of the same moment is visible.
+
+    Args:
+        client: MLflow's client for the store.
+        experiment_id: id of the payload's experiment.
+        payload: run to find or create.
+    """
+
+    def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
+        self._client, self._experiment_id = client, experiment_id
+        self._query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in payload.identity.items())
+        earliest = self._earliest()
+        self._created = None if earliest else self._create(payload)
+        self.run: Run = earliest or self._created
+        self.settle()
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return _checked(self.run.info.run_id)
+
+    def settle(self) -> bool:
+        """Delete the run that this process created if there is an earlier one; return whether it did."""
+        earliest = self._earliest() if self._created else None
+        if earliest is None or earliest.info.run_id == self.run_id:
+            return False
+        self._client.delete_run(self.run_id)
+        self._created, self.run = None, earliest
+        return True
+
+    def _create(self, payload: Payload) -> Run:
+        run = self._client.create_run(
+            self._experiment_id, start_time=to_ms(payload.started), tags=payload.identity, run_name=payload.name
+        )
+        _end(self._client, run, payload)
+        return run
+
+    def _earliest(self) -> Run | None:
+        runs = self._client.search_runs([self._experiment_id], self._query)
+        return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+
+
+def _end(client: MlflowClient, run: Run, payload: Payload) -> None:
+    """Set status, end and name; done at creation too, so that an interrupted run does not stay RUNNING."""
+    run_id = run.info.run_id
+    if payload.status == "SCHEDULED":
+        client.update_run(run_id, status=payload.status)
+    else:
+        client.set_terminated(run_id, status=payload.status, end_time=to_ms(payload.ended))
+    if run.info.run_name == payload.placeholder:
+        client.update_run(run_id, name=payload.name)
+
+
+def _fill(client: MlflowClient, run: Run, payload: Payload, tags: Mapping[str, str]) -> None:
+    """Update a run: metrics, parameters and tags, in batches as large as MLflow accepts."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    run_id, old = run.info.run_id, run.data
+    note = {_NOTE: payload.note} if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]) else {}
+    batches = zip_longest(
+        _chunks(
+            [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures], _METRICS
+        ),
+        _chunks([Param(name, text) for name, text in payload.params.items() if name not in old.params], _PARAMS),
+        _chunks([RunTag(name, text) for name, text in {**tags, **note}.items()], _TAGS),
+        fillvalue=(),
+    )
+    for some_metrics, some_params, some_tags in batches:
+        client.log_batch(run_id, metrics=some_metrics, params=some_params, tags=some_tags, synchronous=True)
+    for name in old.tags:
+        if name.startswith("perfexp.") and name not in tags and name not in payload.identity:
+            client.delete_tag(run_id, name)
+    _end(client, run, payload)
+
+
+def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str) -> None:
+    """Send the files of a run; a store may not choose a folder of this machine or another host for them."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    place = str(client.get_run(run_id).info.artifact_uri)
+    if is_foreign_place(place, uri):
+        raise TrackingFailed(
+            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where none are sent "
+            "(a server: start it with --serve-artifacts)"
+        )
+    repository = get_artifact_repository(place, tracking_uri=uri)
+    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+        for upload in files:
+            source = upload.source
+            if source.name != upload.name:  # MLflow names an artifact like its file
+                source = Path(folder, upload.name)
+                shutil.copyfile(upload.source, source, follow_symlinks=False)
+            repository.log_artifact(str(source), upload.folder or None)
+
+
+def reason(error: BaseException) -> str:
+    """Return why sending failed, and the remedy if there is one."""
+    if _is_out_of_memory(error):
+        return "the server's answer needs more memory than sending may use; see whether it is a tracking server"
+    text = scrub(str(error))[:_LONGEST_REASON] or type(error).__name__
+    if not isinstance(error, ImportError):
+        return text
+    is_own = (error.name or "").partition(".")[0] in ("mlflow", "sqlalchemy", "alembic")
+    remedy = "pip install mlflow-skinny sqlalchemy alembic" if is_own else "install the driver of that database"
+    return f"{text} ({remedy})"
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it hides, is a MemoryError."""
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 if __name__ == "__main__":

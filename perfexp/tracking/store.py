@@ -1,4 +1,4 @@
-"""Store: the URI of the tracking store, its lock, its artifacts and its pages; without MLflow."""
+"""Store: URI, lock, artifact folder and pages of a tracking store, without importing MLflow."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import importlib.metadata
 import os
 import shlex
 import sqlite3
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from perfexp.errors import UserError
+from filelock import FileLock, Timeout
+
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import locks
 from perfexp.host.cache import home
 from perfexp.host.credentials import hide
 from perfexp.host.untrusted import is_regular
 from perfexp.records.folders import ARTIFACTS
 
-#: Where `perfexp ui` listens unless told otherwise.
+#: Default address of `perfexp ui`.
 HOST, PORT = "127.0.0.1", 5000
 
-#: Stores of objects that a server may name; its own is `mlflow-artifacts:` without a host.
+#: Object stores that a server may name; its own is `mlflow-artifacts:` without a host.
 _OBJECT_STORES = ("s3", "gs", "wasbs", "abfss", "r2")
-#: What runs by itself in a database; MLflow 3.17 makes a trigger of its own for a table that perfexp never writes to.
+#: Counts code in a database; MLflow 3.17 creates a trigger for a table that perfexp never writes to.
 _CODE = "select count(*) from sqlite_master where type = 'view' or (type = 'trigger' and tbl_name <> 'secrets')"
 #: The last bytes of a journal that ends in the name of another file (sqlite.org/fileformat.html, the rollback journal).
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -31,17 +37,21 @@ _SQLITE, _VARIABLE = "sqlite:///", "MLFLOW_TRACKING_URI"
 _KINDS = ("http", "https", "postgresql", "mysql", "mssql")
 
 
+class LockTimeout(PerfexpError):
+    """Another process still held the lock of a database at the deadline."""
+
+
 def mlflow_environment() -> dict[str, str]:
-    """What MLflow finds in its environment wherever it runs: no telemetry, and a home, which its import needs."""
+    """Return environment variables for every MLflow process: no telemetry, and a home, which its import needs."""
     return {"MLFLOW_DISABLE_TELEMETRY": "true", "HOME": os.environ.get("HOME") or str(home())}
 
 
 def store_uri(uri: str | None) -> str:
-    """The URI of a store that means the same wherever it is used from.
+    """Return the URI of a store in a form that does not depend on the working directory.
 
     Args:
-        uri: None for MLflow's own `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory. A sqlite
-            file is made absolute.
+        uri: None for `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory. The path of a sqlite
+            file becomes absolute.
 
     Raises:
         UserError: MLflow has no such store.
@@ -59,7 +69,7 @@ def store_uri(uri: str | None) -> str:
 
 
 def _fault(uri: str) -> str | None:
-    """Why no store can have this URI, as far as that shows without asking the store; None where one can."""
+    """Why no store can have this URI, without connecting to it; None if one can."""
     scheme, separator, rest = uri.partition("://")
     kind = scheme.partition("+")[0]
     if not uri.isprintable():
@@ -80,7 +90,7 @@ def _server_fault(uri: str) -> str | None:
         parts = urlsplit(uri)
         if not parts.hostname or parts.port == 0:
             return "the server's name or port is missing"
-    except ValueError:  # its text holds what stands in the place of the port, which may be a password
+    except ValueError:  # its text quotes the port, which may be a part of a password
         return "this is not the address of a server; in a password, write / as %2F"
     return "give the server's address only, without ? and #" if parts.query or parts.fragment else None
 
@@ -91,7 +101,7 @@ def _plugins() -> set[str]:
 
 
 def database(uri: str) -> Path | None:
-    """The file of a sqlite store, absolute; None for any other kind of store."""
+    """Return the absolute path of a sqlite store; None for any other kind of store."""
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     if not uri.startswith(_SQLITE) or name in ("", ":memory:"):
         return None
@@ -104,10 +114,7 @@ def is_server(uri: str) -> bool:
 
 
 def refuse_foreign_database(uri: str) -> None:
-    """See that a sqlite store, if it is there, cannot lead what is sent elsewhere. Somebody else may have made it.
-
-    Args:
-        uri: from `store_uri`.
+    """Refuse a sqlite store that could lead records elsewhere: somebody else may have made it.
 
     Raises:
         UserError: the database or its folder of artifacts is a link, or something in it runs when it is written to.
@@ -126,14 +133,14 @@ def refuse_foreign_database(uri: str) -> None:
         if not is_regular(log) or _names_others(log):
             raise UserError(f"{log} is not a log of this database alone: nothing is written to it. Remove the log.")
     try:
-        # an interrupted transaction is undone or completed first: what it leaves is looked at
+        # SQLite rolls an interrupted transaction back first: the query sees its outcome
         with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=10.0)) as connection:
-            [(found,)] = connection.execute(_CODE)
+            [(num_programs,)] = connection.execute(_CODE)
     except sqlite3.Error as error:
         if logs and error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
             raise UserError(f"{file} can't be read with {logs[0].name} beside it: {error}.") from error
-        return  # MLflow reports what is wrong with it
-    if found:
+        return  # MLflow reports the error
+    if num_programs:
         raise UserError(f"{file} has triggers or views that MLflow does not make: nothing is written to it.")
 
 
@@ -145,11 +152,7 @@ def _names_others(log: Path) -> bool:
 
 
 def is_default(uri: str) -> bool:
-    """Whether nobody named the store: it is that of the folder where the user stands, or stood when a sweep was begun.
-
-    Args:
-        uri: from `store_uri`.
-    """
+    """Whether nobody named the store: it is in the working directory, or in that of the sweep's first command."""
     file = database(uri)
     return file is not None and file.parts[-2:] == ("outputs", "mlflow.db")
 
@@ -157,15 +160,15 @@ def is_default(uri: str) -> bool:
 def is_foreign_place(place: str, uri: str) -> bool:
     """Whether artifacts would leave the store: another host than the server's, or another folder than the database's.
 
-    A database that the user named may keep its artifacts wherever its experiments say.
+    A database that the user named may keep its artifacts in any folder.
 
     Args:
-        place: URI of a run's artifacts, as the store has it.
-        uri: the store's URI, from `store_uri`.
+        place: URI of a run's artifacts in the store.
+        uri: URI of the store, from `store_uri`.
     """
     scheme, _, rest = place.partition(":")
     if is_server(uri):
-        return scheme not in _OBJECT_STORES and (scheme != "mlflow-artifacts" or is_elsewhere(rest, uri))
+        return scheme not in _OBJECT_STORES and (scheme != "mlflow-artifacts" or _is_elsewhere(rest, uri))
     folder = artifact_folder(uri)
     if folder is None or not is_default(uri):
         return False
@@ -173,22 +176,13 @@ def is_foreign_place(place: str, uri: str) -> bool:
     return scheme not in ("file", place) or not path.resolve().is_relative_to(folder.resolve())
 
 
-def is_elsewhere(place: str, uri: str) -> bool:
-    """Whether a place for artifacts is on another host than the server's.
-
-    Args:
-        place: what follows the scheme, `/path` or `//host/path`.
-        uri: the server's URI.
-    """
+def _is_elsewhere(place: str, uri: str) -> bool:
+    """Whether a place for artifacts, `/path` or `//host/path`, is on another host than the server's."""
     return place.startswith("//") and urlsplit(place).netloc not in ("", urlsplit(uri).netloc.rpartition("@")[2])
 
 
 def artifact_folder(uri: str) -> Path | None:
-    """Where the artifacts of new experiments go; None where a tracking server decides.
-
-    Args:
-        uri: from `store_uri`.
-    """
+    """Return the folder for the artifacts of new experiments; None if a tracking server decides."""
     if is_server(uri):
         return None
     file = database(uri)
@@ -196,13 +190,10 @@ def artifact_folder(uri: str) -> Path | None:
 
 
 def lock_name(uri: str) -> str | None:
-    """Name of the lock under which a schema, an experiment or a run is made; None for a server, which needs none.
+    """Return the lock of a database, under which a schema, an experiment or a run is created; None for a server.
 
-    Two processes that make the schema of one fresh database at once kill each other. The name follows from the
-    database alone: processes in different folders have to meet.
-
-    Args:
-        uri: from `store_uri`.
+    Two processes that create the schema of one new database at once fail. The name follows from the database alone:
+    processes in different folders have to meet.
     """
     if is_server(uri):
         return None
@@ -211,28 +202,46 @@ def lock_name(uri: str) -> str | None:
     return f"tracking-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:16]}"
 
 
-def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
-    """The address of an experiment or a run in MLflow's pages.
+@contextmanager
+def locked(uri: str, deadline: float) -> Iterator[None]:
+    """Hold the lock of a database while entered, waiting until a deadline (`time.monotonic`); a server has none.
 
-    Args:
-        base: the server, `http://127.0.0.1:5000`.
-        experiment_id: of the experiment.
-        run_id: of one of its runs.
+    Raises:
+        LockTimeout: another process still holds it.
     """
+    name = lock_name(uri)
+    if name is None:
+        yield
+        return
+    locks.private_folder()  # a folder of another user is refused
+    path, sign = locks.lock_path(name), partial(locks.sign, purpose="sends a record to the same tracking store")
+    lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=sign)
+    try:
+        lock.acquire(timeout=max(deadline - time.monotonic(), 0.0), poll_interval=0.1)
+    except Timeout as error:
+        with locks.opened(name, os.O_RDONLY) as descriptor:
+            owner = locks.owner_of(descriptor) or "another process has the lock"
+        raise LockTimeout(f"{owner} (lock {path}); wait for that process, or end it") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
+    """Return the address of an experiment or a run in MLflow's pages on the server `base`, `http://127.0.0.1:5000`."""
     run = f"/runs/{run_id}" if run_id else ""
-    # without it an experiment opens on an empty page for language models
+    # without workflowType an experiment opens on an empty page for language models
     return f"{base}/#/experiments/{experiment_id}{run}?workflowType=machine_learning"
 
 
-def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:
-    """Two lines for the console: the command that opens the store, if one is needed, and the address of a run.
+def uri_option(uri: str) -> str:
+    """Return the option with which another command uses this store; empty if it does so by default."""
+    return "" if uri == store_uri(None) else f" --uri {shlex.quote(hide(uri))}"
 
-    Args:
-        uri: from `store_uri`.
-        experiment_id: of the run's experiment.
-        run_id: of the run.
-    """
+
+def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:
+    """Return two lines for the console: the command that opens the store, unless it is a server, and a run's page."""
     if is_server(uri):
         return page(hide(uri), experiment_id, run_id)
-    option = "" if uri == store_uri(None) else f" --uri {shlex.quote(hide(uri))}"
-    return f"perfexp ui{option}\n{page(f'http://{HOST}:{PORT}', experiment_id, run_id)}"
+    return f"perfexp ui{uri_option(uri)}\n{page(f'http://{HOST}:{PORT}', experiment_id, run_id)}"

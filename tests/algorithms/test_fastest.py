@@ -18,7 +18,7 @@ from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.host.cache import Kept, cache_folder
+from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.measure import baselines
 from perfexp.records.record import Key, Point, Status
 
@@ -432,9 +432,9 @@ def test_settings_that_can_not_be_meant_are_errors(tmp_path):
 def test_choices_are_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder("algorithms") == tmp_path / "perfexp" / "algorithms"
-    ours, theirs = (Kept(cache_folder("algorithms"), {"device": "a"}) for _ in range(2))
+    ours, theirs = (JsonCache(cache_folder("algorithms"), {"device": "a"}) for _ in range(2))
     assert ours.find("x") is None
     theirs.add("y", 2)
     ours.add("x", 1)
-    assert Kept(cache_folder("algorithms"), {"device": "a"}).find("y") == 2
-    assert Kept(cache_folder("algorithms"), {"device": "b"}).find("y") is None
+    assert JsonCache(cache_folder("algorithms"), {"device": "a"}).find("y") == 2
+    assert JsonCache(cache_folder("algorithms"), {"device": "b"}).find("y") is None

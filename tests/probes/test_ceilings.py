@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from perfexp.devices.cpu import CpuDevice
-from perfexp.host.cache import Kept
+from perfexp.host.cache import JsonCache
 from perfexp.models import Precision
 from perfexp.probes import ceilings as module
 from perfexp.probes.ceilings import ceilings
@@ -29,11 +29,11 @@ def scripted(monkeypatch):
 
 
 def test_rates_are_those_of_the_fastest_product_and_copy_and_are_kept(scripted, tmp_path):
-    kept = Kept(tmp_path, {"device": "a"})
+    kept = JsonCache(tmp_path, {"device": "a"})
     found = ceilings(CpuDevice(), BF16, cache=kept)
     assert found == {"flops_per_second": pytest.approx(2e3 * 16**3), "bytes_per_second": pytest.approx(2e6)}
     assert scripted == [((8, 8), torch.bfloat16), ((16, 16), torch.bfloat16)]
-    assert ceilings(CpuDevice(), BF16, cache=Kept(tmp_path, {"device": "a"})) == found
+    assert ceilings(CpuDevice(), BF16, cache=JsonCache(tmp_path, {"device": "a"})) == found
     assert len(scripted) == 2
     ceilings(CpuDevice(), Precision(name="fp32"), cache=kept)
     assert scripted[2:] == [((8, 8), torch.float32), ((16, 16), torch.float32)]
@@ -42,7 +42,7 @@ def test_rates_are_those_of_the_fastest_product_and_copy_and_are_kept(scripted, 
 def test_a_slow_product_is_the_last(scripted, tmp_path, monkeypatch):
     clock = iter(range(0, 10**15, 10**9))
     monkeypatch.setattr(CpuDevice, "now_ns", lambda self: next(clock))
-    found = ceilings(CpuDevice(), BF16, cache=Kept(tmp_path, {}))
+    found = ceilings(CpuDevice(), BF16, cache=JsonCache(tmp_path, {}))
     assert found == {"flops_per_second": 2 * 8**3, "bytes_per_second": 2000}
     assert len(scripted) == 1
 

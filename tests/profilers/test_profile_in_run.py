@@ -50,7 +50,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
         "seconds": pytest.approx(6e-6),
         "share": pytest.approx(0.6),
     }
-    assert "nsys 2025.3.1.90 looked at 3 calls after 20 others in" in printed
+    assert "nsys 2025.3.1.90 profiled 3 calls after 20 warm-up calls in" in printed
     assert "dgrad2d" in printed
     assert point.series == []
     assert point.wall_seconds > 0
@@ -229,7 +229,7 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
     drawn = {f"train_ncu_roofline.{kind}" for kind in ("png", "svg", "csv")}
     assert drawn <= {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
     assert drawn <= set(json.loads(Path("x/manifest.json").read_text())["files"])
-    assert "ncu 2025.3.0.0 looked at 1 call after 20 others" in printed
+    assert "ncu 2025.3.0.0 profiled 1 call after 20 warm-up calls" in printed
     command = next(call for call in tool.calls if any(text.startswith("--export=") for text in call))
     for option in (
         "--target-processes=all",

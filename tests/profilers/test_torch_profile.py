@@ -60,10 +60,10 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
     memory = list(csv.DictReader(Path("x/train_memory.csv").read_text().splitlines()))
     assert {row["device"] for row in memory} == {"cpu"}
     assert any(int(row["bytes"]) < 0 for row in memory)
-    assert "torch looked at 2 calls after 1 others in" in printed
+    assert "torch profiled 2 calls after 1 warm-up calls in" in printed
     assert "operators by torch" in printed
     assert "self per call" in printed
-    assert "self: on the processor, without the operators that it calls itself" in printed
+    assert "self: on the CPU, without the operators that it calls" in printed
     assert "## Profile" in Path("x/report.md").read_text()
     listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
     assert {path.name for path in Path("x").iterdir()} <= listed

@@ -148,7 +148,7 @@ def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Bui
     assert "  help: end other work" in lines
     assert "  inference · 512 · batch 1 · fp32: oom: no memory left" in lines
     assert "  3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in lines
-    assert "  beside it process 100 ms, second call 60.0 ms" in lines
+    assert "  alongside process 100 ms, second call 60.0 ms" in lines
 
 
 def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) -> None:
@@ -199,7 +199,7 @@ def test_no_figure_is_cut_off_at_any_width(build: Builder, width: int) -> None:
     assert "…" not in text
     for time in re.findall(r"[\d.]+ m?s ± [\d.]+ %", plain):
         assert time in text
-    assert ("not shown for want of width" in text) == (width == 80)
+    assert ("not shown, too wide" in text) == (width == 80)
 
 
 def test_lines_are_plain_where_there_is_no_terminal_with_no_color_and_with_quiet(
@@ -347,7 +347,7 @@ def test_a_stream_that_can_not_encode_a_character_gets_a_question_mark(build: Bu
 
 def test_a_sweep_of_sizes_says_how_the_time_grows(build: Builder) -> None:
     lines = shown(build, *build.sizes().points).splitlines()
-    where = lines.index("growth with the size")
+    where = lines.index("scaling with the input size")
     assert re.fullmatch(
         r"  latency ≈ (\S+ .s \+ )?(199|200|201) ms · megapixels\^(0.99|1.00) ± 0.0\d \(10 sizes, scatter 0.\d %\)",
         lines[where + 1],
@@ -397,4 +397,4 @@ def test_times_across_processes_come_with_interval_spread_and_number(build: Buil
 def test_two_processes_are_said_to_say_little(build: Builder) -> None:
     text = shown(build, build.point(0.0600), build.point(0.0660, replicate=1))
     assert re.search(r" 3\d(\.\d+)? … 11\d(\.\d+)? ms", text)
-    assert "two processes say little of a third" in text
+    assert "two processes predict little of a third" in text

@@ -93,4 +93,4 @@ def test_times_of_an_earlier_process_are_told_with_their_date(record):
     kept = layer("conv1", "cudnn.gemm", seconds=TIMES, kept_since="2026-01-02T03:04:05+00:00")
     assert not any("earlier process" in text for text in convolutions.sentences(record((8, fresh))))
     [text] = convolutions.sentences(record((8, kept)))
-    assert "tried by an earlier process on 2026-01-02T03:04:05+00:00 (algorithm.reuse=false tries anew)" in text
+    assert "cached on 2026-01-02T03:04:05+00:00 (algorithm.reuse=false measures again)" in text

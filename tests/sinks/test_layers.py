@@ -102,7 +102,7 @@ def test_the_largest_point_whose_layers_agree_is_told(
         doubts = [Diagnostic(code="layers_disagree", message="far")] if size in disagreeing else []
         found.append(Point(key=layers_key(key), status=Status.OK, facts=facts, doubts=doubts))
     several = build.record(*found)
-    point, table = layer_tables.told(several), layer_tables.table(several)
+    point, table = layer_tables.representative_point(several), layer_tables.table(several)
     assert point is not None
     assert point.key.pixels == chosen**2
     assert table is not None

@@ -12,8 +12,9 @@ import pytest
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records.record import Artifact, Metric, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.tracking import replay, sending
-from perfexp.tracking.mlflow_sink import MlflowSink, TrackingFailed
+from perfexp.tracking import mlflow_sink, payload, sender
+from perfexp.tracking.mlflow_sink import MlflowSink
+from perfexp.tracking.sender import TrackingFailed
 from tests.conftest import PHASES, TTFP
 
 
@@ -25,6 +26,12 @@ def experiment(request):
 @pytest.fixture
 def sink(store, experiment):
     return MlflowSink(uri=store, experiment=experiment)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Payloads are sent by the process of the test, which can get in between."""
+    monkeypatch.setattr(mlflow_sink, "deliver", sender.send)
 
 
 @pytest.fixture
@@ -158,8 +165,8 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
 
 @pytest.mark.parametrize("alone", [{}, {"sizes": (224, 256)}, {"metrics": [Metric(name="mfu", value=0.5, unit="1")]}])
 def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp_path):
-    (one,) = [replay.of_run(make_record(**alone), tmp_path)]
-    both = replay.of_run(make_record(**alone, batches=(1, 8), phases=("train", "inference")), tmp_path)
+    (one,) = [payload.of_run(make_record(**alone), tmp_path)]
+    both = payload.of_run(make_record(**alone, batches=(1, 8), phases=("train", "inference")), tmp_path)
     inference = next(child for child in both.children if child.name.startswith("b1 inference "))
     assert [figure.name for figure in inference.figures] == [figure.name for figure in one.figures]
     assert [figure.step for figure in inference.figures] == [figure.step for figure in one.figures]
@@ -167,13 +174,13 @@ def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp
 
 
 def test_runs_below_a_run_are_found_again_completed_and_follow_it(
-    sink, store, parts, runs, history, make_record, leave_run, tmp_path, monkeypatch
+    sink, store, parts, runs, history, make_record, leave_run, tmp_path, monkeypatch, in_process
 ):
     from mlflow import MlflowClient
 
     record = make_record(sizes=(224, 256), batches=(1, 8, 16))
     folder = leave_run(record, tmp_path)
-    fill, left = sending._fill, [2]
+    fill, left = sender._fill, [2]
 
     def until_the_power_fails(*arguments):
         left[0] -= 1
@@ -181,10 +188,10 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
             raise OSError("no power")
         fill(*arguments)
 
-    monkeypatch.setattr(sending, "_fill", until_the_power_fails)
+    monkeypatch.setattr(sender, "_fill", until_the_power_fails)
     with pytest.raises(TrackingFailed, match="no power"):
         sink.publish(record, folder)
-    monkeypatch.undo()
+    monkeypatch.setattr(sender, "_fill", fill)
     assert {run.info.status for run in runs()} == {"FINISHED"}
     sink.publish(record, folder)
     before, points = parts()
@@ -203,11 +210,11 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
 
 
 def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
-    sink, store, parts, runs, make_record, leave_run, tmp_path, monkeypatch
+    sink, store, parts, runs, make_record, leave_run, tmp_path, monkeypatch, in_process
 ):
     from mlflow import MlflowClient
 
-    record, upload = make_record(batches=(1, 8)), sending._upload
+    record, upload = make_record(batches=(1, 8)), sender._upload
     client = MlflowClient(tracking_uri=store)
 
     def while_another_makes_the_same_run(*arguments):
@@ -216,7 +223,7 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
         tags = {name: own.data.tags[name] for name in ("perfexp.kind", "perfexp.uid")}
         client.create_run(own.info.experiment_id, start_time=own.info.start_time - 1, tags=tags)
 
-    monkeypatch.setattr(sending, "_upload", while_another_makes_the_same_run)
+    monkeypatch.setattr(sender, "_upload", while_another_makes_the_same_run)
     sink.publish(record, leave_run(record, tmp_path))
     run, points = parts()
     assert run.info.start_time == 1772359200000 - 1
@@ -243,7 +250,7 @@ def test_a_phase_that_failed_says_so_on_its_own_run(sink, parts, make_record, le
     assert run.info.status == "FAILED"
 
 
-def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run, tmp_path, monkeypatch):
+def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run, tmp_path, monkeypatch, in_process):
     from mlflow.tracking._tracking_service.client import TrackingServiceClient
 
     calls = []
@@ -441,6 +448,7 @@ def test_the_users_environment_does_not_leak_in(sink, runs, make_record, leave_r
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    mlflow_sink.end_sender()  # the next one starts with these variables
     before = dict(os.environ)
     record = make_record()
     sink.publish(record, leave_run(record, tmp_path))

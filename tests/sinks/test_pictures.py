@@ -193,7 +193,7 @@ def test_each_line_has_its_curve_and_the_legend_names_them_once(build: Builder) 
     picture = record_plots.picture(build.record(*points))
     assert isinstance(picture, Chart)
     curves = picture.panels[0].curves
-    assert [(curve.line, curve.label) for curve in curves] == [("batch 1", "fitted growth"), ("batch 4", "")]
+    assert [(curve.line, curve.label) for curve in curves] == [("batch 1", "scaling model"), ("batch 4", "")]
     assert (curves[0].x[0], curves[0].x[-1]) == (256 * 128, 512 * 1024)
     assert curves[1].y[-1] == pytest.approx(4e-7 * 512 * 1024, rel=0.02)
     assert size_of(canvas.draw(picture)) == (1200, 1100)

@@ -7,7 +7,7 @@ from perfexp.records.record import Metric, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.grid import WIDTH
 from perfexp.tables.quantities import CHART_POINTS, decimate
-from perfexp.tracking import descriptions, replay, run_tags
+from perfexp.tracking import descriptions, payload
 from tests.conftest import timed_point
 
 
@@ -25,7 +25,7 @@ from tests.conftest import timed_point
     ],
 )
 def test_a_run_is_finished_when_measuring_it_again_would_tell_nothing_new(statuses, expected):
-    assert run_tags.run_status([Status(status) for status in statuses]) == expected
+    assert payload.run_status([Status(status) for status in statuses]) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_run_is_finished_when_measuring_it_again_would_tell_nothing_new(status
 def test_a_sweep_without_all_its_runs_is_not_finished(children, ended, expected):
     known = [SweepChild(job=job, name="", directory=str(job), status=Status.OK) for job in range(children)]
     sweep = Sweep(uid="s", name="s", started="2026-03-01T10:00:00+00:00", ended=ended, jobs=2, children=known)
-    assert run_tags.sweep_status(sweep) == expected
+    assert payload.sweep_status(sweep) == expected
 
 
 def test_decimation_keeps_the_extremes_and_the_order():
@@ -49,18 +49,18 @@ def test_decimation_keeps_the_extremes_and_the_order():
 
 
 def test_the_samples_of_an_only_point_are_a_chart_and_those_of_many_are_not(make_record, tmp_path):
-    one, many = (replay.of_run(make_record(sizes=sizes, calls=900), tmp_path) for sizes in ((224,), (224, 256)))
+    one, many = (payload.of_run(make_record(sizes=sizes, calls=900), tmp_path) for sizes in ((224,), (224, 256)))
     assert 0 < sum(figure.name == "samples/latency_ms" for figure in one.figures) <= CHART_POINTS
     assert not [figure for figure in many.figures if figure.name.startswith("samples/")]
 
 
 def test_the_times_of_figures_come_from_the_record_alone(make_record, tmp_path):
-    first, second = (replay.of_run(make_record(), tmp_path).figures for _ in range(2))
+    first, second = (payload.of_run(make_record(), tmp_path).figures for _ in range(2))
     assert first == second
 
 
 def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
-    note = replay.of_run(make_record(), tmp_path).note
+    note = payload.of_run(make_record(), tmp_path).note
     assert descriptions.is_unedited(note)
     assert not descriptions.is_unedited(note.replace("224", "225"))
     assert not descriptions.is_unedited("mine")
@@ -68,9 +68,9 @@ def test_a_description_knows_whether_somebody_edited_it(make_record, tmp_path):
 
 
 def test_a_description_starts_with_the_figures(make_record, tmp_path):
-    assert replay.of_run(make_record(), tmp_path).note.startswith("**inference: latency p50 10.0 ms ±")
+    assert payload.of_run(make_record(), tmp_path).note.startswith("**inference: latency p50 10.0 ms ±")
     failed = make_record(failing={224: Status.OOM})
-    assert replay.of_run(failed, tmp_path).note.startswith("**inference: nothing was measured: oom**")
+    assert payload.of_run(failed, tmp_path).note.startswith("**inference: nothing was measured: oom**")
 
 
 def test_nothing_in_a_description_is_wider_than_a_page(make_record, tmp_path):
@@ -78,7 +78,7 @@ def test_nothing_in_a_description_is_wider_than_a_page(make_record, tmp_path):
     record = make_record(sizes=(224, 256), batches=(1, 8), phases=("train", "inference"), metrics=metrics)
     record.environment["container"] = f"/{'folder_' * 20}"
     record.command = [f"data.root=/{'folder_' * 20}", *(f"seed={number}" for number in range(40))]
-    for line in replay.of_run(record, tmp_path).note.splitlines():
+    for line in payload.of_run(record, tmp_path).note.splitlines():
         if line.startswith(("|", "    ")):
             assert len(line) <= WIDTH, line
         assert max(map(len, line.replace("&#8203;", " ").split()), default=0) <= WIDTH, line
@@ -99,19 +99,19 @@ def test_all_tables_of_a_long_description_are_shortened():
 
 
 def test_a_uid_from_a_file_cannot_change_a_query(make_record, tmp_path):
-    identity = replay.of_run(make_record(uid="' or 1=1 --`"), tmp_path).identity
+    identity = payload.of_run(make_record(uid="' or 1=1 --`"), tmp_path).identity
     assert not set("'` ") & set(identity["perfexp.uid"])
 
 
 def test_a_record_without_anything_is_still_a_run(make_record, tmp_path):
     bare = make_record(points=[], status=Status.FAILED, environment={}, plan={}, doubts=[], started="", ended="")
-    content = replay.of_run(bare, tmp_path)
+    content = payload.of_run(bare, tmp_path)
     assert content.status == "FAILED"
     assert content.tags["perfexp.status"] == "failed"
 
 
 def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_path):
-    content = replay.of_run(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8)), tmp_path)
+    content = payload.of_run(make_record(sizes=(224, 288, 352, 416, 512), batches=(1, 8)), tmp_path)
     names = ("exponent", "exponent_low", "exponent_high", "constant_ms", "per_megapixel_ms", "scatter_percent")
     for batch, child in zip((1, 8), content.children, strict=True):
         found = {figure.name: figure for figure in child.figures if figure.name.startswith("scaling/")}
@@ -136,7 +136,7 @@ def test_the_step_is_the_width_in_a_sweep_over_square_sizes_only(sizes, expected
     points = [timed_point(size[0], 1, "inference") for size in sizes]
     for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
         point.key = msgspec.structs.replace(point.key, input_size=size, replicate=sizes[:index].count(size))
-    content = replay.of_run(make_record(points=points), tmp_path)
+    content = payload.of_run(make_record(points=points), tmp_path)
     assert [figure.step for figure in content.figures if figure.name == "latency/p50_ms"] == expected
 
 
@@ -144,7 +144,7 @@ def test_an_exponent_that_there_is_not_is_dropped_and_says_why(make_record, tmp_
     points = [timed_point(224, 1, "inference") for _ in range(5)]
     for index, point in enumerate(points):
         point.key = msgspec.structs.replace(point.key, input_size=(224 + 64 * index, 224))
-    content = replay.of_run(make_record(points=points), tmp_path)
+    content = payload.of_run(make_record(points=points), tmp_path)
     assert not [figure for figure in content.figures if figure.name == "scaling/exponent"]
     assert "scaling/exponent: the time does not grow with the size" in content.tags["perfexp.dropped_metrics"]
 
@@ -154,7 +154,7 @@ def test_what_processes_say_together_is_a_figure_at_the_first_of_them(make_recor
     for index, point in enumerate(points):
         point.key = msgspec.structs.replace(point.key, replicate=index)
         point.series[0].samples = [sample * 1.02**index for sample in point.series[0].samples]
-    content = replay.of_run(make_record(points=points), tmp_path)
+    content = payload.of_run(make_record(points=points), tmp_path)
     found = {figure.name: figure for figure in content.figures if figure.name.startswith("latency_across/")}
     assert {figure.step for figure in found.values()} == {0}
     assert found["latency_across/p50_ms"].value == pytest.approx(10 * 1.02, rel=1e-3)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,11 +17,11 @@ import pytest
 
 from perfexp.errors import UserError
 from perfexp.host import locks
-from perfexp.host.cache import Kept
-from perfexp.tracking import claims, mlflow_sink, sender_process, store
-from perfexp.tracking.delivery import Delivery
-from perfexp.tracking.mlflow_sink import MlflowSink, TrackingFailed
-from perfexp.tracking.store import lock_name, store_uri
+from perfexp.host.cache import JsonCache
+from perfexp.tracking import mlflow_sink, payload, sender, store
+from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
+from perfexp.tracking.sender import Claim, Delivery, TrackingFailed
+from perfexp.tracking.store import LockTimeout, lock_name, store_uri
 
 #: Far above what any of these sends takes, far below what the servers ask for.
 BOUND_SECONDS = 30
@@ -31,6 +31,15 @@ BOUND_SECONDS = 30
 def fresh(monkeypatch):
     """Stores that missed a deadline in another test had other servers behind the same ports."""
     monkeypatch.setattr(mlflow_sink, "_late", set())
+
+
+@contextmanager
+def lock_of(uri):
+    """The lock of a database, held by this process as by any other that sends to it."""
+    with locks.opened(lock_name(uri)) as descriptor:
+        assert locks.taken(descriptor)
+        locks.sign(descriptor, "sends a record")
+        yield
 
 
 def answers_429(request, over):
@@ -197,9 +206,10 @@ def test_a_store_that_missed_its_deadline_is_not_waited_for_again(serve, make_re
     assert len(paths) == asked == 1
 
 
-def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(make_record, leave_run, tmp_path):
+def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(make_record, leave_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(mlflow_sink, "deliver", sender.send)
     uri, record = store_uri(f"sqlite:///{tmp_path}/mlflow.db"), make_record()
-    with locks.held_until(lock_name(uri), time.monotonic(), purpose="sends a record"):
+    with lock_of(uri):
         with pytest.raises(TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp log"):
             MlflowSink(uri=uri, deadline_seconds=0.3).publish(record, leave_run(record, tmp_path))
         with pytest.raises(TrackingFailed, match="earlier send"):
@@ -230,9 +240,9 @@ def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run,
 
 @pytest.mark.slow
 def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_record, leave_run, tmp_path):
-    """Databases over a network are sent by the process that is killed: it holds their lock, and nobody else does."""
+    """The process that sends holds the lock, and nobody else does."""
     uri, record = store_uri(store), make_record()
-    content = mlflow_sink.replay.of_run(record, leave_run(record, tmp_path / "run"))
+    content = payload.of_run(record, leave_run(record, tmp_path / "run"))
 
     def delivery(seconds):
         return Delivery(
@@ -241,20 +251,19 @@ def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_re
             artifacts=(tmp_path / "mlartifacts").as_uri(),
             request_timeout_seconds=10,
             deadline=time.monotonic() + seconds,
-            content=content,
+            payload=content,
         )
 
-    assert "perfexp ui" in sender_process.send(delivery(60))
-    held = locks.held_until(lock_name(uri), time.monotonic(), purpose="sends a record")
-    with held, pytest.raises(locks.LockTimeout, match=f"process {os.getpid()} sends a record"):
-        sender_process.send(delivery(2))
+    assert "perfexp ui" in deliver(delivery(60))
+    with lock_of(uri), pytest.raises(LockTimeout, match=f"process {os.getpid()} sends a record"):
+        deliver(delivery(2))
     with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
         database.execute("BEGIN EXCLUSIVE")  # a database that does not answer
-        with pytest.raises(sender_process.DeadlineMissed):
-            sender_process.send(delivery(2))
-    with locks.held_until(lock_name(uri), time.monotonic(), purpose="sends a record"):
+        with pytest.raises(DeadlineMissed):
+            deliver(delivery(2))
+    with lock_of(uri):
         pass
-    assert "perfexp ui" in sender_process.send(delivery(60))
+    assert "perfexp ui" in deliver(delivery(60))
 
 
 @pytest.mark.parametrize("seconds", [-60, 60])
@@ -262,16 +271,16 @@ def test_of_two_runs_that_were_made_at_once_all_take_the_earlier(seconds, store,
     from mlflow import MlflowClient
 
     record = make_record(uid=f"at once {seconds}")
-    content = mlflow_sink.replay.of_run(record, leave_run(record, tmp_path))
+    content = payload.of_run(record, leave_run(record, tmp_path))
     client = MlflowClient(tracking_uri=store)
     experiment = client.create_experiment(f"at once {seconds}")
-    claim = claims.Claim(client, experiment, content)
+    claim = Claim(client, experiment, content)
     start = claim.run.info.start_time + 1000 * seconds
     other = client.create_run(experiment, start_time=start, tags=content.identity)
     earlier = claim.run_id if seconds > 0 else other.info.run_id
     assert claim.settle() == (seconds < 0)
     assert claim.run_id == earlier
-    assert claims.Claim(client, experiment, content).run_id == earlier
+    assert Claim(client, experiment, content).run_id == earlier
     assert (earlier == other.info.run_id) == (len(client.search_runs([experiment])) == 1)
 
 
@@ -333,8 +342,8 @@ def test_a_home_that_somebody_else_prepared_is_refused(prepared, monkeypatch, tm
 
 def test_a_lock_of_the_cache_that_is_a_link_is_not_written_through(tmp_path):
     (tmp_path / "precious").write_text("mine")
-    kept = Kept(tmp_path / "cache", {"sweep": "x"})
-    kept.path.parent.mkdir()
-    kept.path.with_suffix(".lock").symlink_to(tmp_path / "precious")
-    kept.add("store", {"uri": "http://host"})
+    cache = JsonCache(tmp_path / "cache", {"sweep": "x"})
+    cache.path.parent.mkdir()
+    cache.path.with_suffix(".lock").symlink_to(tmp_path / "precious")
+    cache.add("store", {"uri": "http://host"})
     assert (tmp_path / "precious").read_text() == "mine"

@@ -2,7 +2,7 @@
 
 from perfexp.records.record import Metric
 from perfexp.records.summary import rows
-from perfexp.reports import multi_device, overview
+from perfexp.reports import overview
 
 
 def with_ranks(make_record, *, share_low, phase="train", **more):
@@ -23,25 +23,25 @@ def with_ranks(make_record, *, share_low, phase="train", **more):
 
 
 def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record):
-    [sentence] = multi_device.sentences(with_ranks(make_record, share_low=0.15))
+    [sentence] = overview.ranks(with_ranks(make_record, share_low=0.15))
     assert sentence == (
-        "together 42.7 samples/s where no rank hears of another but through the gradients, each 21.6 … 21.7, "
+        "together 42.7 samples/s, independent but for the gradients, each 21.6 … 21.7, "
         "waiting for gradients 17 % (15 % … 19 %), scaling efficiency 51 % (50 % … 53 %)"
     )
 
 
 def test_ranks_that_infer_share_no_gradients(make_record):
-    [sentence] = multi_device.sentences(with_ranks(make_record, share_low=0.15, phase="inference"))
-    assert sentence.startswith("together 42.7 samples/s where no rank hears of another, each 21.6")
+    [sentence] = overview.ranks(with_ranks(make_record, share_low=0.15, phase="inference"))
+    assert sentence.startswith("together 42.7 samples/s, independent, each 21.6")
 
 
 def test_an_interval_that_there_is_not_is_said(make_record):
-    [sentence] = multi_device.sentences(with_ranks(make_record, share_low=None))
+    [sentence] = overview.ranks(with_ranks(make_record, share_low=None))
     assert "waiting for gradients 17 % (no interval)" in sentence
 
 
 def test_points_are_named_where_there_are_several(make_record):
-    told = multi_device.sentences(with_ranks(make_record, share_low=0.15, batches=(4, 8)))
+    told = overview.ranks(with_ranks(make_record, share_low=0.15, batches=(4, 8)))
     assert [sentence.partition(":")[0] for sentence in told] == ["batch 4", "batch 8"]
 
 
@@ -49,4 +49,4 @@ def test_other_figures_do_not_repeat_them_and_other_runs_have_none(make_record):
     record = with_ranks(make_record, share_low=0.15)
     grid = overview.metrics(rows(record))
     assert grid is None or not any("ranks" in column.title for column in grid.columns)
-    assert multi_device.sentences(make_record(phases=("train",))) == []
+    assert overview.ranks(make_record(phases=("train",))) == []

@@ -131,7 +131,7 @@ def test_a_foreign_file_in_speed_dir_stays_and_is_told(
     (place.speeds / NAME).write_text("mine")
     assert NAME in place.write(run(build, speed_dir=place.speeds))
     assert (place.speeds / NAME).read_text() == "mine"
-    assert "choose another speed_dir=DIR. What was measured is kept" in capsys.readouterr().err
+    assert "choose another speed_dir=DIR. The measurements are kept" in capsys.readouterr().err
 
 
 def test_a_speed_dir_that_can_not_be_written_is_told(
@@ -140,7 +140,7 @@ def test_a_speed_dir_that_can_not_be_written_is_told(
     assert NAME in place.write(run(build, speed_dir=Path("/proc")))  # not even by root
     (line,) = capsys.readouterr().err.splitlines()
     assert "The folder /proc can't be written" in line
-    assert "What was measured is kept, and the run's own folder has the file." in line
+    assert "The measurements are kept, and the run's own folder has the file." in line
 
 
 def test_runs_of_one_sweep_do_not_take_one_anothers_place_and_a_repeat_finds_its_own(

@@ -31,13 +31,13 @@ def cells(grid: Grid | None) -> dict[str, tuple[str, ...]]:
 def test_each_training_has_a_line_with_its_rate_over_all_cards_and_per_card(build: Builder, tmp_path: Path) -> None:
     found = cells(made(build, tmp_path, [[build.training(0.2, batch=2)], [build.training(0.2, batch=2)]]))
     assert found["model"] == ("m0", "m1")
-    assert found["cards"] == ("1", "2")
+    assert found["GPUs"] == ("1", "2")
     assert found["precision"] == ("fp32", "fp32")
-    assert found["batch per card"] == ("2", "2")
+    assert found["batch per GPU"] == ("2", "2")
     one, two = (float(cell.split()[0]) for cell in found["images/s ± CI95"])
     assert round(two / one, 2) == 2
     assert all(" ± " in cell and cell.endswith(" %") for cell in found["images/s ± CI95"])
-    assert found["per card"][0] == found["per card"][1]
+    assert found["per GPU"][0] == found["per GPU"][1]
     assert "remarks" not in found
 
 
@@ -56,7 +56,7 @@ def test_the_file_is_named_where_it_is_there(build: Builder, tmp_path: Path) -> 
 def test_what_failed_or_was_refused_has_a_line_with_its_reason_and_no_figure(build: Builder, tmp_path: Path) -> None:
     found = cells(made(build, tmp_path, [[build.failed(Status.OOM, phase="train")], None]))
     assert found["model"] == ("m0", "m1")
-    assert found["cards"] == ("1", "2")
+    assert found["GPUs"] == ("1", "2")
     assert found["remarks"] == ("failed: oom: no memory left", "failed: the worker died")
     assert "images/s ± CI95" not in found
 

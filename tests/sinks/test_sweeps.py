@@ -35,12 +35,12 @@ def test_the_share_that_ran_as_asked_stands_beside_the_times(build: Builder) -> 
     runs = [[point("train", one), point("inference", other)] for one, other in shares]
     grid = sweep_summary.runs(*build.sweep(axes, runs))
     cells = {column.title: column.cells for column in grid.columns}
-    assert cells["ran as asked"] == ("", "", "100 %", "100 %", "19 %", "11 %")
+    assert cells["algorithm coverage"] == ("", "", "100 %", "100 %", "19 %", "11 %")
     assert cells["phase"] == ("train", "inference") * 3
     assert cells["algorithm"] == ("default", "default", "gemm", "gemm", "fft", "fft")
     assert all(cells["samples/s"]), "of one point each"
     nothing_asked = sweep_summary.runs(*build.sweep(axes[:1], runs[:1]))
-    assert "ran as asked" not in [column.title for column in nothing_asked.columns]
+    assert "algorithm coverage" not in [column.title for column in nothing_asked.columns]
 
 
 def test_processes_that_measured_one_point_say_its_time_together(build: Builder) -> None:
