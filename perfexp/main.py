@@ -32,10 +32,11 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
-from perfexp.orchestration.job import Assignment
+from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.preparation import holds_other_plan, refuse_other_plan
+from perfexp.orchestration.record_assembly import exit_code
 from perfexp.orchestration.sweep_run import Campaign
-from perfexp.plan import config, naming, validation
+from perfexp.plan import config, naming, plan_file, validation
 from perfexp.plan.hydra_errors import explained
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
@@ -207,7 +208,7 @@ class _Application:
         if isinstance(outcome, PerfexpError):
             self.failed(outcome)
         else:
-            self.exit_codes += [job.exit_code(outcome), *([] if assignment.is_sent else [_NOT_SENT])]
+            self.exit_codes += [exit_code(outcome), *([] if assignment.is_sent else [_NOT_SENT])]
         self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
@@ -273,7 +274,7 @@ class _Application:
                 axes=list(axes),
                 jobs=jobs,
                 console=self.console,
-                multirun=config.without_credentials((written / "multirun.yaml").read_bytes()),
+                multirun=plan_file.hide_credentials((written / "multirun.yaml").read_bytes()),
             )
             if not self.is_dry:
                 campaign.begin()

@@ -1032,10 +1032,10 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         ("-m batch_size=1,2 replicate=2 output_dir=s", 0, ["  2 runs, 4 points, about 2 min 08 s", "/s/"]),
         ("-m batch_size=range(1,31)", 0, ["  30 runs, 30 points, about 16 min 00 s"]),
         ("-m experiment=quick model.name=a,b", 0, ["  2 runs, 20 points", "outputs/2_quick/"]),
-        ("stopping=fixed", 0, ["  1 point, how long is not known beforehand"]),
-        ("batch_size=0", 2, ["batch_size=0 is no batch size"]),
+        ("stopping=fixed", 0, ["  1 point, time unknown"]),
+        ("batch_size=0", 2, ["batch_size=0 is not a batch size"]),
         ("epochs=1", 2, ["add mode=train"]),
-        ("-m batch_size=1,0", 2, ["batch_size=0 is no batch size", "  1 run, 1 point"]),
+        ("-m batch_size=1,0", 2, ["batch_size=0 is not a batch size", "  1 run, 1 point"]),
         ("-m model=nope,fake", 2, ["model=nope"]),
     ],
 )

@@ -14,7 +14,7 @@ from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.orchestration.stored_sweep import is_measured, key_of, remembered_store
-from perfexp.plan import config
+from perfexp.plan import plan_file
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.sweep_record import Sweep
 
@@ -72,7 +72,7 @@ def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
     plan = RunPaths(folder).plan
     if not plan.exists():
         raise UserError(f"resume={folder}: there is no run (plan.yaml) and no sweep (sweep.json) to go on with.")
-    command = config.read(plan).get("command")
+    command = plan_file.read_to_resume(plan).get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
         raise UserError(f"resume={folder}: its plan.yaml does not say by which command it was started.")
     return list(command), False, RunPaths(folder).sweep

@@ -20,14 +20,16 @@ from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.models import mmseg_names
-from perfexp.plan import config
+from perfexp.plan import config, schema
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
-from perfexp.plan.schema import PATH, SETTINGS, TYPED
 
 #: A value that names nothing outside of what takes it: a number, a size, an option of a library.
 _WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
 #: A configuration of mmsegmentation is code: one of its own may be repeated, a path must be typed.
 _CONFIG, _WEIGHTS = "model.config", "model.weights"
+#: Keys with paths of data, and keys with code or places to write, which must be typed.
+_PATHS = {_WEIGHTS, "model.weights_dir", "data.root"}
+_TYPED = {"profiler.reports", "profiler.options", "profiler.tool", "algorithm.cache_dir"}
 #: Mappings of plain names to plain values: layers to algorithms, and what a scripted device does.
 _MAPPINGS = ("algorithm.layers.", "gpu.script.")
 _PLAIN = (bool, int, float, str, NoneType)
@@ -128,11 +130,11 @@ def _is_offered(override: Any, text: str, offer: Offer) -> bool:
         return all(value is None or str(value) in offer.options[key] for value in values)
     if key == _WEIGHTS:  # any other text names a download
         return all(value is None or str(value).endswith((".pth", ".pt")) for value in values)
-    if key in _marked(PATH):
+    if key in _PATHS:
         return all(isinstance(value, str | NoneType) for value in values)
     if key == _CONFIG:
         return all(mmseg_names.is_own(str(value)) for value in values)
-    if key in offer.keys - _marked(TYPED) or f"{key}.".startswith(_MAPPINGS):
+    if key in offer.keys - _TYPED or f"{key}.".startswith(_MAPPINGS):
         return all(map(_is_plain, values))
     return False
 
@@ -148,9 +150,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _schema() -> Iterator[tuple[str, type]]:
-    """Each settings class with the prefix of its keys."""
-    yield "", config.Plan
-    for group, name, node in SETTINGS:
+    """Yield each settings class with the prefix of its keys."""
+    yield "", config.PlanSchema
+    for group, name, node in schema.settings():
         yield f"{group.partition('/')[2] or name}.", node
 
 
@@ -168,11 +170,6 @@ def _is_plain_type(hint: Any) -> bool:
     if get_origin(hint) is not None and get_origin(hint) is not dict:
         return all(map(_is_plain_type, get_args(hint)))
     return isinstance(hint, type) and issubclass(hint, (*_PLAIN, Enum))
-
-
-def _marked(mark: Mapping[str, bool]) -> set[str]:
-    """Keys of the schema with a mark."""
-    return {f"{prefix}{field.name}" for prefix, node in _schema() for field in fields(node) if field.metadata == mark}
 
 
 def _plain_keys(node: Any, prefix: str) -> Iterator[str]:

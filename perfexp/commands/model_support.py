@@ -13,7 +13,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.process import SilenceError, WorkerProcess, worker_command
-from perfexp.plan import config
+from perfexp.plan import plan_file
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
 
@@ -79,7 +79,7 @@ def ask(plain: Mapping[str, Any]) -> Survey:
         PerfexpError: it refused, or ended without an answer.
     """
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-        content, log = config.to_yaml(plain), Path(folder) / "run.log"
+        content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
         (Path(folder) / "plan.yaml").write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         process = WorkerProcess(worker_command(folder, "--what=algorithms", f"--plan-sha256={sha256}"), log)

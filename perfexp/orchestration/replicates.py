@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
-from perfexp.orchestration.job import Assignment, Run
+from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.job import Run
 from perfexp.reports.progress import Whole
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
                     for run in runs:
                         if run.has_results:
                             with suppress(PerfexpError):  # the disk is full; the points are on it
-                                kept.append((run, record := run.keep()))
+                                kept.append((run, record := run.save()))
                                 ended(run.assignment, record)
         finally:
             for run, record in kept:
-                run.tell(record)
+                run.publish(record)
 
 
 def order(runs: Sequence[Run], replicate: int) -> list[Run]:
@@ -78,5 +79,5 @@ def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
         runs.remove(run)
         if run.has_results:
             with suppress(PerfexpError):
-                run.tell(run.keep())
+                run.publish(run.save())
         ended(run.assignment, error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfexp.host import credentials
 from perfexp.host.cache import Kept, cache_folder
-from perfexp.plan import config
+from perfexp.plan import plan_file
 
 #: Findings about a sweep in the user's cache: a folder that somebody else made may name another store.
 _SWEEPS, _STORE = "sweeps", "store"
@@ -57,7 +57,7 @@ def is_measured(argument: str) -> bool:
     Args:
         argument: `key=value`.
     """
-    return key_of(argument).split(".")[0] not in config.NOT_MEASURED
+    return key_of(argument).split(".")[0] not in plan_file.NOT_MEASURED
 
 
 def key_of(argument: str) -> str:

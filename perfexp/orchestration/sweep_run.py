@@ -24,7 +24,7 @@ from perfexp.reports import run_files
 from perfexp.reports.progress import Whole
 
 if TYPE_CHECKING:
-    from perfexp.orchestration.job import Assignment
+    from perfexp.orchestration.assignment import Assignment
     from perfexp.reports.console import Console
     from perfexp.tracking import Tracker
 

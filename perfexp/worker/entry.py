@@ -15,7 +15,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import lifeline
 from perfexp.host.files import disk_error
 from perfexp.host.process import worker_command
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import Status, missing, point_to_line, read_points, timed_key
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     paths = RunPaths(arguments.directory)
     try:
-        plan = config.load(paths.plan, arguments.plan_sha256)
+        plan = plan_file.load(paths.plan, arguments.plan_sha256)
         if arguments.what == "layers":
             layers(plan, paths, arguments.replicate, tell)
         elif arguments.profile is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.host.files import disk_error
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
 from perfexp.ranks import Place, Shareable, start
 from perfexp.ranks.control_messages import Follower, Leader, Worker
 from perfexp.records.diagnostics import mixed_devices
@@ -51,7 +51,7 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
     """
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
     tell, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
-    plan = config.load(paths.plan, plan_sha256)
+    plan = plan_file.load(paths.plan, plan_sha256)
     return _lead(plan, paths, replicate, place, tell) if place.leads else _follow(plan, paths, place, tell)
 
 
