@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from perfexp import commands
-from perfexp.cli.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
+from perfexp.cli.overrides import axes_of, jobs_of, parsed
+from perfexp.cli.sweep_limit import refuse_many, without_max_jobs
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.sweep_record import Sweep
@@ -107,11 +108,11 @@ def test_the_limit_on_points_is_named(refused):
         ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) replicate=1", "1,560 runs"),
         ("model=glob(*) gpu=glob(*) algorithm=glob(*)", "runs (model: "),
         ("experiment=all batch_size=range(1,100)", "runs"),
-        ("batch_size=range(1,inf)", "no end"),
-        ("batch_size=range(1,10,0)", "no end"),
-        ("model.base_seconds=range(nan,1)", "no end"),
+        ("batch_size=range(1,inf)", "is endless"),
+        ("batch_size=range(1,10,0)", "is endless"),
+        ("model.base_seconds=range(nan,1)", "is endless"),
         ("--max-jobs 1 batch_size=1,2", "2 runs (batch_size: 2): at most 1"),
-        ("--max-jobs=0 batch_size=1,2", "--max-jobs 0: a whole number"),
+        ("--max-jobs=0 batch_size=1,2", "--max-jobs 0: set an integer"),
         ("--max-jobs", "--max-jobs"),
     ],
 )

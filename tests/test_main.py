@@ -230,12 +230,12 @@ def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        *((f"hydra.{setting}", f"hydra.{setting.partition('=')[0]} is not taken") for setting in (
+        *((f"hydra.{setting}", f"hydra.{setting.partition('=')[0]} is not accepted") for setting in (
             "run.dir=h", "run.dir=/proc/x", "sweep.dir=h", "sweep.subdir=h", "output_subdir=h", "job.chdir=true",
             "verbose=true", "job_logging={version:7}", "sweeper=x",
         )),
-        ("hydra=null", "hydra is not taken"),
-        ("~hydra.sweep.dir", "hydra.sweep.dir is not taken"),
+        ("hydra=null", "hydra is not accepted"),
+        ("~hydra.sweep.dir", "hydra.sweep.dir is not accepted"),
         ("-m hydra.sweeper.params={seed:'1,2'}", "-m KEY=A,B"),
         ("-m seed=1,2 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size=0"),
         ("-m batch_size=glob(*)", "'batch_size=glob(*)' matches no value"),
@@ -747,8 +747,8 @@ def test_a_repetition_with_nothing_left_says_so_and_keeps_the_times(run):
         (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
         (["--config-dir=mine", "status"], "'status' is a command, and comes first"),
         ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
-        ([*FAKE, "percentiles=50"], "percentiles is a list: percentiles=[…], of one value too."),
-        (["model=squeezenet1_1"], "Any other of torchvision's: model=torchvision model.name=NAME."),
+        ([*FAKE, "percentiles=50"], "percentiles is a list, also of one value: percentiles=[…]."),
+        (["model=squeezenet1_1"], "For any other model of torchvision: model=torchvision model.name=NAME."),
         ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is kept"),
     ],
 )
@@ -777,7 +777,7 @@ def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp
     (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\nbad: [1, 2\nworse: 3\n")
     code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
     assert code == 2
-    assert "This is no YAML: " in printed
+    assert "A configuration file is not YAML: " in printed
     assert "tiny.yaml, line 3: " in printed
     assert "Traceback" not in printed
 
@@ -956,7 +956,7 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
         (["model=fake", "profiler=nsys", "profiler.options=[-x]"], "profiler.options"),
         (["model=fake", "model._target_=os.system"], "_target_"),
         (["model=fake", "seed=${oc.env:HOME}"], "oc.env"),
-        (None, "does not say by which command"),
+        (None, "its plan.yaml has no command"),
     ],
 )
 def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
@@ -1249,4 +1249,4 @@ def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_pa
 def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
     code, printed, records = run(*FAKE, "probes.energy_seconds=-1")
     assert (code, records) == (2, [])
-    assert "probes.energy_seconds=-1: a positive time" in printed
+    assert "probes.energy_seconds=-1: set a positive time" in printed

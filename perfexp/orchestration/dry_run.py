@@ -14,34 +14,34 @@ from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.subject import one_line, subject
 
 if TYPE_CHECKING:
-    from perfexp.orchestration.sweep_run import Campaign
+    from perfexp.orchestration.sweep_run import SweepRun
     from perfexp.reports.console import Console
 
 #: A sweep of more runs is summed up.
 _MOST_LINES = 20
 
 
-def show(assignments: Sequence[Assignment], campaign: Campaign | None, console: Console) -> None:
+def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console: Console) -> None:
     """Print runs, points, time and folder.
 
     Args:
         assignments: at least one run.
-        campaign: sweep of the runs; None for a single run.
+        sweep_run: sweep of the runs; None for a single run.
         console: console to print on.
     """
     left = [_left(assignment) for assignment in assignments]
     times = [_seconds(assignment, keys) for assignment, keys in zip(assignments, left, strict=True)]
     estimated = [seconds for seconds in times if seconds is not None]
     total = _text([key for keys in left for key in keys], sum(estimated) if len(estimated) == len(times) else None)
-    if campaign is None:
+    if sweep_run is None:
         lines = [str(subject(assignments[0].plain)), total]
         folders = [assignments[0].folder]
     else:
         runs = zip(assignments, left, times, strict=True)
         listed = [f"{assignment.name}: {_text(keys, seconds)}" for assignment, keys, seconds in runs]
-        lines = [f"sweep over {campaign.sweep.name}", *(listed if len(listed) <= _MOST_LINES else [])]
+        lines = [f"sweep over {sweep_run.sweep.name}", *(listed if len(listed) <= _MOST_LINES else [])]
         lines += [f"{units.counted(len(listed), 'run')}, {total}"]
-        folders = [campaign.paths.root, *(assignment.folder.parent.absolute() for assignment in assignments)]
+        folders = [sweep_run.paths.root, *(assignment.folder.parent.absolute() for assignment in assignments)]
     into = ", ".join(f"{folder}{os.sep}" for folder in dict.fromkeys(folders))
     title, *details = map(one_line, (*lines, f"into {into}"))
     for line in (title, *(f"  {detail}" for detail in details), "Nothing has been measured."):

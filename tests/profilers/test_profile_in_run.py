@@ -358,7 +358,7 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, da
     point = profile_of(record)
     assert (code, point.status) == (1, Status.FAILED)
     assert told in point.error
-    assert point.error.endswith("the files of the profile before are there as they were")
+    assert point.error.endswith("the files of the earlier profile are unchanged")
     assert content_of("x") == files
     assert "train.nsys-rep" in {artifact.path for artifact in record.artifacts}
     lines = Path("x/points.jsonl").read_text().splitlines()
@@ -438,8 +438,10 @@ def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
     assert record.points[0].find_series("device").measured
     point = profile_of(record)
     assert point.status is Status.TIMEOUT
-    assert point.error == ("while nsys was writing, the worker told nothing for 5 s (timeout_seconds) and was ended")
-    assert "told nothing for 5 s" in printed
+    assert point.error == (
+        "while nsys was writing, the worker sent no progress for 5 s (timeout_seconds) and was terminated"
+    )
+    assert "sent no progress for 5 s" in printed
 
 
 def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):
