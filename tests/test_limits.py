@@ -189,11 +189,20 @@ def stored(tmp_path):
         {"sweep": {"_target_": "perfexp.sweep.Point"}, "input_size": [[[]]]},
     ],
 )
-def test_a_plan_that_nobody_measures_is_unreadable_to_status(stored, capsys, settings):
+def test_status_counts_no_points_of_a_plan_that_somebody_has_changed(stored, capsys, settings):
     capsys.readouterr()
-    assert stored(**settings) == 1
+    assert stored(**settings) == 0
+    assert "10/10 done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"keys": 5}', '{"keys": [{}]}', '{"keys": [[', "[" * 100_000, "\x00", "é"])
+def test_expected_points_that_are_something_else_are_unreadable_to_status(stored, tmp_path, capsys, text):
+    (tmp_path / "x" / "expected.json").write_text(text, encoding="latin-1")
+    capsys.readouterr()
+    assert stored() == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("unreadable  ")
+    assert "expected.json cannot be read" in line
 
 
 @pytest.mark.parametrize("text", ["a: [" + "1, " * 2_000_000 + "1]", "a: " + "9" * 5000, "[" * 5000, "a: \x00"])

@@ -21,6 +21,7 @@ from perfexp.devices import auto, lock
 from perfexp.host import installation
 from perfexp.main import main
 from perfexp.plan import naming
+from perfexp.plan.config import FORMAT
 from perfexp.records.record import Record, Status, is_layers
 from perfexp.records.sweep_record import Sweep
 
@@ -55,7 +56,8 @@ def test_one_command_leaves_record_table_picture_and_report(run, tmp_path):
     assert code == 0
     assert record.status is Status.OK
     names = {path.name for path in (tmp_path / "here").iterdir()}
-    assert {"plan.yaml", "points.jsonl", "record.json", "environment.json", "run.log", "manifest.json"} <= names
+    files = ("points.jsonl", "record.json", "environment.json", "run.log", "manifest.json")
+    assert {"plan.yaml", "expected.json", *files} <= names
     assert {"fake_default_overall.csv", "report.md", "time.png"} <= names
     assert "simulated" in printed
 
@@ -961,7 +963,9 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
 )
 def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump({"command": command} if command else {}))
+    (tmp_path / "x" / "plan.yaml").write_text(
+        yaml.safe_dump({"format": FORMAT} | ({"command": command} if command else {}))
+    )
     code, printed, _ = run("resume=x")
     assert code == 2
     assert told in printed

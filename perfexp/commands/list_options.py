@@ -24,7 +24,7 @@ def list_options(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="With algorithms, overrides as for a run (model=vgg16 gpu=h200 mode=train): support by the model's layers.",
+            help="With algorithms: overrides of a run (model=vgg16 gpu=h200 mode=train), to list by layer.",
         ),
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,

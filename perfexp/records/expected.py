@@ -37,5 +37,5 @@ class Expected(msgspec.Struct, kw_only=True):
             return msgspec.json.decode(untrusted.read_bytes(path), type=cls)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UserError(f"{path.name} cannot be read: {error}.") from error
