@@ -239,11 +239,7 @@ class _Application:
         return int(settings.job.num), {axis: values.get(axis, "") for axis in sweep_run.axes}
 
     def _join(self, composed: DictConfig) -> None:
-        """Join the sweep of this job; its first job starts it.
-
-        Raises:
-            UserError: the sweep cannot start; none of its jobs is tried.
-        """
+        """Join the sweep of this job; its first job starts it, and raises UserError if it cannot."""
         if self.sweep_run is None:
             self._is_refused = True
             settings = HydraConfig.get()
@@ -273,11 +269,7 @@ class _Application:
 
 
 def _refuse_links(*folders: Path) -> None:
-    """Refuse to write through links that the user did not name: another user's folder may hold them.
-
-    Raises:
-        UserError: a folder is a link.
-    """
+    """Raise UserError for links that the user did not name: another user's folder may hold the results."""
     for folder in folders:
         if folder.is_symlink():
             raise UserError(f"{folder} is a link: results are written into real folders only. Remove it.")

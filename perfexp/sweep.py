@@ -214,11 +214,7 @@ def _short(item: object) -> str:
 
 
 def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-    """Combine each size with each batch size.
-
-    Raises:
-        UserError: there are none, or too many.
-    """
+    """Combine each size with each batch size; raises UserError if there are none, or too many."""
     for name, values in (("input_size", sizes), ("batch_size", batch_sizes)):
         if not values:
             raise UserError(f"{name}=null leaves nothing to measure: set {name}=VALUE.")

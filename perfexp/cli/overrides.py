@@ -27,11 +27,7 @@ _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
-    """Parse the overrides of a command line; flags are skipped.
-
-    Raises:
-        UserError: an override is too long, or nested too deeply.
-    """
+    """Parse the overrides of a command line without its flags; raises UserError for unreadable ones."""
     return _parse([text for text in arguments if "=" in text and text[0] != "-"])
 
 
@@ -51,11 +47,7 @@ class _ConfLoader:
 
 
 def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Refuse an argument that would keep Hydra's parser busy for hours, or overflow its stack.
-
-    Raises:
-        UserError: an argument is too long, or nested too deeply.
-    """
+    """Raise UserError for an argument that would occupy Hydra's parser for hours, or overflow its stack."""
     for text in arguments:
         shown = f"'{text[:40]}…'"
         if len(text) > _MOST_CHARACTERS:
@@ -68,11 +60,7 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
 
 
 def refuse_length(command: Sequence[str]) -> None:
-    """Refuse a stored command that would take long to parse.
-
-    Raises:
-        UserError: the command is longer than anything that people type.
-    """
+    """Raise UserError for a stored command that would take long to parse: nobody types that much."""
     if len(command) > _MOST_OVERRIDES or sum(map(len, command)) > _MOST_STORED:
         raise UserError(f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters")
 

@@ -20,11 +20,7 @@ _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
 def refuse_words(arguments: Sequence[str]) -> None:
-    """Refuse a word that is neither an override nor a flag, nor the value of a flag: it was meant as a command.
-
-    Raises:
-        UserError: there is such a word.
-    """
+    """Raise UserError for a word that is neither a flag nor its value nor an override: it was meant as a command."""
     for before, word in pairwise(["", *arguments]):
         of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
@@ -34,11 +30,7 @@ def refuse_words(arguments: Sequence[str]) -> None:
 
 
 def refuse_no_names(arguments: Sequence[str]) -> None:
-    """Refuse values that are not names for a group's option; Hydra itself crashes on them.
-
-    Raises:
-        UserError: a group is set to a number, null or a mapping.
-    """
+    """Raise UserError if a group is set to a number, null or a mapping; Hydra itself crashes on them."""
     for override in parsed(arguments):
         value = override.value()
         names = value if isinstance(value, list) else [value]
@@ -53,11 +45,7 @@ def is_of_hydra(argument: str) -> bool:
 
 
 def refuse_hydra_settings(arguments: Sequence[str]) -> None:
-    """Refuse settings of Hydra that would have no effect on a measurement, or a wrong one.
-
-    Raises:
-        UserError: there is such a setting.
-    """
+    """Raise UserError for settings of Hydra that would have no effect on a measurement, or a wrong one."""
     for text in filter(is_of_hydra, arguments):
         key = text.lstrip("+~").partition("=")[0]
         if key.startswith(_SWEEPER_PARAMS):
@@ -70,11 +58,7 @@ def refuse_hydra_settings(arguments: Sequence[str]) -> None:
 
 
 def refuse_targets(arguments: Sequence[str]) -> None:
-    """Refuse code chosen on the command line: files of conf/ and of --config-dir choose it; nothing is unpickled.
-
-    Raises:
-        UserError: an argument chooses code.
-    """
+    """Raise UserError for code chosen on the command line; only files choose code, and nothing is unpickled."""
     for argument in arguments:
         if argument.startswith("--experimental-rerun"):
             raise UserError("--experimental-rerun reads a pickle; repeat the command in record.json instead.")

@@ -102,11 +102,7 @@ def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
 
 
 def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:
-    """Refuse a plan of a stored command with code that no file offers.
-
-    Raises:
-        UserError: there is such code.
-    """
+    """Raise UserError for a plan of a stored command with code that no file offers."""
     if unknown := {target for _, target in config.targets(plain)} - offer.targets:
         raise UserError(f"The stored command chooses code that no configuration file offers: {sorted(unknown)}.")
 

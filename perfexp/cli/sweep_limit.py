@@ -20,11 +20,7 @@ _ENDLESS = 10**15
 
 
 def without_max_jobs(arguments: Sequence[str]) -> tuple[list[str], int]:
-    """Remove `--max-jobs N` or `--max-jobs=N` from a command line; also returns its value or the default.
-
-    Raises:
-        UserError: the value is not a number.
-    """
+    """Remove `--max-jobs N` from a command line; returns the rest and N, by default 1,000."""
     others: list[str] = []
     most, words = _MOST_JOBS, iter(arguments)
     for word in words:
@@ -63,11 +59,7 @@ def limited_jobs(most: int) -> Iterator[None]:
 
 
 def refuse_many(overrides: Sequence[Override], most: int) -> None:
-    """Refuse a sweep without any run, or of too many runs.
-
-    Raises:
-        UserError: the sweep has no run, or more than `most`.
-    """
+    """Raise UserError for a sweep without any run, or with more than `most` runs."""
     swept = [override for override in overrides if override.is_discrete_sweep()]
     counts = {override.get_key_element(): num_values(override) for override in swept}
     if empty := [override.input_line for override in swept if not counts[override.get_key_element()]]:
@@ -78,11 +70,7 @@ def refuse_many(overrides: Sequence[Override], most: int) -> None:
 
 
 def num_values(override: Override) -> int:
-    """Count the values of an override; those of a range are not listed.
-
-    Raises:
-        UserError: the range is endless.
-    """
+    """Count the values of an override without listing a range; raises UserError for an endless one."""
     swept = override.value()
     if not isinstance(swept, RangeSweep):
         return sum(1 for _ in override.sweep_iterator())

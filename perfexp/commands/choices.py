@@ -13,12 +13,7 @@ MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
-    """Return the names of a group's options.
-
-    Args:
-        group: name of the group, such as `model`.
-        config_dir: folder with groups of the user's own.
-    """
+    """Return the names of a group's options, those in the folder of the user's own groups included."""
     folders = [installation.conf_dir(), *([config_dir] if config_dir else [])]
     return sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*.yaml")})
 

@@ -71,7 +71,7 @@ def conduct(
 
 def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yield the parts in order: NVML first, which lists other processes before this one is among them."""
-    yield "boards", _boards
+    yield "boards", nvml.all_boards
     yield "torch", partial(_of_torch, "torch_build")
     yield "torchvision", _torchvision
     yield "cuda", partial(_of_torch, "cuda_devices")
@@ -79,10 +79,6 @@ def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]
     if index is not None:
         yield "clocks", partial(_of_torch, "try_clocks", index)
     yield "energy", partial(_of_torch, "try_energy", index)
-
-
-def _boards() -> dict[str, Any]:
-    return nvml.all_boards()
 
 
 def _of_torch(function: str, *arguments: Any) -> dict[str, Any]:

@@ -63,11 +63,7 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:
-    """Append results that only the record has to points.jsonl, which may have been cut.
-
-    Raises:
-        UserError: the record cannot be read, and would be overwritten.
-    """
+    """Append results that only the record has; raises UserError if the record cannot be read: it would be lost."""
     try:
         record = Record.load(paths.record)
     except UserError as error:

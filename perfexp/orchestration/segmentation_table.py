@@ -55,16 +55,9 @@ class SegmentationTable:
             _console(config).note("There is no table: no training was measured (mode=train).")
 
     def on_run_start(self, config: Any, **_: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def on_run_end(self, config: Any, **_: Any) -> None:
-        """Nothing."""
-
-    def on_job_start(self, config: Any, **_: Any) -> None:
-        """Nothing."""
-
-    def on_job_end(self, config: Any, **_: Any) -> None:
-        """Nothing."""
+    on_run_end = on_job_start = on_job_end = on_run_start
 
 
 def counts(gpu: str) -> str:

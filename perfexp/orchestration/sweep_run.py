@@ -83,11 +83,7 @@ class SweepRun:
         self.whole = Whole(self.sweep.jobs)
 
     def begin(self) -> None:
-        """Create the folder and lock the sweep.
-
-        Raises:
-            UserError: the folder cannot be written, or another perfexp is measuring the sweep.
-        """
+        """Create the folder and lock the sweep; raises UserError if it cannot be written, or is in use."""
         self.paths.create(uid=self.sweep.uid)
         with ExitStack() as stack:
             stack.enter_context(self.paths.locked())
@@ -100,11 +96,7 @@ class SweepRun:
         SweepRun.folder = self.paths.root
 
     def _before(self, command: Sequence[str]) -> Sweep | None:
-        """Return the sweep in the folder, which is continued.
-
-        Raises:
-            UserError: the folder holds another sweep.
-        """
+        """Return the sweep in the folder, which is continued; raises UserError if it is another one."""
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
@@ -117,11 +109,7 @@ class SweepRun:
         return sweep
 
     def refuse_other_runs(self, folder: Path) -> None:
-        """Check that a resumed sweep continues its own runs only, also in the folder of a stage.
-
-        Raises:
-            UserError: the folder holds a run that this sweep did not begin.
-        """
+        """Raise UserError if a folder, such as a stage's, holds a run that this sweep did not begin."""
         if folder.parent.absolute() != self.paths.root and folder.exists() and RunPaths(folder).sweep != self.sweep.uid:
             raise UserError(f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's.")
 

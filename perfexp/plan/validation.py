@@ -19,11 +19,7 @@ _LEAST_PERCENTILE = 0.001
 
 
 def check(plan: config.Plan) -> None:
-    """Refuse a plan that cannot be measured.
-
-    Raises:
-        UserError: a setting, or a combination of settings, is impossible.
-    """
+    """Raise UserError for a plan with an impossible setting or combination of settings."""
     if not plan.phases:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
     _check_numbers(plan)
@@ -46,11 +42,7 @@ def check(plan: config.Plan) -> None:
 
 
 def _check_numbers(plan: config.Plan) -> None:
-    """Refuse numbers outside of what can be measured, computed with or written; nan is outside of every range.
-
-    Raises:
-        UserError: a number is out of range.
-    """
+    """Raise UserError for numbers that cannot be measured, computed with or written; nan is never in range."""
     if plan.replicate < 1:
         raise UserError(f"replicate={plan.replicate}: set at least 1 process.")
     for percentile in plan.percentiles:
@@ -80,11 +72,7 @@ def _check_numbers(plan: config.Plan) -> None:
 
 
 def _check_ranks(plan: config.Plan) -> None:
-    """Refuse settings that need one device with several, or several with one.
-
-    Raises:
-        UserError: a setting does not fit the number of devices.
-    """
+    """Raise UserError for settings that need one device with several, or several with one."""
     count = plan.ranks
     if not 1 <= count <= _MOST_DEVICES:
         raise UserError(f"gpu.count={count}: set a number of devices from 1 to {_MOST_DEVICES:,}.")
