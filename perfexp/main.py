@@ -285,7 +285,6 @@ def _sweep_folder(written: Path, output_dir: str | None) -> Path:
 
     Args:
         written: folder of Hydra's own files: hydra.sweep.dir of a configuration file, or perfexp's scratch.
-        output_dir: folder that the user named.
     """
     if not written.name.startswith(SCRATCH):
         return written

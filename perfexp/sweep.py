@@ -44,11 +44,7 @@ class Sweep(Protocol):
 
 
 class Point:
-    """Every input size with every batch size.
-
-    Args:
-        skip_larger: see `Sweep`.
-    """
+    """Every input size with every batch size."""
 
     def __init__(self, *, skip_larger: bool = False) -> None:
         self.skip_larger = skip_larger
@@ -62,10 +58,8 @@ class Sizes:
     """Evenly spaced square sizes.
 
     Args:
-        num_sizes: number of sizes.
         min_size: smallest side, in pixels.
         max_size: largest side, in pixels.
-        skip_larger: see `Sweep`.
     """
 
     def __init__(self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False) -> None:
@@ -98,7 +92,6 @@ class BatchSizes:
 
     Args:
         batch_sizes: samples per call.
-        skip_larger: see `Sweep`.
     """
 
     def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False) -> None:
@@ -118,9 +111,6 @@ def timed_keys(
     """List the timed points of a plan in measuring order, replicate by replicate.
 
     Args:
-        pairs: input sizes and batch sizes.
-        phases: phases of each pair.
-        precision: name of the precision.
         replicate: number of processes that measure every point.
 
     Raises:

@@ -31,7 +31,6 @@ def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
     """Return the values of one of Hydra's flags, written `--flag value` or `--flag=value`.
 
     Args:
-        arguments: command line.
         names: spellings of the flag.
     """
     separate = [value for name, value in pairwise(arguments) if name in names]

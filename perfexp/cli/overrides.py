@@ -69,7 +69,6 @@ def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]
     """Return the overrides of each run of a sweep, as Hydra passes them to its jobs; nothing is composed.
 
     Args:
-        command: command of the sweep.
         params: axes that a configuration file gives to the sweeper.
 
     Raises:

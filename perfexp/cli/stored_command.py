@@ -81,9 +81,7 @@ def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
     """Refuse overrides that a stored command may not set.
 
     Args:
-        command: overrides of the stored command.
         offer: options, keys and code that it may choose.
-        folder: folder that holds the command.
 
     Raises:
         UserError: the command sets something else.

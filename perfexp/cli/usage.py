@@ -62,11 +62,7 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 
 def text(folders: Sequence[Path]) -> str:
-    """Return the help.
-
-    Args:
-        folders: folders of configuration groups: conf/ first, then the user's.
-    """
+    """Return the help."""
     options: dict[str, set[str]] = {}
     for folder in folders:
         for file in folder.glob("*/*.yaml"):

@@ -23,8 +23,6 @@ def one_of(what: str, name: str, valid: Sequence[str]) -> str:
 
     Args:
         what: noun for the name, for the message.
-        name: name to check.
-        valid: all valid names.
 
     Raises:
         UserError: the name is not valid.

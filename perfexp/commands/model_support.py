@@ -30,8 +30,6 @@ def show(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as
     Args:
         overrides: overrides as for a run.
         config_dir: folder with groups of the user's own.
-        reasons: whether to print all reasons for each layer.
-        as_json: whether to print JSON.
 
     Raises:
         PerfexpError: the worker refused or failed.
@@ -67,9 +65,6 @@ def gather(overrides: Sequence[str], config_dir: Path | None) -> Survey:
 
 def query(plain: Mapping[str, Any]) -> Survey:
     """Query the algorithms for the layers of a model in a worker.
-
-    Args:
-        plain: plan as plain data.
 
     Raises:
         PerfexpError: the worker refused, or ended without an answer.

@@ -33,8 +33,6 @@ def runs(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None
     same number of points.
 
     Args:
-        sweep: summary of the sweep.
-        folder: folder of the sweep.
         begun: runs that have a plan, also those of other sweeps.
 
     Returns:
@@ -93,7 +91,6 @@ def _pending(job: Sequence[str], own: Sequence[Run], folder: Path, refusal: str 
     """Derive a run that has not begun from the run whose command is most similar.
 
     Args:
-        job: overrides of the run.
         own: runs of the same sweep that have begun.
         folder: placeholder for the run's folder.
         refusal: why the run was refused; None if it was not.

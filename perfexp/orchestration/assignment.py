@@ -23,13 +23,8 @@ class Assignment:
     """One run to be measured.
 
     Attributes:
-        plan: plan of the run.
-        plain: the plan as plain data.
-        folder: folder of the run.
-        name: name of the run.
         sweep: sweep of the run; None for a single run.
         is_sent: whether the tracker has taken the record; valid after the run.
-        begun: called once when the first measurement starts.
         whole: progress of the sweep; None for a single run.
         number: position of the run in the sweep, from 1.
         overwrites: whether earlier results in the folder are removed first.
@@ -50,7 +45,6 @@ class Assignment:
         """Estimate the time of points without a result; None if it is unknown.
 
         Args:
-            left: points without a result.
             measured: wall time of each point measured so far.
         """
         return seconds_left(left, median_seconds(measured) if measured else point_seconds(self.plan))

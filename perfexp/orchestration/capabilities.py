@@ -33,7 +33,6 @@ def answer(index: int | None, send: Send) -> None:
 
     Args:
         index: number of the CUDA device whose clocks are tried; None for none.
-        send: sends an event to the parent.
     """
     for name, determine in _parts(index):
         send("block", text=name)

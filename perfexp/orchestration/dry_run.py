@@ -27,7 +27,6 @@ def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console:
     Args:
         assignments: at least one run.
         sweep_run: sweep of the runs; None for a single run.
-        console: console to print on.
     """
     left = [_left(assignment) for assignment in assignments]
     times = [_seconds(assignment, keys) for assignment, keys in zip(assignments, left, strict=True)]

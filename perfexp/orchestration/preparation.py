@@ -36,9 +36,6 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
     """Write plan.yaml and expected.json, and forget failed points of the same plan; returns the plan's SHA-256.
 
     Args:
-        paths: paths of the run.
-        plan: plan of the run.
-        plain: the plan as plain data.
         again: profiles that are made again; the result of each stays until there is a new one.
 
     Raises:
@@ -76,13 +73,7 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
 
 
 def profiles_again(paths: RunPaths, settings: Mapping[str, Any], keys: Collection[Key]) -> frozenset[Key]:
-    """Select profiles to make again: failed ones, and those of other settings or with missing files.
-
-    Args:
-        paths: paths of the run.
-        settings: settings of the profiler.
-        keys: profiles of the plan.
-    """
+    """Select profiles to make again: failed ones, and those of other settings or with missing files."""
     return frozenset(
         point.key
         for point in read_points(paths.points)

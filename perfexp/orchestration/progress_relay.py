@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProgressRelay:
-    """Listener of a worker's events.
-
-    Args:
-        progress: progress display.
-        keys: timed points.
-        left: points without a result.
-        assignment: run that is being measured.
-        begun: called when the first measurement starts.
-    """
+    """Listener of a worker's events."""
 
     def __init__(
         self,

@@ -24,8 +24,6 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
     """Measure the first replicate of every run, then the second, …, each round in an order of its own.
 
     Args:
-        assignments: runs of a sweep.
-        console: console to report on.
         ended: called with each run that has ended.
 
     Raises:

@@ -61,11 +61,7 @@ class SegmentationTable:
 
 
 def counts(gpu: str) -> str:
-    """Return the numbers of GPUs of the sweep: `1`, or `1,8` if more than one is visible here.
-
-    Args:
-        gpu: name of the device in the configuration.
-    """
+    """Return the numbers of GPUs of the sweep: `1`, or `1,8` if more than one is visible here."""
     visible = 1 if gpu in _NO_GPUS else gpu_count.visible()
     return f"1,{visible}" if visible > 1 else "1"
 

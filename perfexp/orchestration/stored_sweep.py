@@ -17,9 +17,7 @@ def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> Non
     """Cache the store of a sweep, so that resuming the sweep from elsewhere uses the same one.
 
     Args:
-        sweep: uid of the sweep.
         folder: folder of the sweep; another folder with the same uid is a copy, or somebody else's.
-        settings: settings of the tracker.
     """
     Kept(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
 
@@ -28,7 +26,6 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
     """Return the cached store of this user's sweep as values of overrides, by key.
 
     Args:
-        sweep: uid of the sweep.
         folder: folder of the sweep, or of one of its runs.
         typed: keys of the overrides that the user typed, which take precedence.
     """

@@ -42,14 +42,9 @@ class Job:
     Attributes:
         paths: paths of the run; plan.yaml exists.
         plan_sha256: checksum of plan.yaml.
-        timed: timed points.
         first_predictions: cold starts, each in a process of its own.
-        layers: points whose layers are timed, in a process of their own.
         profiles: profiles, each in a process of its own after everything else.
         again: profiles with a result, which stays until there is a new one.
-        profiler: profiler of the plan.
-        settings: settings of the profiler.
-        command: overrides that the user typed.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
         listener: called with the worker's events.
         refusal: why the measurement was abandoned; None if it was not.

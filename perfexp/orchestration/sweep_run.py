@@ -41,10 +41,8 @@ class SweepRun:
 
     Args:
         folder: folder of the sweep's own files.
-        command: overrides as the user typed them.
         axes: names of the overrides that vary.
         jobs: number of runs; None if unknown.
-        console: console to report on.
         multirun: Hydra's configuration of the sweep, as YAML.
 
     Raises:
@@ -156,13 +154,7 @@ class SweepRun:
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
-        """Return the description of the sweep for a run's record.
-
-        Args:
-            job: number of the run.
-            axes: values of the axes.
-            folder: folder of the run.
-        """
+        """Return the description of the sweep for a run's record."""
         return SweepMembership(
             uid=self.sweep.uid,
             job=job,

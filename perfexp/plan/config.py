@@ -64,7 +64,6 @@ class PlanSchema:
 
     Attributes:
         choices: option chosen in each group.
-        command: overrides that the user typed.
         uid: identity of the run, which the manifest of its folder repeats.
     """
 
@@ -207,7 +206,6 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     Args:
         composed: configuration without Hydra's own node.
         choices: option chosen in each group, from Hydra's runtime.
-        command: overrides that the user typed.
 
     Raises:
         UserError: a required value is missing.
@@ -252,7 +250,6 @@ def build(node: Any, **extra: Any) -> Any:
 
     Args:
         node: mapping with a `_target_` and its keyword arguments.
-        extra: further keyword arguments.
 
     Raises:
         UserError: the target cannot be imported, or refuses these arguments.

@@ -50,8 +50,6 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
 
     Args:
         plan: plan of the run; None if its configuration is invalid.
-        sweep: folder of the sweep.
-        job: number of the run.
         axes: values of the sweep's axes.
     """
     if plan is not None and plan.stage:
@@ -80,12 +78,7 @@ def _device(gpu: str, index: int, folders: Sequence[Path]) -> str:
 
 
 def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
-    """List folders of the same combination in earlier stages, by the number at the start of their names; latest first.
-
-    Args:
-        stage: stage of the run.
-        folder: folder of the run.
-    """
+    """List folders of the same combination in earlier stages, by the numbers of the stages; latest first."""
     number = _number_of(stage or "")
     if number is None or folder.parent.name != safe_name(stage or ""):
         return []

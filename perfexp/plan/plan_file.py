@@ -58,7 +58,6 @@ def load(path: Path, sha256: str) -> Plan:
     """Read a plan.yaml to run it.
 
     Args:
-        path: the file.
         sha256: checksum from the parent process: only code that the parent composed is run.
 
     Raises:

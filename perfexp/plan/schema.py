@@ -28,10 +28,8 @@ class Gpu:
 
     Attributes:
         match: regular expression that the name reported by the driver must contain.
-        index: number of the first device.
         count: number of devices, each with a process (rank) and a batch of its own.
         port: port of this host at which the ranks meet; None for a free one.
-        facts: figures of the data sheet.
     """
 
     _target_: str = MISSING

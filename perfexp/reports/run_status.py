@@ -36,9 +36,6 @@ class Run:
     """The progress of one run.
 
     Attributes:
-        folder: folder of the run.
-        plan: plan as plain data.
-        results: results so far.
         expected: keys of all points; None if unknown.
         point_seconds: time of a timed point as the plan's settings limit it; None if unknown.
         running: whether a process is measuring the run.
@@ -131,11 +128,7 @@ def refusal(path: Path) -> str | None:
 
 
 class Pace:
-    """Time per timed point: measured in the same run, limited by its settings, or measured in other runs.
-
-    Args:
-        runs: all runs.
-    """
+    """Time per timed point: measured in the same run, limited by its settings, or measured in other runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._seconds: dict[tuple[Subject, str] | None, list[float]] = {}
@@ -178,7 +171,6 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
 
     Args:
         runs: runs of one folder; at least one.
-        pace: pace of these and other runs.
     """
     rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     fields = [name for name in ("precision", "mode") if len({getattr(run.about, name) for run in runs}) > 1]

@@ -46,7 +46,6 @@ def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | 
     """Estimate the time of measuring points, loading and cold starts included; None if it is unknown.
 
     Args:
-        left: points without a result.
         point_seconds: time of one timed point.
     """
     timed = [key for key in left if key.is_timed]
