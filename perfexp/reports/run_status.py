@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Run:
     running: bool = False
     refusal: str | None = None
 
-    @property
+    @cached_property
     def about(self) -> Subject:
         """Names of model, algorithm, mode and precision."""
         return subject(self.plan)
