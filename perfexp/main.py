@@ -113,7 +113,7 @@ class _Application:
                 folder = self.sweep_run.paths.root if self.sweep_run is not None else self._folder
                 again = None if folder is None or not folder.is_dir() else shlex.quote(f"resume={folder}")
                 self.console.error(
-                    f"Interrupted. What is finished is on disk; go on with it: perfexp {again}"
+                    f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
                     if again
                     else "Interrupted before anything was measured."
                 )

@@ -101,7 +101,7 @@ class SweepRun:
         if not measures_the_same(sweep.command, command):
             raise UserError(
                 f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. "
-                "Choose another output_dir, or repeat that command to go on with it."
+                "Choose another output_dir, or repeat that command to continue it."
             )
         sweep.refresh(self.paths.root)
         return sweep

@@ -87,7 +87,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_to_resume(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data, to go on with its run.
+    """Read a plan.yaml as plain data, to continue its run.
 
     Raises:
         UserError: the file cannot be read, or has another format.
