@@ -165,7 +165,7 @@ def changed(position, word):
     [
         (changed(0, "fastscn"), "model 'fastscn' not found. Did you mean fastscnn?"),
         (changed(0, "fake,fastscnn"), "model 'fake,fastscnn' not found"),
-        (changed(1, "dp"), "'dp' is no run mode. Possible: mp, sp."),
+        (changed(1, "dp"), "run mode 'dp' not found. Possible: mp, sp."),
         (changed(2, "fp23"), "precision 'fp23' not found. Did you mean"),
         (changed(3, "0"), "BATCH_SIZE is a whole number from 1 to 1000000, not '0'"),
         (changed(3, "-1"), "BATCH_SIZE is a whole number from 1 to 1000000, not '-1'"),
