@@ -1,4 +1,4 @@
-"""Main: the Hydra application. Composes plans, has each measured, and ends with an exit code."""
+"""Main: the Hydra application, which composes plans, has each measured, and returns an exit code."""
 
 from __future__ import annotations
 
@@ -17,25 +17,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, OVERWRITE, flag_values, joined_flags
-from perfexp.cli.overrides import (
-    axes_of,
-    limited_jobs,
-    parsed,
-    refuse_words,
-    values_of,
-    without_credentials,
-    without_max_jobs,
-)
+from perfexp.cli.overrides import axes_of, parsed, values_of, without_credentials
+from perfexp.cli.refusals import refuse_words
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
+from perfexp.cli.sweep_limit import limited_jobs, without_max_jobs
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
-from perfexp.orchestration.job import Assignment
+from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.preparation import holds_other_plan, refuse_other_plan
-from perfexp.orchestration.sweep_run import Campaign
-from perfexp.plan import config, naming, validation
+from perfexp.orchestration.record_assembly import exit_code
+from perfexp.orchestration.sweep_run import SweepRun
+from perfexp.plan import config, naming, plan_file, validation
 from perfexp.plan.hydra_errors import explained
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
@@ -45,19 +40,19 @@ if TYPE_CHECKING:
     from hydra.conf import HydraConf
 
 
-#: Exit code where everything was measured and a record is on disk only.
+#: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what a command line of Hydra overrides asks for.
+    """Run a command line of Hydra overrides.
 
     Args:
-        argv: command line without the program's name; the process's own if not given.
+        argv: command line without the program's name; that of the process if None.
 
     Returns:
-        0 if all was measured, 1 if a measurement or a profile failed, 2 if the command or the configuration is wrong,
-        3 if all was measured and a tracker did not take a record, 130 if interrupted.
+        0 if everything was measured, 1 if a measurement or a profile failed, 2 if the command or the configuration is
+        wrong, 3 if everything was measured and a tracker did not accept a record, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     application = _Application()
@@ -80,9 +75,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         arguments = [text for text in arguments if text not in (DRY_RUN, OVERWRITE)]
         refuse_words(arguments)
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
-            raise UserError(
-                f"resume= goes on with what is there, {OVERWRITE} measures it again: leave one of them out."
-            )
+            raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
         arguments, application.offer = with_resumed(arguments)
         application.arguments = arguments
         with limited_jobs(most_jobs):
@@ -93,7 +86,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
 
 
 class _Application:
-    """The function that Hydra calls for each job; a job that fails never ends the sweep."""
+    """The function that Hydra calls for each job; a failing job never ends the sweep."""
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
@@ -103,8 +96,8 @@ class _Application:
         self._is_refused = False
         self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
-        self.campaign: Campaign | None = None
-        self.console = Console()  # plain until a plan sets it
+        self.sweep_run: SweepRun | None = None
+        self.console = Console()  # until a plan sets `quiet`
         self._folder: Path | None = None
 
     def failed(self, error: PerfexpError) -> None:
@@ -113,24 +106,24 @@ class _Application:
         self.exit_codes.append(error.exit_code)
 
     def interrupted(self) -> None:
-        """Report an interrupt, once, and remember its exit code."""
-        with suppress(KeyboardInterrupt), interrupts.held():  # another one tells nothing new
+        """Report the first interrupt and remember its exit code."""
+        with suppress(KeyboardInterrupt), interrupts.held():  # another interrupt adds nothing
             if 130 not in self.exit_codes:
                 self.exit_codes.append(130)
-                folder = self.campaign.paths.root if self.campaign is not None else self._folder
+                folder = self.sweep_run.paths.root if self.sweep_run is not None else self._folder
                 again = None if folder is None or not folder.is_dir() else shlex.quote(f"resume={folder}")
                 self.console.error(
-                    f"Interrupted. What is finished is on disk; go on with it: perfexp {again}"
+                    f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
                     if again
                     else "Interrupted before anything was measured."
                 )
 
     def close(self) -> None:
-        """Sum the sweep up, if it is one; whoever does not want to wait for that interrupts it."""
+        """Sum up a sweep; an interrupt stops that."""
         if self.is_dry:
             return
         try:
-            if self.campaign is not None and not self.campaign.close():
+            if self.sweep_run is not None and not self.sweep_run.close():
                 self.exit_codes.append(_NOT_SENT)
         except KeyboardInterrupt:
             self.interrupted()
@@ -138,25 +131,18 @@ class _Application:
             self.failed(explained(error))
 
     def __call__(self, composed: DictConfig) -> None:
-        """Measure one composition; Hydra would write a traceback of any exception that it sees.
-
-        Args:
-            composed: by Hydra, without its own node.
-        """
+        """Measure a composed configuration; Hydra would print a traceback of any exception."""
         try:
             self._take(composed)
         except Exception as error:
             self.failed(explained(error))
 
     def _take(self, composed: DictConfig) -> None:
-        """See `__call__`."""
         if self._is_refused:
             return
         settings = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN and not str(settings.launcher["_target_"]).endswith("BasicLauncher"):
-            raise UserError(
-                "Runs of a sweep are measured one after the other, on this machine: leave hydra/launcher at basic."
-            )
+            raise UserError("Runs of a sweep are measured one by one on this machine: leave hydra/launcher at basic.")
         command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
         command += _overrides(settings)
         self.console = Console(quiet=composed.quiet)
@@ -169,17 +155,17 @@ class _Application:
             assignment = self._assignment(plain)
             if not self.overwrites:
                 refuse_other_plan(RunPaths(assignment.folder), plain)  # before anything of the plan is built
-            if self.offer is not None and self.campaign is not None:
-                self.campaign.refuse_other_runs(assignment.folder)
+            if self.offer is not None and self.sweep_run is not None:
+                self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
             validation.check(assignment.plan)
-            if self.campaign is not None:
-                self.campaign.accept(assignment)
+            if self.sweep_run is not None:
+                self.sweep_run.accept(assignment)
         except Exception as error:
             refusal = explained(error)
             self.failed(refusal)
-            if self.campaign is not None and not self.is_dry:
-                self.campaign.refused(*self._place(self.campaign), refusal)
+            if self.sweep_run is not None and not self.is_dry:
+                self.sweep_run.refused(*self._place(self.sweep_run), refusal)
             return
         if self.is_dry or (settings.mode == RunMode.MULTIRUN and assignment.plan.replicate > 1):
             self._waiting.append(assignment)
@@ -196,123 +182,110 @@ class _Application:
             self._ended(assignment, record)
 
     def measure_rounds(self) -> None:
-        """Measure the runs of a sweep that have several replicates, which are interleaved; or say what would be."""
+        """Measure the runs of a sweep with several replicates, which are interleaved; or print a dry run."""
         if self._waiting and self.is_dry:
-            dry_run.show(self._waiting, self.campaign, self.console)
+            dry_run.show(self._waiting, self.sweep_run, self.console)
         elif self._waiting:
             replicates.measure(self._waiting, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
-        """Remember how a run ended, and enter it in the sweep's summary."""
+        """Remember the exit code of a run, and enter the run in the sweep's summary."""
         if isinstance(outcome, PerfexpError):
             self.failed(outcome)
         else:
-            self.exit_codes += [job.exit_code(outcome), *([] if assignment.is_sent else [_NOT_SENT])]
+            self.exit_codes += [exit_code(outcome), *([] if assignment.is_sent else [_NOT_SENT])]
         self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
-        """What this job has to do, and where its files go."""
-        plan, campaign = config.typed(plain), self.campaign
+        """Return plan, folder and sweep of this job."""
+        plan, sweep_run = config.typed(plain), self.sweep_run
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
-        if campaign is None:
+        if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan, name))
             _refuse_links(*((folder, folder.parent) if plan.output_dir is None else ()))
             return Assignment(plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites)
-        number, axes = self._place(campaign)
-        folder = self._free(plan, plain, naming.child_folder(plan, campaign.paths.root, number, axes))
+        number, axes = self._place(sweep_run)
+        folder = self._free(plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes))
         _refuse_links(folder, *((folder.parent,) if plan.stage else ()))
         return Assignment(
             plan=plan,
             plain=plain,
             folder=folder,
             name=naming.run_name(parts, axes),
-            sweep=campaign.membership(number, axes, folder),
-            begun=campaign.announce,
-            whole=campaign.whole,
+            sweep=sweep_run.membership(number, axes, folder),
+            begun=sweep_run.announce,
+            whole=sweep_run.whole,
             number=number + 1,
             overwrites=self.overwrites,
         )
 
     def _free(self, plan: config.Plan, plain: dict[str, Any], folder: Path) -> Path:
-        """The folder; for a stage's run, which names none, the first that no other plan and no run of the sweep has."""
-        if not plan.stage or (plan.output_dir and self.campaign is None):
+        """Return the folder; for a run of a stage the first one that no other plan and no run of the sweep uses."""
+        if not plan.stage or (plan.output_dir and self.sweep_run is None):
             return folder
-        found = next(
+        free = next(
             path
             for path in naming.numbered(folder)
             if path not in self._taken and (self.overwrites or not holds_other_plan(RunPaths(path), plain))
         )
-        self._taken.add(found)
-        return found
+        self._taken.add(free)
+        return free
 
-    def _place(self, campaign: Campaign) -> tuple[int, dict[str, str]]:
-        """The number of this job in its sweep, and its values of what varies."""
+    def _place(self, sweep_run: SweepRun) -> tuple[int, dict[str, str]]:
+        """Return the number of this job in its sweep, and its values of the axes."""
         settings = HydraConfig.get()
         values = values_of(_overrides(settings))
-        return int(settings.job.num), {axis: values.get(axis, "") for axis in campaign.axes}
+        return int(settings.job.num), {axis: values.get(axis, "") for axis in sweep_run.axes}
 
     def _join(self, composed: DictConfig) -> None:
-        """Take part in the sweep that this job belongs to; its first job begins it.
-
-        Raises:
-            UserError: it cannot be begun; no job of it is tried.
-        """
-        if self.campaign is None:
+        """Join the sweep of this job; its first job starts it, and raises UserError if it cannot."""
+        if self.sweep_run is None:
             self._is_refused = True
             settings = HydraConfig.get()
-            given = {override.key_or_group for override in parsed(self.arguments)}
-            params = {key: value for key, value in _sweeper_params(settings).items() if key not in given}
+            typed = {override.key_or_group for override in parsed(self.arguments)}
+            params = dict(settings.sweeper.get("params") or {})
+            params = {key: value for key, value in params.items() if key not in typed}
             axes = axes_of([*self.arguments, *(f"{key}={value}" for key, value in params.items())])
             basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
             jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
             written = Path(settings.sweep.dir)
-            campaign = Campaign(
+            sweep_run = SweepRun(
                 folder=_sweep_folder(written, composed.output_dir),
                 command=self.arguments,
                 axes=list(axes),
                 jobs=jobs,
                 console=self.console,
-                multirun=config.without_credentials((written / "multirun.yaml").read_bytes()),
+                multirun=plan_file.hide_credentials((written / "multirun.yaml").read_bytes()),
             )
             if not self.is_dry:
-                campaign.begin()
-            self.campaign = campaign
+                sweep_run.begin()
+            self.sweep_run = sweep_run
             self._is_refused = False
 
     def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
-        if self.campaign is not None and assignment.sweep is not None:
-            self.campaign.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
+        if self.sweep_run is not None and assignment.sweep is not None:
+            self.sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
 
 
 def _refuse_links(*folders: Path) -> None:
-    """Refuse to write through links that nobody named: a folder of somebody else may hold them.
-
-    Raises:
-        UserError: one is a link.
-    """
+    """Raise UserError for links that the user did not name: another user's folder may hold the results."""
     for folder in folders:
         if folder.is_symlink():
             raise UserError(f"{folder} is a link: results are written into real folders only. Remove it.")
 
 
 def _overrides(settings: HydraConf) -> list[str]:
-    """The overrides of a job as they were typed: interpolations, which may hold credentials, are not resolved."""
+    """Return the overrides of a job as typed: interpolations, which may hold credentials, are not resolved."""
     return list(map(str, OmegaConf.to_container(settings.overrides.task, resolve=False) or ()))
 
 
 def _sweep_folder(written: Path, output_dir: str | None) -> Path:
-    """Where a sweep's own files go.
+    """Return the folder of a sweep's own files.
 
     Args:
-        written: where Hydra wrote its own; a folder that a file names by hydra.sweep.dir, or perfexp's scratch.
-        output_dir: the folder that the user named, if any.
+        written: folder of Hydra's own files: hydra.sweep.dir of a configuration file, or perfexp's scratch.
     """
     if not written.name.startswith(SCRATCH):
         return written
     return Path(output_dir) if output_dir else Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-sweep")
-
-
-def _sweeper_params(settings: HydraConf) -> dict[str, Any]:
-    """Axes that a configuration file gives to the sweeper."""
-    return dict(settings.sweeper.get("params") or {})

@@ -1,4 +1,4 @@
-"""Sweeps within one run: which sizes and batch sizes the points of a plan have."""
+"""Sweeps within one run: the input sizes and batch sizes of a plan's points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import ge
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from perfexp.errors import UserError
 from perfexp.records.record import Key, Status
@@ -23,32 +23,28 @@ _MOST_PIXELS, _MOST_SAMPLES = 100_000, 10_000_000
 
 
 class Sweep(Protocol):
-    """What a `sweep` node of the configuration builds.
+    """The combinations of input size and batch size that a `sweep` node of the configuration chooses.
 
     Attributes:
-        skip_larger: whether points that are larger than one which ran out of memory are left out.
+        skip_larger: whether points larger than one that ran out of memory are skipped.
     """
 
     skip_larger: bool
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """Sizes and batch sizes in the order in which they are measured.
+        """List sizes and batch sizes in measuring order.
 
         Args:
-            sizes: those that `input_size` gives; empty if it gives none.
-            batch_sizes: those that `batch_size` gives; empty if it gives none.
+            sizes: value of `input_size`; empty if it is null.
+            batch_sizes: value of `batch_size`; empty if it is null.
 
         Raises:
-            UserError: they contradict the sweep.
+            UserError: the values contradict the sweep.
         """
 
 
 class Point:
-    """Every input size with every batch size, as they are given.
-
-    Args:
-        skip_larger: see `Sweep`.
-    """
+    """Every input size with every batch size."""
 
     def __init__(self, *, skip_larger: bool = False) -> None:
         self.skip_larger = skip_larger
@@ -59,13 +55,11 @@ class Point:
 
 
 class Sizes:
-    """Square sizes, evenly spaced.
+    """Evenly spaced square sizes.
 
     Args:
-        num_sizes: how many.
-        min_size: the smallest, pixels a side.
-        max_size: the largest.
-        skip_larger: see `Sweep`.
+        min_size: smallest side, in pixels.
+        max_size: largest side, in pixels.
     """
 
     def __init__(self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False) -> None:
@@ -87,7 +81,7 @@ class Sizes:
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         """See `Sweep`."""
         if sizes:
-            raise UserError("sweep=sizes chooses the input sizes itself: leave out input_size, or take sweep=point.")
+            raise UserError("sweep=sizes chooses the input sizes itself: leave out input_size, or set sweep=point.")
         span, steps = self.max_size - self.min_size, max(self.num_sizes - 1, 1)
         sides = (self.min_size + round(span * step / steps) for step in range(self.num_sizes))
         return _combined([(side, side) for side in sides], batch_sizes)
@@ -98,7 +92,6 @@ class BatchSizes:
 
     Args:
         batch_sizes: samples per call.
-        skip_larger: see `Sweep`.
     """
 
     def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False) -> None:
@@ -113,22 +106,16 @@ class BatchSizes:
 
 
 def timed_keys(
-    sweep: Sweep, input_size: Any, batch_size: Any, *, phases: Sequence[str], precision: str, replicate: int
+    pairs: Sequence[tuple[Size, int]], *, phases: Sequence[str], precision: str, replicate: int
 ) -> list[Key]:
-    """The points of a plan that are timed, in order: replicate by replicate. They are counted before there are any.
+    """List the timed points of a plan in measuring order, replicate by replicate.
 
     Args:
-        sweep: which sizes and batch sizes belong together.
-        input_size: as `parse_sizes` takes it.
-        batch_size: as `parse_batch_sizes` takes it.
-        phases: of each point.
-        precision: name of the precision.
-        replicate: number of processes that measure everything.
+        replicate: number of processes that measure every point.
 
     Raises:
-        UserError: the settings contradict one another, or make too many points.
+        UserError: the plan has too many points.
     """
-    pairs = sweep.points(parse_sizes(input_size), parse_batch_sizes(batch_size))
     _refuse_many(replicate, len(pairs), len(phases))
     return [
         Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
@@ -138,14 +125,9 @@ def timed_keys(
     ]
 
 
-def predicted_out_of_memory(key: Key, known: Iterable[Measured]) -> Measured | None:
-    """The result of a point, if a smaller one of the same phase and precision ran out of memory; None otherwise.
-
-    Args:
-        key: which point; not measured yet.
-        known: results so far.
-    """
-    for point in known:
+def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:
+    """Return an out-of-memory result if a smaller point of the same phase and precision ran out of memory."""
+    for point in results:
         small = point.key
         same = (small.phase, small.precision) == (key.phase, key.precision)
         larger = key.batch_size >= small.batch_size and all(map(ge, key.input_size, small.input_size))
@@ -156,15 +138,9 @@ def predicted_out_of_memory(key: Key, known: Iterable[Measured]) -> Measured | N
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
-    """The order in which a process measures its points, so that replicates do not all meet the same neighbours.
+    """Return the points of one process in measuring order.
 
-    Args:
-        keys: of one process.
-        replicate: its number.
-        seed: of the plan.
-
-    Returns:
-        The keys as they are for the first process, shuffled for the others.
+    The first replicate keeps the plan's order. The others are shuffled, so that a point has other neighbors in each.
     """
     shuffled = list(keys)
     if replicate:
@@ -172,51 +148,46 @@ def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
     return shuffled
 
 
-def parse_sizes(given: Any) -> list[Size]:
-    """Input sizes as they are written: `224`, `512x1024` (height × width), or a list of such.
-
-    Args:
-        given: an integer, a text, a list of them, or None for none.
+def parse_sizes(value: object) -> list[Size]:
+    """Parse `input_size`: `224`, `512x1024` (height × width), a list of these, or None.
 
     Raises:
-        UserError: that is no size.
+        UserError: the value is not a size.
     """
-    if given is None:
-        return []
-    items = given if isinstance(given, list) else [given]
-    _refuse_many(len(items))
-    return _unique([_parse_size(item) for item in items], "input_size")
+    return [] if value is None else _unique([_parse_size(item) for item in _items(value)], "input_size")
 
 
-def parse_batch_sizes(given: Any) -> list[int]:
-    """Batch sizes as they are written: an integer or a list of them.
-
-    Args:
-        given: an integer, a list, or None for none.
+def parse_batch_sizes(value: object) -> list[int]:
+    """Parse `batch_size`: an integer, a list of integers, or None.
 
     Raises:
-        UserError: one is no positive integer.
+        UserError: the value is not a positive integer.
     """
-    if given is None:
-        return []
-    items = given if isinstance(given, list) else [given]
+    return [] if value is None else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
+
+
+def _items(value: object) -> list[object]:
+    items = value if isinstance(value, list) else [value]
     _refuse_many(len(items))
-    for item in items:
-        if not isinstance(item, int) or isinstance(item, bool) or item < 1:
-            raise UserError(f"batch_size={_short(item)} is no batch size: a whole number from 1 up, or a list [1,2,4].")
-        if item > _MOST_SAMPLES:
-            raise UserError(f"batch_size={_short(item)}: at most {_MOST_SAMPLES:,} samples a call.")
-    return _unique(items, "batch_size")
+    return items
 
 
-def _parse_size(item: Any) -> Size:
+def _parse_batch_size(item: object) -> int:
+    if not isinstance(item, int) or isinstance(item, bool) or item < 1:
+        raise UserError(f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, or a list [1,2,4].")
+    if item > _MOST_SAMPLES:
+        raise UserError(f"batch_size={_short(item)}: at most {_MOST_SAMPLES:,} samples a call.")
+    return item
+
+
+def _parse_size(item: object) -> Size:
     is_size = isinstance(item, (int, str)) and not isinstance(item, bool)
-    found = re.fullmatch(r"\s*(\d+)\s*(?:[x×]\s*(\d+)\s*)?", _short(item)) if is_size else None
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+)\s*(?:[x×]\s*(\d+)\s*)?", _short(item)) if is_size else None
+    if match is None:
         raise UserError(
-            f"input_size={_short(item)} is no size: write 224, 512x1024 (height × width) or a list [224,256]."
+            f"input_size={_short(item)} is not a size: set 224, 512x1024 (height × width) or a list [224,256]."
         )
-    size = int(found[1]), int(found[2] or found[1])
+    size = int(match[1]), int(match[2] or match[1])
     if min(size) < 1:
         raise UserError(f"input_size={item} has no pixels: both sides have to be at least 1.")
     if max(size) > _MOST_PIXELS:
@@ -224,8 +195,8 @@ def _parse_size(item: Any) -> Size:
     return size
 
 
-def _short(item: Any) -> str:
-    """A value as text, cut off: a number of thousands of digits is not converted, nor shown."""
+def _short(item: object) -> str:
+    """Cut a value to 60 characters; a number of thousands of digits is not converted."""
     if isinstance(item, int) and item.bit_length() > 200:
         return "a number of more than 60 digits"
     text = str(item)
@@ -233,31 +204,27 @@ def _short(item: Any) -> str:
 
 
 def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-    """Each size with each batch size.
-
-    Raises:
-        UserError: there are none, or too many.
-    """
+    """Combine each size with each batch size; raises UserError if there are none, or too many."""
     for name, values in (("input_size", sizes), ("batch_size", batch_sizes)):
         if not values:
-            raise UserError(f"{name}=null names nothing to measure: set {name}=VALUE.")
+            raise UserError(f"{name}=null leaves nothing to measure: set {name}=VALUE.")
     _refuse_many(len(sizes), len(batch_sizes))
     return [(size, batch) for size in sizes for batch in batch_sizes]
 
 
 def _refuse_many(*counts: int) -> None:
-    """Refuse a plan by the number of its points, which is the product of these counts."""
+    """Limit the number of points, which is the product of these counts, before the points are listed."""
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
             f"The plan has more than {MOST_POINTS:,} points (replicate × sizes × batch sizes × phases). "
-            "Lower replicate, or name fewer sizes or batch sizes."
+            "Lower replicate, or list fewer sizes or batch sizes."
         )
 
 
 def _unique(items: list[_T], name: str) -> list[_T]:
     if not items:
-        raise UserError(f"{name}=[] names nothing to measure.")
+        raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
     doubled = [item for item, count in Counter(items).items() if count > 1]
     if doubled:
-        raise UserError(f"{name} names {doubled[0]} twice; replicate=2 measures everything twice.")
+        raise UserError(f"{name} has {doubled[0]} twice; replicate=2 measures everything twice.")
     return items

@@ -31,7 +31,7 @@ import psutil
 
 from perfexp.devices import lock
 from perfexp.errors import PerfexpError
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Record, Status, points_from_lines
 from perfexp.records.sweep_record import Sweep
@@ -505,7 +505,7 @@ def _final_lines(folder: Path) -> list[bytes]:
 
 
 def _planned(folder: Path) -> list[Key]:
-    plan = config.typed(config.read(folder / "plan.yaml"))
+    plan = config.typed(plan_file.read(folder / "plan.yaml"))
     return [*plan.timed_keys(), *plan.first_prediction_keys()]
 
 

@@ -19,9 +19,9 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed
 @pytest.mark.parametrize(
     ("axis", "reason"),
     [
-        ("batch_size=0,1", "batch_size=0 is no batch size"),
-        ("batch_size=1,0", "batch_size=0 is no batch size"),
-        ("data=cityscapes,synthetic", "data.root has no default"),
+        ("batch_size=0,1", "batch_size=0 is not a batch size"),
+        ("batch_size=1,0", "batch_size=0 is not a batch size"),
+        ("data=cityscapes,synthetic", "data.root is required"),
     ],
 )
 def test_a_run_that_its_configuration_refuses_is_told_everywhere(axis, reason, tmp_path, monkeypatch, capsys):

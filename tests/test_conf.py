@@ -4,6 +4,8 @@ import copy
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from functools import cache
 
@@ -17,7 +19,7 @@ from perfexp.cli.overrides import jobs_of
 from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.host.gpu_sheets import GpuFacts
-from perfexp.plan import config, validation
+from perfexp.plan import config, plan_file, schema, validation
 
 CONF = installation.conf_dir()
 OPTIONS = [
@@ -73,35 +75,30 @@ def targets(node):
             yield from targets(value)
 
 
-@pytest.mark.parametrize(
-    ("schema", "option"),
-    [
-        ("model/torchvision", "model=torchvision"),
-        ("data/cityscapes", "data=cityscapes"),
-        ("model/fake", "model=fake"),
-        ("algorithm/forced", "algorithm=gemm"),
-        ("data/synthetic", "data=synthetic"),
-        ("data/images", "data=images"),
-        ("stopping/precision", "stopping=normal"),
-        ("stopping/fixed", "stopping=fixed"),
-        ("sweep/sizes", "sweep=sizes"),
-        ("sweep/batch", "sweep=batch"),
-        ("tracking/mlflow", "tracking=mlflow"),
-    ],
-)
-def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(schema, option):
-    group, _, name = schema.partition("/")
-    node = ConfigStore.instance().load(f"schema/{schema}.yaml").node
-    plain = plan(option, *GIVEN.get((group, name), ()))[group]
-    module, _, attribute = plain["_target_"].rpartition(".")
+@pytest.mark.parametrize("name", schema.TARGETS)
+def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(name):
+    node = ConfigStore.instance().load(f"schema/{name}.yaml").node
+    module, _, attribute = schema.TARGETS[name].rpartition(".")
     taken = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
     assert set(taken) == set(node) - {"_target_"}
     for key, parameter in taken.items():
         if parameter.default is inspect.Parameter.empty:
-            assert key == "batch_sizes" or OmegaConf.is_missing(node, key) or schema == "sweep/sizes", key
+            assert OmegaConf.is_missing(node, key), key
         else:
             unset = isinstance(node[key], DictConfig) and all(value is None for value in node[key].values())
-            assert node[key] == parameter.default or (unset and parameter.default is None), key
+            default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            assert node[key] == default or (unset and default is None), key
+
+
+def test_the_schemas_are_made_without_torch():
+    code = "import sys; from perfexp.plan import config; config.register(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_sizes_are_typed_and_parsed_once():
+    typed = config.typed(plan("model=alexnet", "input_size=[64,32x48]", "batch_size=8"))
+    assert (typed.input_size, typed.batch_size) == ([(64, 64), (32, 48)], [8])
+    assert config.typed(plan("sweep=sizes")).input_size == []
 
 
 @pytest.mark.parametrize("name", SHEETS)
@@ -228,18 +225,18 @@ def test_train_inference_has_both_phases_of_each_point():
 
 def test_a_plan_is_the_same_after_writing_and_reading(tmp_path):
     plain = plan("model=alexnet", "batch_size=[1,2]", "input_size=512x1024")
-    (tmp_path / "plan.yaml").write_bytes(config.to_yaml(plain))
-    assert config.read(tmp_path / "plan.yaml") == plain
+    (tmp_path / "plan.yaml").write_bytes(plan_file.to_yaml(plain))
+    assert plan_file.read(tmp_path / "plan.yaml") == plain
 
 
 def test_the_hash_of_a_plan_changes_with_what_is_measured_only():
-    one = config.plan_hash(plan("model=alexnet"))
-    assert one == config.plan_hash(plan("model=alexnet", "output_dir=x", "quiet=true", "tracking=none", "stage=s"))
-    assert one != config.plan_hash(plan("model=alexnet", "seed=1"))
+    one = plan_file.plan_hash(plan("model=alexnet"))
+    assert one == plan_file.plan_hash(plan("model=alexnet", "output_dir=x", "quiet=true", "tracking=none", "stage=s"))
+    assert one != plan_file.plan_hash(plan("model=alexnet", "seed=1"))
 
 
 def test_differences_name_the_keys():
-    assert config.differences(plan("model=alexnet"), plan("model=vgg16", "seed=3")) == [
+    assert plan_file.differences(plan("model=alexnet"), plan("model=vgg16", "seed=3")) == [
         "model.name: alexnet → vgg16",
         "seed: 0 → 3",
     ]

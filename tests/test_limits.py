@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from perfexp import commands
-from perfexp.cli.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
+from perfexp.cli.overrides import axes_of, jobs_of, parsed
+from perfexp.cli.sweep_limit import refuse_many, without_max_jobs
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.sweep_record import Sweep
@@ -107,11 +108,11 @@ def test_the_limit_on_points_is_named(refused):
         ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) replicate=1", "1,560 runs"),
         ("model=glob(*) gpu=glob(*) algorithm=glob(*)", "runs (model: "),
         ("experiment=all batch_size=range(1,100)", "runs"),
-        ("batch_size=range(1,inf)", "no end"),
-        ("batch_size=range(1,10,0)", "no end"),
-        ("model.base_seconds=range(nan,1)", "no end"),
+        ("batch_size=range(1,inf)", "is endless"),
+        ("batch_size=range(1,10,0)", "is endless"),
+        ("model.base_seconds=range(nan,1)", "is endless"),
         ("--max-jobs 1 batch_size=1,2", "2 runs (batch_size: 2): at most 1"),
-        ("--max-jobs=0 batch_size=1,2", "--max-jobs 0: a whole number"),
+        ("--max-jobs=0 batch_size=1,2", "--max-jobs 0: set an integer"),
         ("--max-jobs", "--max-jobs"),
     ],
 )
@@ -188,11 +189,20 @@ def stored(tmp_path):
         {"sweep": {"_target_": "perfexp.sweep.Point"}, "input_size": [[[]]]},
     ],
 )
-def test_a_plan_that_nobody_measures_is_unreadable_to_status(stored, capsys, settings):
+def test_status_counts_no_points_of_a_plan_that_somebody_has_changed(stored, capsys, settings):
     capsys.readouterr()
-    assert stored(**settings) == 1
+    assert stored(**settings) == 0
+    assert "10/10 done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"keys": 5}', '{"keys": [{}]}', '{"keys": [[', "[" * 100_000, "\x00", "é"])
+def test_expected_points_that_are_something_else_are_unreadable_to_status(stored, tmp_path, capsys, text):
+    (tmp_path / "x" / "expected.json").write_text(text, encoding="latin-1")
+    capsys.readouterr()
+    assert stored() == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("unreadable  ")
+    assert "expected.json cannot be read" in line
 
 
 @pytest.mark.parametrize("text", ["a: [" + "1, " * 2_000_000 + "1]", "a: " + "9" * 5000, "[" * 5000, "a: \x00"])

@@ -21,7 +21,8 @@ def test_one_command_leaves_record_table_picture_and_report(run, drawn, tmp_path
     assert code == 0
     assert record.status is Status.OK
     names = {path.name for path in (tmp_path / "here").iterdir()}
-    assert {"plan.yaml", "points.jsonl", "record.json", "environment.json", "run.log", "manifest.json"} <= names
+    files = ("points.jsonl", "record.json", "environment.json", "run.log", "manifest.json")
+    assert {"plan.yaml", "expected.json", *files} <= names
     assert {"fake_default_overall.csv", "report.md", "time.png"} <= names
     assert "simulated" in printed
 

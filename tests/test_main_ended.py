@@ -70,7 +70,7 @@ def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, numbe
     assert set(statuses) == {Status.OK, Status.INTERRUPTED}
     assert record.status is Status.INTERRUPTED
     assert "Traceback" not in printed
-    assert "go on with it: perfexp resume=x\n" in printed
+    assert "to continue: perfexp resume=x\n" in printed
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_sweep_whose_terminal_goes_away_keeps_what_is_finished(tmp_path):
     process.send_signal(signal.SIGHUP)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
-    assert "go on with it: perfexp resume=" in printed
+    assert "to continue: perfexp resume=" in printed
     assert Sweep.load(tmp_path / "s").children[0].status is Status.INTERRUPTED
 
 

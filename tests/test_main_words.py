@@ -13,6 +13,7 @@ import yaml
 from perfexp.__main__ import dispatch
 from perfexp.devices import auto
 from perfexp.plan import naming
+from perfexp.plan.config import FORMAT
 from perfexp.records.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
@@ -66,12 +67,12 @@ def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        *((f"hydra.{setting}", f"hydra.{setting.partition('=')[0]} is not taken") for setting in (
+        *((f"hydra.{setting}", f"hydra.{setting.partition('=')[0]} is not accepted") for setting in (
             "run.dir=h", "run.dir=/proc/x", "sweep.dir=h", "sweep.subdir=h", "output_subdir=h", "job.chdir=true",
             "verbose=true", "job_logging={version:7}", "sweeper=x",
         )),
-        ("hydra=null", "hydra is not taken"),
-        ("~hydra.sweep.dir", "hydra.sweep.dir is not taken"),
+        ("hydra=null", "hydra is not accepted"),
+        ("~hydra.sweep.dir", "hydra.sweep.dir is not accepted"),
         ("-m hydra.sweeper.params={seed:'1,2'}", "-m KEY=A,B"),
         ("-m seed=1,2 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size=0"),
         ("-m batch_size=glob(*)", "'batch_size=glob(*)' matches no value"),
@@ -163,8 +164,8 @@ def test_a_read_only_folder_is_told(run, tmp_path):
         (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
         (["--config-dir=mine", "status"], "'status' is a command, and comes first"),
         ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
-        ([*FAKE, "percentiles=50"], "percentiles is a list: percentiles=[…], of one value too."),
-        (["model=squeezenet1_1"], "Any other of torchvision's: model=torchvision model.name=NAME."),
+        ([*FAKE, "percentiles=50"], "percentiles is a list, also of one value: percentiles=[…]."),
+        (["model=squeezenet1_1"], "For any other model of torchvision: model=torchvision model.name=NAME."),
         ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is stored"),
     ],
 )
@@ -193,7 +194,7 @@ def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp
     (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\nbad: [1, 2\nworse: 3\n")
     code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
     assert code == 2
-    assert "This is no YAML: " in printed
+    assert "A configuration file is not YAML: " in printed
     assert "tiny.yaml, line 3: " in printed
     assert "Traceback" not in printed
 
@@ -230,12 +231,14 @@ def test_a_password_is_not_written_anywhere(run, tmp_path):
         (["model=fake", "profiler=nsys", "profiler.options=[-x]"], "profiler.options"),
         (["model=fake", "model._target_=os.system"], "_target_"),
         (["model=fake", "seed=${oc.env:HOME}"], "oc.env"),
-        (None, "does not say by which command"),
+        (None, "its plan.yaml has no command"),
     ],
 )
 def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump({"command": command} if command else {}))
+    (tmp_path / "x" / "plan.yaml").write_text(
+        yaml.safe_dump({"format": FORMAT} | ({"command": command} if command else {}))
+    )
     code, printed, _ = run("resume=x")
     assert code == 2
     assert told in printed
@@ -277,10 +280,10 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         ("-m batch_size=1,2 replicate=2 output_dir=s", 0, ["  2 runs, 4 points, about 2 min 08 s", "/s/"]),
         ("-m batch_size=range(1,13)", 0, ["  12 runs, 12 points, about 6 min 24 s"]),
         ("-m experiment=quick model.name=a,b", 0, ["  2 runs, 20 points", "outputs/2_quick/"]),
-        ("stopping=fixed", 0, ["  1 point, how long is not known beforehand"]),
-        ("batch_size=0", 2, ["batch_size=0 is no batch size"]),
+        ("stopping=fixed", 0, ["  1 point, time unknown"]),
+        ("batch_size=0", 2, ["batch_size=0 is not a batch size"]),
         ("epochs=1", 2, ["add mode=train"]),
-        ("-m batch_size=1,0", 2, ["batch_size=0 is no batch size", "  1 run, 1 point"]),
+        ("-m batch_size=1,0", 2, ["batch_size=0 is not a batch size", "  1 run, 1 point"]),
         ("-m model=nope,fake", 2, ["model=nope"]),
     ],
 )
@@ -347,4 +350,4 @@ def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
 def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
     code, printed, records = run(*FAKE, "probes.energy_seconds=-1")
     assert (code, records) == (2, [])
-    assert "probes.energy_seconds=-1: a positive time" in printed
+    assert "probes.energy_seconds=-1: set a positive time" in printed

@@ -1,4 +1,4 @@
-"""Compose: have Hydra compose the configuration of a command line, and call a function with each job's."""
+"""Composition: have Hydra compose the configuration of a command line, and call a function for each job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from perfexp.cli.flags import MULTIRUN
-from perfexp.cli.overrides import (
-    is_of_hydra,
-    refuse_hydra_settings,
-    refuse_no_names,
-    refuse_targets,
-    refuse_unreadable,
-    without_credentials,
-)
+from perfexp.cli.overrides import refuse_unreadable, without_credentials
+from perfexp.cli.refusals import is_of_hydra, refuse_hydra_settings, refuse_no_names, refuse_targets
 from perfexp.errors import UserError
 from perfexp.host import credentials, installation
 from perfexp.plan import config, validation
@@ -38,23 +32,23 @@ SCRATCH = "perfexp-hydra-"
 
 
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
-    """The plan that a command line of overrides makes, as plain data; nothing is measured.
+    """Compose the plan of a command line as plain data, without measuring.
 
     Args:
         arguments: overrides of one run, and `--config-dir=DIR`.
 
     Raises:
-        UserError: what a run would refuse before it begins.
+        UserError: a run would be refused before it starts.
     """
-    found: list[tuple[DictConfig, dict[str, Any]]] = []
+    results: list[tuple[DictConfig, dict[str, Any]]] = []
 
-    def keep(composed: DictConfig) -> None:
-        found.append((composed, dict(HydraConfig.get().runtime.choices)))
+    def collect(composed: DictConfig) -> None:
+        results.append((composed, dict(HydraConfig.get().runtime.choices)))
 
     try:
         arguments = without_credentials(arguments)
-        call_with_hydra([*arguments, "hydra.mode=RUN"], keep)  # a file of the experiment's may ask for a sweep
-        plain = config.plan_of(*found[0], arguments)
+        call_with_hydra([*arguments, "hydra.mode=RUN"], collect)  # an experiment's file may set a sweep
+        plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
     validation.check(config.typed(plain))
@@ -62,7 +56,7 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
-    """Have Hydra call a function with what it composes, once for each job."""
+    """Have Hydra call a function with the configuration of each job."""
     refuse_unreadable(arguments)
     refuse_targets(arguments)
     refuse_no_names(arguments)
@@ -77,64 +71,64 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
         config.register(Path(scratch))
         try:
             hydra.main(version_base="1.3", config_path=str(installation.conf_dir()), config_name="config")(function)()
-        except (ValueError, AttributeError, AssertionError) as error:  # no mistake that Hydra has a class for
+        except (ValueError, AttributeError, AssertionError) as error:  # Hydra has no class for these mistakes
             typed = [text for text in arguments if is_of_hydra(text) or (prints and text[:1] == "-")]
             if isinstance(error, FOREIGN_ERRORS) or not typed:
                 raise
-            raise UserError(f"Hydra does not take {' '.join(typed)}: {error}".rstrip(": ")) from error
+            raise UserError(f"Hydra refuses {' '.join(typed)}: {error}".rstrip(": ")) from error
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:
-    """A command line with flags first: argparse takes them before or after all overrides, but not between them."""
+    """Sort flags first: argparse accepts them before or after all overrides, but not between them."""
     return sorted(arguments, key=lambda text: text not in _SWITCHES and not re.match("--[^=]+=", text))
 
 
 def _prints(arguments: Sequence[str]) -> bool:
-    """Whether flags have Hydra print something instead of measuring.
+    """Whether flags make Hydra print something instead of measuring.
 
     Raises:
-        UserError: Hydra knows no such flag, or flags contradict one another.
+        UserError: a flag is unknown, or flags contradict one another.
     """
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(stderr):
             flags = get_args_parser().parse_args(list(arguments))
     except SystemExit as end:
-        reason = said.getvalue().rpartition("error: ")[2].strip()
+        reason = stderr.getvalue().rpartition("error: ")[2].strip()
         raise UserError(f"{reason}. perfexp --help lists the flags.") from end
     chosen = {"--run": flags.run, "-m": flags.multirun, "--cfg": flags.cfg, "--info": flags.info}
     chosen["--shell-completion"] = flags.shell_completion
-    given = [name for name, value in chosen.items() if value]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} exclude one another: leave out {given[0]}.")
+    names = [name for name, value in chosen.items() if value]
+    if len(names) > 1:
+        raise UserError(f"{' and '.join(names)} exclude one another: leave out {names[0]}.")
     for name, value in (("--package", flags.package), ("--resolve", flags.resolve)):
         if value and not flags.cfg:
-            raise UserError(f"{name} is for --cfg: say --cfg job {name} …, or leave it out.")
-    return any(name not in ("--run", "-m") for name in given)
+            raise UserError(f"{name} is for --cfg: set --cfg job {name} …, or leave it out.")
+    return any(name not in ("--run", "-m") for name in names)
 
 
 @contextmanager
 def _masked_stdout() -> Iterator[None]:
-    """While entered, what is printed is kept; it is printed afterwards, without credentials.
+    """Delay output until the end of the block, and mask the credentials in it.
 
     Raises:
-        UserError: Hydra ended the process, and said why on stderr.
+        UserError: Hydra ended the process with a message on stderr.
     """
-    kept, said = io.StringIO(), io.StringIO()
+    stdout, stderr = io.StringIO(), io.StringIO()
     try:
-        with redirect_stdout(kept), redirect_stderr(said):
+        with redirect_stdout(stdout), redirect_stderr(stderr):
             yield
     except SystemExit as end:
         if not end.code:
             raise
-        raise UserError(" ".join(said.getvalue().split())) from end
+        raise UserError(" ".join(stderr.getvalue().split())) from end
     finally:
-        print(credentials.mask(kept.getvalue()), end="")
+        print(credentials.mask(stdout.getvalue()), end="")
 
 
 @contextmanager
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Hand a command line to Hydra, which reads sys.argv, and have it raise its errors instead of printing them."""
+    """Pass a command line to Hydra, which reads sys.argv, and have it raise errors instead of printing them."""
     saved, sys.argv = sys.argv, ["perfexp", *arguments]
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"

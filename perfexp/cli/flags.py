@@ -1,4 +1,4 @@
-"""Flags: the words of a command line that begin with a hyphen, perfexp's and Hydra's."""
+"""Flags: the words of a command line that start with a hyphen, perfexp's and Hydra's."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from itertools import pairwise
 #: Hydra's flags for a folder of the user's own groups, and for a sweep.
 CONFIG_DIR = ("--config-dir", "-cd")
 MULTIRUN = ("-m", "--multirun")
-#: Raises the limit on the runs of a sweep.
+#: Raise the limit on the runs of a sweep.
 MAX_JOBS = "--max-jobs"
-#: Says what would be measured, and measures nothing.
+#: Print the plan without measuring.
 DRY_RUN = "--dry-run"
-#: Replaces the results that are in the run's folder.
+#: Replace the results in the run's folder.
 OVERWRITE = "--overwrite"
 
 
 def joined_flags(arguments: Sequence[str]) -> list[str]:
-    """A command line in which `--config-dir DIR` is one word, as `--config-dir=DIR`.
-
-    Args:
-        arguments: as the user typed them.
-    """
+    """Join `--config-dir DIR` to the single word `--config-dir=DIR`."""
     joined: list[str] = []
     for text in arguments:
         if joined and joined[-1] in CONFIG_DIR:
@@ -32,11 +28,11 @@ def joined_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
-    """The values of one of Hydra's flags, written `--flag value` or `--flag=value`.
+    """Return the values of one of Hydra's flags, written `--flag value` or `--flag=value`.
 
     Args:
-        arguments: command line.
-        names: of the flag.
+        names: spellings of the flag.
     """
-    found = [value for name, value in pairwise(arguments) if name in names]
-    return found + [value for name, _, value in (text.partition("=") for text in arguments) if name in names and value]
+    separate = [value for name, value in pairwise(arguments) if name in names]
+    joined = (text.partition("=") for text in arguments)
+    return separate + [value for name, _, value in joined if name in names and value]

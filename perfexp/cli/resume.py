@@ -1,4 +1,4 @@
-"""Resume: the command that a folder's run or sweep was started with, to go on with what is missing."""
+"""Resume: replace `resume=DIR` by the command stored in a run's or sweep's folder."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.orchestration.stored_sweep import is_measured, key_of, remembered_store
-from perfexp.plan import config
+from perfexp.plan import plan_file
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.sweep_record import Sweep
 
-#: Overrides that say where output goes or who looks on and are kept all the same: names of options, not addresses.
-_KEPT = ("tracking", "profiler")
+#: Overrides that are repeated although they do not concern the measurement: names of options, not addresses.
+_REPEATED = ("tracking", "profiler")
 
 
 def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
-    """A command line in which `resume=DIR` is replaced by the command that is stored there.
-
-    What the user typed beside it wins over what is stored.
-
-    Args:
-        arguments: as the user typed them.
+    """Replace `resume=DIR` by the command stored there; overrides that the user typed take precedence.
 
     Returns:
-        The command line, and what the stored command could choose from; None where nothing is resumed.
+        The command line, and the options that the stored command may choose; None if nothing is resumed.
 
     Raises:
-        UserError: nothing can be resumed there, or not without the user typing more.
+        UserError: nothing can be resumed there, or the user has to type more.
     """
     folders = [text.partition("=")[2] for text in arguments if text.startswith("resume=")]
     if not folders:
@@ -45,51 +40,51 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
         raise UserError(f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation.")
     command, is_sweep, sweep = _stored(folder)
     _refuse_flags(command, typed, folder)
-    again = {key_of(text) for text in typed}
-    kept = [text for text in command if text[:1] != "-" and key_of(text) not in again and _is_repeated(text)]
+    typed_keys = {key_of(text) for text in typed}
+    repeated = [text for text in command if text[:1] != "-" and key_of(text) not in typed_keys and _is_repeated(text)]
     offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))
-    stored_command.check(kept, offer, folder)
+    stored_command.check(repeated, offer, folder)
     flags = [text for text in command if text in MULTIRUN]
-    alone = [] if is_sweep else ["hydra.mode=RUN"]  # a file of the experiment's may ask for a sweep
-    store = remembered_store(sweep, folder, again) if sweep and "tracking=none" not in kept else {}
+    mode = [] if is_sweep else ["hydra.mode=RUN"]  # an experiment's file may set a sweep
+    store = remembered_store(sweep, folder, typed_keys) if sweep and "tracking=none" not in repeated else {}
     sent = [f"{key}={quoted(text)}" for key, text in store.items()]
-    return [*flags, *kept, *alone, *sent, f"output_dir={quoted(str(folder.absolute()))}", *typed], offer
+    return [*flags, *repeated, *mode, *sent, f"output_dir={quoted(str(folder.absolute()))}", *typed], offer
 
 
 def _is_repeated(argument: str) -> bool:
-    """Whether a stored override is repeated; where output goes is up to the command line."""
+    """Whether a stored override is repeated; the command line decides on output."""
     key = key_of(argument)
-    if key == "timeout_seconds":  # a run that hung hangs again; a limit of a moment would end every worker
+    if key == "timeout_seconds":  # a limit of a moment would end every worker
         return re.fullmatch(r"[1-9]\d{0,6}(\.\d+)?", argument.partition("=")[2]) is not None
-    return is_measured(argument) or key in _KEPT or key.startswith("profiler.")
+    return is_measured(argument) or key in _REPEATED or key.startswith("profiler.")
 
 
 def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
-    """The command of a folder, whether it is that of a sweep, and the uid of the sweep that the folder belongs to."""
+    """Return the command of a folder, whether it is a sweep's, and the uid of the folder's sweep."""
     if SweepPaths(folder).summary.exists():
         sweep = Sweep.load(folder)
         return sweep.command, True, sweep.uid
     plan = RunPaths(folder).plan
     if not plan.exists():
-        raise UserError(f"resume={folder}: there is no run (plan.yaml) and no sweep (sweep.json) to go on with.")
-    command = config.read(plan).get("command")
+        raise UserError(f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder.")
+    command = plan_file.read_to_resume(plan).get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
-        raise UserError(f"resume={folder}: its plan.yaml does not say by which command it was started.")
+        raise UserError(f"resume={folder}: its plan.yaml has no command; repeat the one that started it.")
     return list(command), False, RunPaths(folder).sweep
 
 
 def _refuse_flags(command: Sequence[str], typed: Sequence[str], folder: Path) -> None:
-    """Refuse a command that took options from a folder which is not named now, or changed Hydra itself."""
+    """Refuse a command with options from a folder that the user did not type, or with settings of Hydra."""
     for text in command:
         key, _, value = text.partition("=")
         if key in CONFIG_DIR and not flag_values(typed, *CONFIG_DIR):
             again = shlex.join(["perfexp", f"--config-dir={value}", f"resume={folder}"])
             raise UserError(
-                f"resume={folder}: it was started with {text}, whose files choose code. If it is yours, "
-                f"say so again: {again}"
+                f"resume={folder}: it was started with {text}, whose files choose code. If you trust them, type "
+                f"it again: {again}"
             )
         if re.fullmatch(r"hydra([./].*)?", key_of(text)) and key_of(text) not in map(key_of, typed):
             raise UserError(
-                f"resume={folder}: {text!r} is not taken from a file. Repeat the command that started it, "
+                f"resume={folder}: {text!r} is not accepted from a file. Repeat the command that started it, "
                 f"with output_dir={folder}."
             )

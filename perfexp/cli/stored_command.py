@@ -1,7 +1,7 @@
-"""Stored commands: a command that a folder holds is data, and chooses among what conf/ and the command line offer.
+"""Stored commands: the command in a folder is data, and chooses among what conf/ and the command line offer.
 
-Repeated without being typed are names of options, plain values of known keys, and the places of data and weights.
-Everything else (paths of code, tools and caches, nested settings, keys that no file names) must be typed again.
+A stored command may set options, plain values of existing keys, and paths of data and weights. Everything else (paths
+of code, tools and caches, nested settings, keys that no file contains) must be typed again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.models import mmseg_names
-from perfexp.plan import config
+from perfexp.plan import config, schema
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
-from perfexp.plan.schema import PATH, SETTINGS, TYPED
 
-#: A value that names nothing outside of what takes it: a number, a size, an option of a library.
+#: A value that refers to nothing outside: a number, a size, an option of a library.
 _WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
 #: A configuration of mmsegmentation is code: one of its own may be repeated, a path must be typed.
 _CONFIG, _WEIGHTS = "model.config", "model.weights"
-#: Mappings of plain names to plain values: layers to algorithms, and what a scripted device does.
+#: Keys with paths of data, and keys with code or places to write, which must be typed.
+_PATHS = {_WEIGHTS, "model.weights_dir", "data.root"}
+_TYPED = {"profiler.reports", "profiler.options", "profiler.tool", "algorithm.cache_dir"}
+#: Mappings of plain names to plain values: layers to algorithms, and the script of a fake device.
 _MAPPINGS = ("algorithm.layers.", "gpu.script.")
 _PLAIN = (bool, int, float, str, NoneType)
 _GLOBAL = re.compile(rb"^#\s*@package\s+_global_\s*$", re.MULTILINE)
@@ -36,67 +38,61 @@ _GLOBAL = re.compile(rb"^#\s*@package\s+_global_\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Offer:
-    """What conf/ and the folders that were typed on the command line offer.
-
-    Attributes:
-        folders: conf/ and those of `--config-dir`.
-    """
+    """Options, keys and code in conf/ and in the folders of `--config-dir` that the user typed."""
 
     folders: tuple[Path, ...]
 
     @cached_property
     def options(self) -> dict[str, set[str]]:
-        """The names of the options of each group."""
-        found: dict[str, set[str]] = {}
+        """Names of the options of each group."""
+        names: dict[str, set[str]] = {}
         for group, file, _, _ in self._files:
-            found.setdefault(group, set()).add(file.stem)
-        return found
+            names.setdefault(group, set()).add(file.stem)
+        return names
 
     @cached_property
     def keys(self) -> set[str]:
         """Keys of the schema and of the options' files whose values are plain."""
-        schema = {key for prefix, node in _schema() for key in _plain_fields(node, prefix)}
-        return schema | {key for _, _, prefix, node in self._files for key in _plain_keys(node, prefix)}
+        of_schema = {key for prefix, node in _schemas() for key in _plain_fields(node, prefix)}
+        return of_schema | {key for _, _, prefix, node in self._files for key in _plain_keys(node, prefix)}
 
     @cached_property
     def targets(self) -> set[str]:
-        """Every `_target_` that a file writes out."""
+        """Every `_target_` that a file spells out."""
         return {target for _, _, _, node in self._files for _, target in config.targets(node)}
 
     @cached_property
     def _files(self) -> list[tuple[str, Path, str, Any]]:
         """Group, file, prefix of the keys, and content of each option."""
-        found = []
+        files = []
         for folder in self.folders:
             for file in sorted([*folder.glob("*/*.yaml"), *folder.glob("*/*/*.yaml")]):
                 try:
                     text = untrusted.read_bytes(file)
                     node = untrusted.yaml_data(text)
-                except (OSError, ValueError):  # Hydra reports it where it is chosen
+                except (OSError, ValueError):  # Hydra reports it if it is chosen
                     continue
                 group = file.parent.relative_to(folder).as_posix()
-                found.append((group, file, "" if _GLOBAL.search(text) else f"{group.replace('/', '.')}.", node))
-        return found
+                files.append((group, file, "" if _GLOBAL.search(text) else f"{group.replace('/', '.')}.", node))
+        return files
 
 
 def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
-    """Refuse what a stored command may not choose.
+    """Refuse overrides that a stored command may not set.
 
     Args:
-        command: its overrides.
-        offer: what it may choose from.
-        folder: the folder that holds it.
+        offer: options, keys and code that it may choose.
 
     Raises:
-        UserError: it chooses something else.
+        UserError: the command sets something else.
     """
     refuse_length(command)
     for text in command:
         try:
-            found = parsed([text])
+            overrides = parsed([text])
         except (*FOREIGN_ERRORS, ValueError):
-            found = []
-        if len(found) != 1 or not _is_offered(found[0], text, offer):
+            overrides = []
+        if len(overrides) != 1 or not _is_offered(overrides[0], text, offer):
             raise UserError(
                 f"resume={folder}: its command sets {text!r}, which a file may not choose. If you trust it, type it "
                 f"again: perfexp {shlex.quote(text)} {shlex.quote(f'resume={folder}')}"
@@ -104,15 +100,7 @@ def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
 
 
 def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:
-    """Refuse a plan with code that no file of conf/ or of a typed folder names.
-
-    Args:
-        plain: composed from a stored command.
-        offer: what it may choose from.
-
-    Raises:
-        UserError: there is such code.
-    """
+    """Raise UserError for a plan of a stored command with code that no file offers."""
     if unknown := {target for _, target in config.targets(plain)} - offer.targets:
         raise UserError(f"The stored command chooses code that no configuration file offers: {sorted(unknown)}.")
 
@@ -128,11 +116,11 @@ def _is_offered(override: Any, text: str, offer: Offer) -> bool:
         return all(value is None or str(value) in offer.options[key] for value in values)
     if key == _WEIGHTS:  # any other text names a download
         return all(value is None or str(value).endswith((".pth", ".pt")) for value in values)
-    if key in _marked(PATH):
+    if key in _PATHS:
         return all(isinstance(value, str | NoneType) for value in values)
     if key == _CONFIG:
         return all(mmseg_names.is_own(str(value)) for value in values)
-    if key in offer.keys - _marked(TYPED) or f"{key}.".startswith(_MAPPINGS):
+    if key in offer.keys - _TYPED or f"{key}.".startswith(_MAPPINGS):
         return all(map(_is_plain, values))
     return False
 
@@ -147,10 +135,10 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def _schema() -> Iterator[tuple[str, type]]:
-    """Each settings class with the prefix of its keys."""
-    yield "", config.Plan
-    for group, name, node in SETTINGS:
+def _schemas() -> Iterator[tuple[str, type]]:
+    """Yield each settings class with the prefix of its keys."""
+    yield "", config.PlanSchema
+    for group, name, node in schema.settings():
         yield f"{group.partition('/')[2] or name}.", node
 
 
@@ -170,17 +158,12 @@ def _is_plain_type(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, (*_PLAIN, Enum))
 
 
-def _marked(mark: Mapping[str, bool]) -> set[str]:
-    """Keys of the schema with a mark."""
-    return {f"{prefix}{field.name}" for prefix, node in _schema() for field in fields(node) if field.metadata == mark}
-
-
 def _plain_keys(node: Any, prefix: str) -> Iterator[str]:
-    """Keys of a file whose values are plain, with their prefix."""
+    """Yield the keys of a file whose values are plain, with their prefix."""
     for key, value in node.items() if isinstance(node, Mapping) else ():
         if key in ("defaults", "hydra", "_target_"):
             continue
         if isinstance(value, Mapping):
             yield from _plain_keys(value, f"{prefix}{key}.")
-        elif all(isinstance(each, _PLAIN) for each in (value if isinstance(value, list) else [value])):
+        elif all(isinstance(item, _PLAIN) for item in (value if isinstance(value, list) else [value])):
             yield f"{prefix}{key}"

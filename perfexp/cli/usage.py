@@ -1,4 +1,4 @@
-"""Usage: what `perfexp --help` prints; read from the files of conf/, because composing them takes Hydra a second."""
+"""Usage: the text of `perfexp --help`, read from the files of conf/ because composing them takes Hydra a second."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ COMMANDS = (
     "env",
 )
 _HEADER = """\
-perfexp measures how fast a deep-learning model trains and infers, and says how sure it is.
+perfexp measures how fast a deep-learning model trains and infers, and how certain the result is.
 
   perfexp model=resnet50 mode=inference
   perfexp model=resnet18 mode=train batch_size=[8,32]            two points of one run
   perfexp -m model=resnet18,alexnet batch_size=1,8               a run for each combination
   perfexp experiment=quick model=vgg16                           10 sizes
-  perfexp list models                                            what a group offers
-  perfexp list algorithms model=vgg16                            what can compute the layers of a model here
-  perfexp doctor                                                 can this machine measure, and what is missing
-  perfexp show DIR                                               the report of a run again
-  perfexp status                                                 what is done, failed, missing, being measured
+  perfexp list models                                            options of a group
+  perfexp list algorithms model=vgg16                            algorithms for the layers of a model here
+  perfexp doctor                                                 whether this machine can measure, what is missing
+  perfexp show DIR                                               report of a run
+  perfexp status                                                 done, failed, missing and running points
   perfexp export DIR                                             one table of many runs, CSV and Parquet
-  perfexp roofline DIR                                           which ceiling limits kernels or layers
-  perfexp stats DIR                                              tables of an nsys profile again
-  perfexp speed DIR                                              the speed file of a training, also from a log
-  perfexp benchmark fastscnn sp fp32 2 500 5                     train a model and leave its speed file here
-  perfexp make-data DIR                                          a small segmentation data set, to try out
-  perfexp clean                                                  delete tables and profiles, after asking
+  perfexp roofline DIR                                           which ceiling limits the kernels or layers
+  perfexp stats DIR                                              tables of an nsys profile
+  perfexp speed DIR                                              speed file of a training, also from a log
+  perfexp benchmark fastscnn sp fp32 2 500 5                     train a model and write its speed file here
+  perfexp make-data DIR                                          small segmentation data set to try out
+  perfexp clean                                                  delete tables and profiles after confirmation
   perfexp log DIR                                                send records to MLflow again
   perfexp ui                                                     open MLflow
 
@@ -50,33 +50,25 @@ Groups (group=option):
 
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
-composed configuration, --dry-run says what would be measured and about how long that takes, --config-dir DIR adds
-options of your own, --overwrite replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000 runs,
+composed configuration, --dry-run prints points and estimated time without measuring, --config-dir DIR adds your
+own options, --overwrite replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000 runs,
 --hydra-help explains Hydra's other flags.
 `perfexp COMMAND --help` explains a command (those above, and env); README.md has the rest."""
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for help, as an empty one does.
-
-    Args:
-        arguments: without the program's name.
-    """
+    """Whether a command line requests help; an empty one does."""
     return not arguments or arguments[0] == "help" or any(argument in ("--help", "-h") for argument in arguments)
 
 
 def text(folders: Sequence[Path]) -> str:
-    """The help.
-
-    Args:
-        folders: of configuration groups: perfexp's own first, then the user's.
-    """
-    found: dict[str, set[str]] = {}
+    """Return the help."""
+    options: dict[str, set[str]] = {}
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
-            found.setdefault(file.parent.name, set()).add(file.stem)
-    width = max(map(len, found), default=0) + 4
-    groups = [_entry(f"  {name}", sorted(options), width) for name, options in sorted(found.items())]
+            options.setdefault(file.parent.name, set()).add(file.stem)
+    width = max(map(len, options), default=0) + 4
+    groups = [_entry(f"  {name}", sorted(names), width) for name, names in sorted(options.items())]
     return "\n".join([_HEADER.rstrip("\n"), *groups, "", "Keys:", *_keys(folders[0] / "config.yaml"), _FOOTER])
 
 
@@ -86,6 +78,6 @@ def _entry(name: str, options: Sequence[str], width: int) -> str:
 
 
 def _keys(file: Path) -> list[str]:
-    """The lines of config.yaml that set a key at the top level, with their comments."""
+    """Return the lines of config.yaml that set a key at the top level, with their comments."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return [f"  {line}" for line in lines if line[:1].isalpha() and not line.startswith(("defaults:", "hydra:"))]

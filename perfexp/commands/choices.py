@@ -1,4 +1,4 @@
-"""Words: names on the command line that have to be one of several."""
+"""Choices: check that a name on the command line is one of several."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ from pathlib import Path
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import installation
 
-#: What training frameworks call fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
+#: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
 MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
-    """The names of a group's options.
-
-    Args:
-        group: `model`, `precision`, ….
-        config_dir: folder with groups of the user's own.
-    """
+    """Return the names of a group's options, those in the folder of the user's own groups included."""
     folders = [installation.conf_dir(), *([config_dir] if config_dir else [])]
     return sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*.yaml")})
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:
-    """A name that is one of several.
+    """Return a name if it is valid.
 
     Args:
-        what: it is.
-        name: that was given.
-        valid: all that are possible.
+        what: noun for the name, for the message.
 
     Raises:
-        UserError: it is none of them.
+        UserError: the name is not valid.
     """
     if name not in valid:
-        raise UserError(f"'{name}' is no {what}. {did_you_mean(name, valid)}".rstrip())
+        raise UserError(f"{what} '{name}' not found. {did_you_mean(name, valid)}".rstrip())
     return name

@@ -28,7 +28,7 @@ _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
 #: What a run is made of; everything else can be made again from it, or measured.
 _KEPT = {
-    *("record.json", "points.jsonl", "plan.yaml", "environment.json", "run.log"),
+    *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
     *("sweep.json", "multirun.yaml", _MANIFEST, "mlflow.db"),
 }
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")

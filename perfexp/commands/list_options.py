@@ -1,4 +1,4 @@
-"""list: what can be chosen in each group of the configuration, and which algorithms a model's layers support."""
+"""list: the options of each group of the configuration, and the algorithms that a model's layers support."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def list_options(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="With algorithms, as of a run (model=vgg16 gpu=h200 mode=train): what can compute the model's layers.",
+            help="With algorithms: overrides of a run (model=vgg16 gpu=h200 mode=train), to list by layer.",
         ),
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
     reasons: Annotated[
-        bool, typer.Option("--reasons", help="With a model: why each layer is not supported, by all backends.")
+        bool, typer.Option("--reasons", help="With a model: the reasons of all backends for each unsupported layer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With a model: the same as JSON, with everything.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With a model: everything as JSON.")] = False,
 ) -> None:
     """List the options of a group, or which convolution algorithms the layers of a model support on this device."""
     if overrides:
         if group not in ("algorithms", "algorithm"):
-            raise UserError(f"'{overrides[0]}': only algorithms are listed for a model: perfexp list algorithms …")
+            raise UserError(f"'{overrides[0]}': overrides are for algorithms only: perfexp list algorithms …")
         model_support.show(overrides, config_dir=config_dir, reasons=reasons, as_json=as_json)
         return
     if reasons or as_json:
         flag = "--reasons" if reasons else "--json"
         raise UserError(f"{flag} is for the layers of a model: perfexp list algorithms model=resnet18 {flag}")
     if group and "=" in group:
-        raise UserError(f"There is no group '{group}'. For a model's layers: perfexp list algorithms {group}")
+        raise UserError(f"group '{group}' not found; for a model's layers: perfexp list algorithms {group}")
     folders = [installation.conf_dir(), *([config_dir] if config_dir else [])]
     groups = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
     if group is None:
@@ -52,7 +52,7 @@ def list_options(
         return
     chosen = next((name for name in groups if group in (name, f"{name}s", f"{name}es")), None)
     if chosen is None:
-        raise UserError(f"There is no group '{group}'. {did_you_mean(group, groups)}")
+        raise UserError(f"group '{group}' not found. {did_you_mean(group, groups)}")
     files = _files(folders, chosen)
     width = max(len(file.stem) for file in files) + 2
     for file in files:
@@ -64,7 +64,7 @@ def _files(folders: list[Path], group: str) -> list[Path]:
 
 
 def _about(file: Path) -> str:
-    """The first comment of a file; of a device its memory and power as well."""
+    """Return the first comment of a file, with bandwidth and power for a device."""
     text = file.read_text(encoding="utf-8")
     comments = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     about = next((comment for comment in comments if not comment.startswith("@package")), "")
@@ -72,5 +72,5 @@ def _about(file: Path) -> str:
     if not facts:
         return about
     bandwidth = f"{facts['memory_bytes_per_second'] / 1e12:.2f} TB/s"
-    power = f"{facts['power_watts']:.0f} W" if facts["power_watts"] else "power not given"
+    power = f"{facts['power_watts']:.0f} W" if facts["power_watts"] else "power unknown"
     return f"{about}; {bandwidth}, {power}"

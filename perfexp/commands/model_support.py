@@ -1,4 +1,4 @@
-"""Support: which convolution algorithms can compute the layers of a model on this device, and whose code does."""
+"""Model support: the convolution algorithms and backends for the layers of a model on this device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.process import SilenceError, WorkerProcess, worker_command
-from perfexp.plan import config
+from perfexp.plan import plan_file
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
 
@@ -25,36 +25,30 @@ Survey = Mapping[str, Any]
 
 
 def show(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as_json: bool) -> None:
-    """Print by what each convolution of a model can be computed.
+    """Print the algorithms for each convolution of a model.
 
     Args:
-        overrides: as of a run.
+        overrides: overrides as for a run.
         config_dir: folder with groups of the user's own.
-        reasons: whether all reasons are told, for each layer.
-        as_json: whether it is printed as JSON.
 
     Raises:
-        PerfexpError: it can't be told.
+        PerfexpError: the worker refused or failed.
     """
-    found = gather(overrides, config_dir)
+    survey = gather(overrides, config_dir)
     if as_json:
-        echo(json.dumps(found, indent=1))
+        echo(json.dumps(survey, indent=1))
         return
     console = Console()
-    _show_layers(found, console)
-    refused = support_table.refusals(found, every=reasons)
+    _show_layers(survey, console)
+    refused = support_table.refusals(survey, every=reasons)
     if refused.lines:
         console.show_grid(f"not supported ({support_table.NOT})", refused)
-    if reasons and (others := support_table.passed_over(found)).lines:
-        console.show_grid("supported, but not by the first backend that was asked", others)
+    if reasons and (others := support_table.passed_over(survey)).lines:
+        console.show_grid("supported, but not by the first backend tried", others)
 
 
 def gather(overrides: Sequence[str], config_dir: Path | None) -> Survey:
-    """Compose a plan as a run does, and have a worker ask the algorithms.
-
-    Args:
-        overrides: as of a run.
-        config_dir: folder with groups of the user's own.
+    """Compose a plan as for a run, and query the algorithms in a worker.
 
     Raises:
         UserError: the plan is wrong, or its model has no 2-D convolution.
@@ -62,24 +56,21 @@ def gather(overrides: Sequence[str], config_dir: Path | None) -> Survey:
     """
     for text in overrides:
         if "=" not in text:
-            raise UserError(f"'{text}' is no override of the configuration: say key=value, model=resnet18.")
-    # any algorithm will do: all are asked, with the settings that all share (backend, workspace_bytes)
+            raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18.")
+    # any algorithm will do: all are queried, with the settings that they share (backend, workspace_bytes)
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     folder = [f"--config-dir={config_dir}"] if config_dir else []
-    return ask(compose([*folder, *chosen, *overrides]))
+    return query(compose([*folder, *chosen, *overrides]))
 
 
-def ask(plain: Mapping[str, Any]) -> Survey:
-    """Have a worker ask the algorithms for the layers of a plan's model.
-
-    Args:
-        plain: the plan as plain data.
+def query(plain: Mapping[str, Any]) -> Survey:
+    """Query the algorithms for the layers of a model in a worker.
 
     Raises:
-        PerfexpError: it refused, or ended without an answer.
+        PerfexpError: the worker refused, or ended without an answer.
     """
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-        content, log = config.to_yaml(plain), Path(folder) / "run.log"
+        content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
         (Path(folder) / "plan.yaml").write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         process = WorkerProcess(worker_command(folder, "--what=algorithms", f"--plan-sha256={sha256}"), log)
@@ -93,32 +84,32 @@ def ask(plain: Mapping[str, Any]) -> Survey:
                 elif event.get("patient"):
                     echo(event["text"], err=True)
         except SilenceError as error:
-            failure = {"message": f"The process that asks told nothing for {error.seconds:g} s and was ended."}
+            failure = {"message": f"The worker sent no progress for {error.seconds:g} s and was terminated."}
         finally:
             code = process.end()
         if failure is not None:
             raise (UserError if failure.get("exit_code") == 2 else PerfexpError)(failure["message"])
         if answer is None:
-            said = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
-            told = f": {said[-1].strip()}" if said else ""
-            raise PerfexpError(f"The process that asks torch and cuDNN ended with code {code}{told}.")
-        found: Survey = answer
-        return found
+            lines = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
+            last = f": {lines[-1].strip()}" if lines else ""
+            raise PerfexpError(f"The worker ended with code {code}{last}.")
+        survey: Survey = answer
+        return survey
 
 
-def _show_layers(found: Survey, console: Console) -> None:
-    title = support_table.subject(found)
+def _show_layers(survey: Survey, console: Console) -> None:
+    title = support_table.subject(survey)
     for short in (False, True):
-        grid = support_table.table(found, short=short)
+        grid = support_table.table(survey, short=short)
         if console.has_room(grid):
             console.show_grid(title, grid)
             return
-    head, layers = support_table.bands(found)
+    head, layers = support_table.bands(survey)
     console.show_grid(title, None)
     console.note(head)
     for layer, lines in layers:
         console.show_grid(layer, None)
         for line in lines:
             console.note(line)
-    for note in support_table.notes(found, short=True):
+    for note in support_table.notes(survey, short=True):
         console.note(note)

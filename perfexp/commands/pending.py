@@ -1,86 +1,74 @@
-"""Pending: the runs of a sweep that have left no folder: what tells what they measure, and why they were refused."""
+"""Pending: runs of a sweep that have left no folder."""
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from perfexp.cli.overrides import jobs_of
 from perfexp.errors import UserError
-from perfexp.orchestration.stored_sweep import measures_the_same
-from perfexp.plan import config
+from perfexp.orchestration.stored_sweep import key_of, measures_the_same
+from perfexp.plan import plan_file
 from perfexp.records.folders import run_folders
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.reports import run_status
+from perfexp.reports.run_status import Run
 
 if TYPE_CHECKING:
     from perfexp.records.record import Key
-    from perfexp.reports.run_status import Run
 
-#: What the modes of conf/ measure; which options of other groups have which settings makes no point more or less.
-_PHASES: dict[str, dict[str, Any]] = {
-    "train": {"train": {}, "inference": None},
-    "inference": {"train": None, "inference": {}},
-    "train_inference": {"train": {}, "inference": {}},
-}
+#: Overrides that change the number of points; one size or batch size is as many as another.
+_CHANGES_POINTS = re.compile(
+    r"\+*((experiment|mode|probes\.layers|replicate|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
+)
 
 
-def runs(sweep: Sweep, folder: Path, known: Collection[Run]) -> list[Run] | None:
-    """The runs of a sweep that have not begun, or were refused before they had a folder.
+def runs(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None:
+    """List the runs of a sweep that have not begun, or were refused before they had a folder.
 
-    What they measure is taken from the runs that have begun, but for what varies. Nothing is composed.
+    Each copies the most similar run that has begun; nothing is composed. Its points are known if both runs have the
+    same number of points.
 
     Args:
-        sweep: its summary.
-        folder: where that lies.
-        known: runs that have a plan, those of other sweeps too.
+        begun: runs that have a plan, also those of other sweeps.
 
     Returns:
-        A run for each; None where the sweep's command does not tell which runs it has.
+        The runs; None if the sweep's command does not determine them.
     """
     try:
-        jobs = jobs_of(sweep.command, _params(folder))
+        jobs = jobs_of(sweep.command, _sweeper_params(folder))
     except UserError:
         return None
     if not jobs or len(jobs) != sweep.jobs:
         return None
     ended = {path.absolute(): child for child, path in run_folders(sweep, folder)}
-    own = list(_own(jobs, known, {folder.absolute(), *(path.parent for path in ended)}))
+    own = list(_own(jobs, begun, {folder.absolute(), *(path.parent for path in ended)}))
     varying = set().union(*jobs) - set(jobs[0]).intersection(*jobs)
-    begun = {frozenset(varying.intersection(_command(run.plan))) for run in own}
-    begun |= {_axes(ended[run.folder.absolute()], varying) for run in own if run.folder.absolute() in ended}
+    has_begun = {frozenset(varying.intersection(_command(run.plan))) for run in own}
+    has_begun |= {_axes(ended[run.folder.absolute()], varying) for run in own if run.folder.absolute() in ended}
     children = {_axes(child, varying): child for child in sweep.children}
-    found: list[Run] = []
+    pending: list[Run] = []
     for number, job in enumerate(jobs):
-        which = frozenset(varying.intersection(job))
-        child = children.get(which)
-        if which in begun or (child and not child.error):
-            continue
-        plan = _plan(job, [run.plan for run in own])
-        keys: frozenset[Key] | None = None
-        with suppress(UserError):  # a run that is going to be refused
-            keys = run_status.expected(plan)
-        why = child.error if child else None
-        found.append(run_status.run(folder / str(number), plan, keys=keys, known={}, running=False, refusal=why))
-    return found
+        child = children.get(frozenset(varying.intersection(job)))
+        if frozenset(varying.intersection(job)) not in has_begun and (child is None or child.error):
+            pending.append(_pending(job, own, folder / str(number), child.error if child else None))
+    return pending
 
 
-def _params(folder: Path) -> Mapping[str, Any]:
-    """The axes that a configuration file gave to the sweeper, as Hydra wrote them down; none where it did not."""
+def _sweeper_params(folder: Path) -> Mapping[str, Any]:
+    """Read the axes that a configuration file gave to the sweeper from multirun.yaml."""
     with suppress(UserError, KeyError, TypeError):
-        params = config.read(folder / "multirun.yaml")["hydra"]["sweeper"]["params"]
+        params = plan_file.read(folder / "multirun.yaml")["hydra"]["sweeper"]["params"]
         return params if isinstance(params, Mapping) else {}
     return {}
 
 
-def _own(jobs: Sequence[Sequence[str]], known: Collection[Run], parents: Collection[Path]) -> Iterator[Run]:
-    """The runs of a sweep: those that lie where its runs lie, and a stage's, whose folder only their command tells."""
-    for run in known:
+def _own(jobs: Sequence[Sequence[str]], begun: Collection[Run], parents: Collection[Path]) -> Iterator[Run]:
+    """Yield the runs of a sweep: by folder, or by command for those in the folder of a stage."""
+    for run in begun:
         if run.folder.absolute().parent in parents or (
             run.plan.get("stage") and any(measures_the_same(job, _command(run.plan)) for job in jobs)
         ):
@@ -88,45 +76,50 @@ def _own(jobs: Sequence[Sequence[str]], known: Collection[Run], parents: Collect
 
 
 def _axes(child: SweepChild, varying: Collection[str]) -> frozenset[str]:
-    """What varies, as overrides; one that adds a key is the same."""
+    """Select the varying overrides of a run; one that adds a key counts as one that changes it."""
     values = {f"{axis}={value}" for axis, value in child.axes.items()}
     return frozenset(text for text in varying if text.lstrip("+") in values)
 
 
 def _command(plan: Mapping[str, Any]) -> list[str]:
-    """The overrides that a run was started with, without flags."""
+    """Return the overrides that a run was started with, without flags."""
     command = plan.get("command")
     return [text for text in command if str(text)[:1] != "-"] if isinstance(command, list) else []
 
 
-def _plan(job: Sequence[str], begun: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run is going to measure: the plan of the run that is most like it, with what it changes.
+def _pending(job: Sequence[str], own: Sequence[Run], folder: Path, refusal: str | None) -> Run:
+    """Derive a run that has not begun from the run whose command is most similar.
 
     Args:
-        job: its overrides.
-        begun: plans of other runs of the same sweep.
+        own: runs of the same sweep that have begun.
+        folder: placeholder for the run's folder.
+        refusal: why the run was refused; None if it was not.
     """
-    nearest = max(begun, key=lambda plan: len(set(job).intersection(_command(plan))), default={})
-    plan = copy.deepcopy(dict(nearest))
-    for text in set(job).difference(_command(nearest)):
-        key, _, value = text.lstrip("+").partition("=")
-        twin = next((other for other in begun if text in _command(other)), {})
+    points = {text for text in job if _CHANGES_POINTS.match(text)}
+
+    def similarity(run: Run) -> tuple[bool, int]:
+        same = points == {text for text in _command(run.plan) if _CHANGES_POINTS.match(text)}
+        return same, len(set(job).intersection(_command(run.plan)))
+
+    nearest = max(own, key=similarity, default=None)
+    if nearest is None:
+        plan = {key_of(text): {"name": text.partition("=")[2]} for text in job}
+        return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal)
+    plan = copy.deepcopy(dict(nearest.plan))
+    for text in set(job).difference(_command(nearest.plan)):
+        key, value = key_of(text), text.partition("=")[2]
+        twin = next((run.plan for run in own if text in _command(run.plan)), {})
+        group, _, name = key.partition(".")
         if key in twin:
             plan[key] = twin[key]
-        elif isinstance(plan.get(key), Mapping):  # another option of a group
-            plan[key] = {"name": value} | (_PHASES.get(value, {}) if key == "mode" else {})
-        else:
-            _put(plan, key.split("."), value)
-            if begun and key.partition(".")[0] not in nearest:  # what an experiment changes is in its file
-                plan.pop("sweep", None)
-    return plan
-
-
-def _put(plan: dict[str, Any], path: Sequence[str], value: str) -> None:
-    """Set a value as it is written."""
-    node: Any = plan
-    for part in path[:-1]:
-        node = node.setdefault(part, {}) if isinstance(node, dict) else None
-    if isinstance(node, dict):
-        with suppress(yaml.YAMLError):
-            node[path[-1]] = yaml.safe_load(value)
+        elif isinstance(plan.get(group), dict) and name in ("", "name"):
+            plan[group] = {**plan[group], "name": value} if name else {"name": value}
+    keys: frozenset[Key] | None = nearest.expected if similarity(nearest)[0] else None
+    return Run(
+        folder=folder,
+        plan=plan,
+        results={},
+        expected=keys,
+        point_seconds=nearest.point_seconds,
+        refusal=refusal,
+    )

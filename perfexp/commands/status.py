@@ -1,11 +1,11 @@
-"""status: how far everything below a folder has come, also what is being measured now or was killed."""
+"""status: the progress of everything below a folder, also of runs that are being measured or were killed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,17 +15,17 @@ from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 from perfexp.orchestration.stored_sweep import measures_the_same
-from perfexp.plan import config
+from perfexp.plan import plan_file
+from perfexp.profilers import is_profile
 from perfexp.records import folders
+from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
-from perfexp.reports import console, run_status
-
-if TYPE_CHECKING:
-    from perfexp.reports.console import Console
-    from perfexp.reports.run_status import Run
+from perfexp.reports import run_status
+from perfexp.reports.console import Console
+from perfexp.reports.run_status import Run
 
 _PLAN, _SWEEP, _RECORD = "plan.yaml", "sweep.json", "record.json"
 
@@ -38,35 +38,35 @@ def status(
 ) -> None:
     """Show what is done, failed, unsupported, refused, missing or being measured: models down, algorithms across.
 
-    Exit code 0 if all is done, profiles that were asked for among it, 1 if something is not.
+    Exit code 0 if everything is done, requested profiles included, otherwise 1.
     """
-    found = _Found()
-    found.look(folder)
-    if not (found.runs or found.sweeps or found.unreadable):
+    below = _Below()
+    below.scan(folder)
+    if not (below.runs or below.sweeps or below.unreadable):
         raise UserError(
             f"There is no run in or below {folder}: no {_PLAN} and no {_SWEEP}. Name a folder that perfexp wrote to, "
             "or measure something."
         )
-    complete = _show(found, folder, console.Console())
-    raise typer.Exit(0 if complete and not found.unreadable else 1)
+    complete = _show(below, folder, Console())
+    raise typer.Exit(0 if complete and not below.unreadable else 1)
 
 
 @dataclass(kw_only=True)
-class _Found:
-    """What lies below a folder.
+class _Below:
+    """Runs and sweeps below a folder.
 
     Attributes:
-        runs: by their folders, absolute.
-        sweeps: each with its folder.
-        unreadable: how many files or folders could not be read; each has been told on stderr.
+        runs: runs by their absolute folders.
+        sweeps: sweeps, each with its folder.
+        unreadable: number of unreadable files and folders; each has been reported on stderr.
     """
 
     runs: dict[Path, Run] = field(default_factory=dict)
     sweeps: list[tuple[Sweep, Path]] = field(default_factory=list)
     unreadable: int = 0
 
-    def look(self, folder: Path) -> None:
-        """Find everything in and below a folder, and the runs of its sweeps wherever they lie.
+    def scan(self, folder: Path) -> None:
+        """Find everything in and below a folder, and the runs of its sweeps in other folders.
 
         Raises:
             UserError: there is no such folder.
@@ -104,7 +104,7 @@ class _Found:
 
     @property
     def current_sweeps(self) -> list[tuple[Sweep, Path]]:
-        """The sweeps without those that were begun again later by the same command, with the same runs."""
+        """Sweeps that were not begun again later by the same command, with the same runs."""
         ordered = sorted(self.sweeps, key=lambda pair: pair[0].started)
         return [
             pair
@@ -115,13 +115,13 @@ class _Found:
 
 @dataclass(kw_only=True)
 class _Group:
-    """What lies in one folder.
+    """Contents of one folder.
 
     Attributes:
-        runs: with a plan, and those of its sweeps that have none yet.
-        sweeps: how many runs of each sweep have ended, in words.
+        runs: runs with a plan, and runs of its sweeps that have not begun.
+        sweeps: progress of each sweep, in words.
         refused: a line for each run that left no record.
-        not_begun: how many runs of its sweeps have not ended.
+        not_begun: number of runs of its sweeps that have not ended.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -132,20 +132,31 @@ class _Group:
 
 def _run(folder: Path) -> Run:
     paths = RunPaths(folder)
-    running = paths.in_use()  # first: what ends meanwhile has left its results
-    plan = config.read(paths.plan)
-    known = run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
-    keys = run_status.expected(plan)
+    running = paths.in_use()  # first: a run that ends now has left its results
+    plan = plan_file.read(paths.plan)
+    results = run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
+    expected = Expected.load(paths.expected)
     if paths.record.exists():
-        record = Record.load(paths.record)  # what `show` cannot read is not done
-        keys = frozenset(point.key for point in record.points) if keys is None else keys
-    empty = not (known or running or paths.record.exists())
-    refusal = run_status.refusal(paths.refusal) if empty else None
-    return run_status.run(folder, plan, keys=keys, known=known, running=running, refusal=refusal)
+        record = Record.load(paths.record)  # a record that `show` cannot read is not done
+        if expected is None:  # an older version measured it
+            profiler = plan.get("profiler")
+            is_profiled = isinstance(profiler, dict) and profiler.get("name", "none") != "none"
+            keys = [point.key for point in record.points if is_profiled or not is_profile(point.key)]
+            expected = Expected(keys=keys)
+    is_empty = not (results or running or paths.record.exists())
+    return Run(
+        folder=folder,
+        plan=plan,
+        results=results,
+        expected=None if expected is None else frozenset(expected.keys),
+        point_seconds=expected.point_seconds if expected else None,
+        running=running,
+        refusal=run_status.refusal(paths.refusal) if is_empty else None,
+    )
 
 
 def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
-    """Whether a sweep is another one over again; where the earlier one has no runs only the command can tell."""
+    """Whether a sweep repeats another one; compares commands alone if the earlier one has no runs."""
     if not measures_the_same(later[0].command, earlier[0].command):
         return False
     before, after = (set(_child_folders(*pair)) for pair in (earlier, later))
@@ -156,39 +167,33 @@ def _child_folders(sweep: Sweep, folder: Path) -> list[Path]:
     return [path for _, path in run_folders(sweep, folder)]
 
 
-def _show(found: _Found, folder: Path, console: Console) -> bool:
-    """A table for each folder that runs lie in; returns whether everything is done."""
-    groups = _groups(found)
+def _show(below: _Below, folder: Path, console: Console) -> bool:
+    """Print a table for each folder that holds runs; returns whether everything is done."""
+    groups = _groups(below)
     runs = [run for group in groups.values() for run in group.runs]
     pace = run_status.Pace(runs)
     for place, group in groups.items():
-        named = folder if [run.folder for run in group.runs] == [folder] else place  # the run that was asked for
-        title = ": ".join([_title(named), *(["; ".join(group.sweeps)] if group.sweeps else [])])
-        console.show_grid(
-            title, run_status.matrix(group.runs, pace) if group.runs else None, not_measured=group.refused
-        )
+        shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
+        title = ": ".join([str(shown if shown.name else shown.absolute()), *filter(None, ["; ".join(group.sweeps)])])
+        grid = run_status.matrix(group.runs, pace) if group.runs else None
+        console.show_grid(title, grid, not_measured=group.refused)
     total = run_status.tally(runs, pace)
     if len(groups) > 1 and runs:
         console.note(f"in all: {total}")
     return total.complete and not any(group.refused or group.not_begun for group in groups.values())
 
 
-def _title(folder: Path) -> str:
-    """A folder as it was named; where one stands, by its own name."""
-    return str(folder if folder.name else folder.absolute())
-
-
-def _groups(found: _Found) -> dict[Path, _Group]:
-    """By the folders that the runs lie in: a stage's, a sweep's, or a day's."""
+def _groups(below: _Below) -> dict[Path, _Group]:
+    """Group runs by the folder of their stage, sweep or day."""
     groups: dict[Path, _Group] = {}
-    for run in found.runs.values():
+    for run in below.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
-    told: set[Path] = set()
-    for sweep, place in found.current_sweeps:
+    reported: set[Path] = set()
+    for sweep, place in below.current_sweeps:
         children = _child_folders(sweep, place)
-        begun = (path.parent for path in children if path.absolute() in found.runs)
+        begun = (path.parent for path in children if path.absolute() in below.runs)
         group = groups.setdefault(next(begun, place), _Group())
-        waiting = pending.runs(sweep, place, found.runs.values())
+        waiting = pending.runs(sweep, place, below.runs.values())
         group.runs += waiting or []
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
@@ -196,17 +201,17 @@ def _groups(found: _Found) -> dict[Path, _Group]:
         unknown = "; those that have not begun are not counted" if left and waiting is None else ""
         group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
         group.not_begun += left
-        group.refused += _refused(sweep, place, found)
-        told.update(path.absolute() for child, path in zip(sweep.children, children, strict=True) if child.error)
-    for path, run in found.runs.items():
-        if run.refusal is not None and path not in told:
+        group.refused += _refused(sweep, place, below)
+        reported.update(path.absolute() for child, path in zip(sweep.children, children, strict=True) if child.error)
+    for path, run in below.runs.items():
+        if run.refusal is not None and path not in reported:
             groups[run.folder.parent].refused.append(f"{run.folder.name}: refused: {run.refusal}")
     return dict(sorted(groups.items()))
 
 
-def _refused(sweep: Sweep, place: Path, found: _Found) -> Iterator[str]:
-    """The runs of a sweep that ended with an error and without a record, each with the reason."""
+def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
+    """Yield a line with the reason for each run of a sweep that ended with an error and without a record."""
     for child, folder in run_folders(sweep, place):
-        run = found.runs.get(folder.absolute())
+        run = below.runs.get(folder.absolute())
         if child.error and not (folder / _RECORD).is_file() and not (run and run.running):
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"

@@ -1,4 +1,4 @@
-"""Dry run: what a command would measure, about how long that takes, and where it goes; nothing is measured or made."""
+"""Dry run: print the points, estimated time and folder of a command without measuring or creating anything."""
 
 from __future__ import annotations
 
@@ -6,42 +6,41 @@ import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from perfexp.plan.estimate import measured_seconds, pace
+from perfexp.orchestration.assignment import Assignment
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
+from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.subject import one_line, subject
 
 if TYPE_CHECKING:
-    from perfexp.orchestration.job import Assignment
-    from perfexp.orchestration.sweep_run import Campaign
+    from perfexp.orchestration.sweep_run import SweepRun
     from perfexp.reports.console import Console
 
 #: A sweep of more runs is summed up.
 _MOST_LINES = 20
 
 
-def show(assignments: Sequence[Assignment], campaign: Campaign | None, console: Console) -> None:
+def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console: Console) -> None:
     """Print runs, points, time and folder.
 
     Args:
-        assignments: the runs, at least one.
-        campaign: the sweep that they belong to, if they do.
-        console: where.
+        assignments: at least one run.
+        sweep_run: sweep of the runs; None for a single run.
     """
     left = [_left(assignment) for assignment in assignments]
     times = [_seconds(assignment, keys) for assignment, keys in zip(assignments, left, strict=True)]
-    known = [seconds for seconds in times if seconds is not None]
-    total = _text([key for keys in left for key in keys], sum(known) if len(known) == len(times) else None)
-    if campaign is None:
+    estimated = [seconds for seconds in times if seconds is not None]
+    total = _text([key for keys in left for key in keys], sum(estimated) if len(estimated) == len(times) else None)
+    if sweep_run is None:
         lines = [str(subject(assignments[0].plain)), total]
         folders = [assignments[0].folder]
     else:
         runs = zip(assignments, left, times, strict=True)
-        each = [f"{assignment.name}: {_text(keys, seconds)}" for assignment, keys, seconds in runs]
-        lines = [f"sweep over {campaign.sweep.name}", *(each if len(each) <= _MOST_LINES else [])]
-        lines += [f"{units.counted(len(each), 'run')}, {total}"]
-        folders = [campaign.paths.root, *(assignment.folder.parent.absolute() for assignment in assignments)]
+        listed = [f"{assignment.name}: {_text(keys, seconds)}" for assignment, keys, seconds in runs]
+        lines = [f"sweep over {sweep_run.sweep.name}", *(listed if len(listed) <= _MOST_LINES else [])]
+        lines += [f"{units.counted(len(listed), 'run')}, {total}"]
+        folders = [sweep_run.paths.root, *(assignment.folder.parent.absolute() for assignment in assignments)]
     into = ", ".join(f"{folder}{os.sep}" for folder in dict.fromkeys(folders))
     title, *details = map(one_line, (*lines, f"into {into}"))
     for line in (title, *(f"  {detail}" for detail in details), "Nothing has been measured."):
@@ -49,19 +48,19 @@ def show(assignments: Sequence[Assignment], campaign: Campaign | None, console: 
 
 
 def _left(assignment: Assignment) -> Collection[Key]:
-    """What has no result yet, in points.jsonl or in a record of the same plan."""
+    """List the points without a result."""
     keys = assignment.plan.keys()
     return keys if assignment.overwrites else missing(keys, RunPaths(assignment.folder).points)
 
 
 def _seconds(assignment: Assignment, left: Collection[Key]) -> float | None:
-    """About how long a run takes; by its own points, where it has some."""
-    return assignment.seconds(left, pace(measured_seconds(read_points(RunPaths(assignment.folder).points))))
+    """Estimate the time of a run, from its own results if it has any."""
+    return assignment.seconds(left, measured_seconds(read_points(RunPaths(assignment.folder).points)))
 
 
 def _text(left: Collection[Key], seconds: float | None) -> str:
     """`3 points, about 50 s`."""
     points = units.counted(sum(key.is_timed for key in left), "point")
     if seconds is None:
-        return f"{points}, how long is not known beforehand"
+        return f"{points}, time unknown"
     return f"{points}, about {units.format_seconds(seconds, 2)}" if left else "nothing is left to measure"

@@ -1,4 +1,4 @@
-"""Cards: how many CUDA devices a job would see here; asked of a process of its own."""
+"""GPU count: the number of CUDA devices that a job would see here, from a process of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perfexp.orchestration import capabilities
 
 @cache
 def visible() -> int:
-    """How many there are, as `CUDA_VISIBLE_DEVICES` leaves them.
+    """Count the devices that `CUDA_VISIBLE_DEVICES` leaves.
 
     Raises:
-        PerfexpError: nobody could say.
+        PerfexpError: the number cannot be determined.
     """
-    found = capabilities.conduct(None)
-    cuda = found["parts"].get("cuda", {})
+    report = capabilities.conduct(None)
+    cuda = report["parts"].get("cuda", {})
     if "devices" not in cuda:
-        why = cuda.get("error") or (found["failure"] or {}).get("text") or "no answer"
-        raise PerfexpError(f"How many cards are visible here is not known: {why}. `perfexp doctor` says more.")
+        why = cuda.get("error") or (report["failure"] or {}).get("text") or "no answer"
+        raise PerfexpError(f"Cannot count the visible GPUs: {why}. Run `perfexp doctor` for details.")
     return len(cuda["devices"])

@@ -1,4 +1,4 @@
-"""Preparation: a run's folder made ready: what is there is compared, and what is measured again is forgotten."""
+"""Preparation: compare a run's folder with its plan, and forget the results that are measured again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import msgspec
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.host.files import write_atomically
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
+from perfexp.plan.estimate import point_seconds
 from perfexp.profilers import profiled_key
+from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths, SweepPaths, append_line
 from perfexp.records.record import (
     Key,
@@ -26,42 +28,39 @@ from perfexp.records.record import (
     timed_key,
 )
 
-#: Results that stay when a command is repeated; what else there is, is measured again.
+#: Results that stay when a command is repeated; the others are measured again.
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 
 
-def prepare(paths: RunPaths, plain: Mapping[str, Any], again: Collection[Key]) -> str:
-    """Write the plan; in a folder that has this plan already, what failed is forgotten. Returns the file's SHA-256.
-
-    A profile that is made again is not: its line stays until there is a new one.
+def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]) -> str:
+    """Write plan.yaml and expected.json, and forget failed points of the same plan; returns the plan's SHA-256.
 
     Args:
-        paths: of the run.
-        plain: the plan as plain data.
-        again: profiles that are made again.
+        again: profiles that are made again; the result of each stays until there is a new one.
 
     Raises:
         UserError: the folder has another plan, or a record that would be lost.
     """
     refuse_other_plan(paths, plain)
     if paths.record.exists():
-        _recover_points(paths, config.plan_hash(plain))
-    if paths.plan.exists():
-        known = read_points(paths.points)
-        forgotten = {point.key for point in known if point.status not in _FINAL and point.key not in again}
-        if forgotten:
-            write_atomically(paths.points, b"".join(_other_lines(paths.points, forgotten)))
-    content = config.to_yaml({**plain, "uid": paths.uid})
+        _recover_points(paths, plan_file.plan_hash(plain))
+    finished = read_points(paths.points)
+    forgotten = {point.key for point in finished if point.status not in _FINAL and point.key not in again}
+    if paths.plan.exists() and forgotten:
+        write_atomically(paths.points, b"".join(_other_lines(paths.points, forgotten)))
+        finished = read_points(paths.points)
+    keys = plan.keys()
+    if not config.build(plan.profiler).times:  # earlier times count as well
+        keys = list(dict.fromkeys([*(point.key for point in finished), *keys]))
+    expected = Expected(keys=keys, point_seconds=point_seconds(plan))
+    write_atomically(paths.expected, expected.to_json())
+    content = plan_file.to_yaml({**plain, "uid": paths.uid})
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:
-    """Take results that only the record still has back into points.jsonl, which may have been cut.
-
-    Raises:
-        UserError: the record cannot be read, and would be overwritten.
-    """
+    """Append results that only the record has; raises UserError if the record cannot be read: it would be lost."""
     try:
         record = Record.load(paths.record)
     except UserError as error:
@@ -73,19 +72,13 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
                 append_line(paths.points, point_to_line(point))
 
 
-def profiles_again(paths: RunPaths, settings: Mapping[str, Any], wanted: Collection[Key]) -> frozenset[Key]:
-    """Profiles that are made again: what did not end well, what other settings made, or whose files are gone.
-
-    Args:
-        paths: of the run.
-        settings: of the profiler.
-        wanted: the profiles of the plan.
-    """
-    known = [point for point in read_points(paths.points) if point.key in wanted]
+def profiles_again(paths: RunPaths, settings: Mapping[str, Any], keys: Collection[Key]) -> frozenset[Key]:
+    """Select profiles to make again: failed ones, and those of other settings or with missing files."""
     return frozenset(
         point.key
-        for point in known
-        if point.status not in _FINAL or _is_stale(point.facts.get("profile") or {}, paths.root, settings)
+        for point in read_points(paths.points)
+        if point.key in keys
+        and (point.status not in _FINAL or _is_stale(point.facts.get("profile") or {}, paths.root, settings))
     )
 
 
@@ -95,7 +88,7 @@ def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, A
 
 
 def _other_lines(path: Path, forgotten: set[Key]) -> Iterator[bytes]:
-    """The lines of a points.jsonl whose result stays, byte for byte; layers and profile go with their point."""
+    """Yield the lines of points.jsonl that stay, byte for byte; layers and profile share the fate of their point."""
     for line in untrusted.read_bytes(path).split(b"\n"):
         for point in points_from_lines(line):
             if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
@@ -103,40 +96,27 @@ def _other_lines(path: Path, forgotten: set[Key]) -> Iterator[bytes]:
 
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a profiler, as JSON values; nothing where nobody looks on.
-
-    Args:
-        node: of a plan.
-    """
+    """Return the settings in a profiler's node as JSON values; nothing for profiler=none."""
     return {} if node.get("name") == "none" else {key: value for key, value in node.items() if key != "_target_"}
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
-    """Whether the identity in a manifest is that of the run or the sweep beside it; data sets have manifests, too.
-
-    Args:
-        paths: files of the folder.
-    """
-    known: set[str | None] = set()
+    """Whether the identity in a manifest is that of the run or sweep beside it; data sets have manifests, too."""
+    identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
         with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
-            known.add(msgspec.json.decode(untrusted.read_bytes(file), type=_Identified).uid)
+            identities.add(msgspec.json.decode(untrusted.read_bytes(file), type=_Identity).uid)
     with suppress(UserError):
-        known.add(str(config.read(paths.plan).get("uid")))
-    return paths.uid is not None and paths.uid in known
+        identities.add(str(plan_file.read(paths.plan).get("uid")))
+    return paths.uid is not None and paths.uid in identities
 
 
-class _Identified(msgspec.Struct):
+class _Identity(msgspec.Struct):
     uid: str | None = None
 
 
 def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
-    """Whether a folder has the plan of another run, or one that can't be read.
-
-    Args:
-        paths: of the run.
-        plain: the plan as plain data.
-    """
+    """Whether a folder has another plan, or one that cannot be read."""
     try:
         refuse_other_plan(paths, plain)
     except UserError:
@@ -145,21 +125,17 @@ def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
 
 
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
-    """Compare with the plan that a folder holds, as data: nothing of either is built.
-
-    Args:
-        paths: of the run.
-        plain: the plan as plain data.
+    """Compare with the plan in a folder as data: nothing of either is built.
 
     Raises:
-        UserError: the folder has another plan.
+        UserError: the folder has another plan, or one of another format.
     """
     if not paths.plan.exists():
         return
-    changed = config.differences(config.read(paths.plan), plain)
+    changed = plan_file.differences(plan_file.read_to_resume(paths.plan), plain)
     if changed:
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"
-            "Choose another output_dir, add --overwrite, or repeat the command that made it to go on with it."
+            "Choose another output_dir, add --overwrite, or repeat the original command to continue it."
         )

@@ -1,4 +1,4 @@
-"""Rounds: the replicates of several runs, interleaved, so that what drifts in hours does not fall on one of them."""
+"""Replicates: interleave the replicates of several runs, so that slow drifts do not affect one run alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
-from perfexp.orchestration.job import Assignment, Run
+from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.job import Run
 from perfexp.reports.progress import Whole
 
 if TYPE_CHECKING:
@@ -20,26 +21,24 @@ Ended = Callable[[Assignment, "Record | PerfexpError"], None]
 
 
 def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -> None:
-    """Measure the first replicate of every run, then the second of every run, …, each round in an order of its own.
+    """Measure the first replicate of every run, then the second, …, each round in an order of its own.
 
     Args:
-        assignments: the runs of a sweep.
-        console: where they are reported.
-        ended: told of each run that has ended.
+        ended: called with each run that has ended.
 
     Raises:
-        KeyboardInterrupt: interrupted; what was finished has been recorded.
+        KeyboardInterrupt: the user interrupted; finished points have been recorded.
     """
     with ExitStack() as stack:
         runs: list[Run] = []
-        kept: list[tuple[Run, Record]] = []
+        saved: list[tuple[Run, Record]] = []
         try:
             for assignment in assignments:
                 try:
                     runs.append(stack.enter_context(Run(assignment, console)))
                 except PerfexpError as error:
                     ended(assignment, error)
-            with interrupts.held():  # a second one finds all records on disk
+            with interrupts.held():  # a second interrupt comes after all records are on disk
                 try:
                     whole = Whole(sum(run.assignment.plan.replicate for run in runs), noun="process")
                     for replicate in range(max((run.assignment.plan.replicate for run in runs), default=0)):
@@ -50,20 +49,15 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
                     for run in runs:
                         if run.has_results:
                             with suppress(PerfexpError):  # the disk is full; the points are on it
-                                kept.append((run, record := run.keep()))
+                                saved.append((run, record := run.save()))
                                 ended(run.assignment, record)
         finally:
-            for run, record in kept:
-                run.tell(record)
+            for run, record in saved:
+                run.publish(record)
 
 
 def order(runs: Sequence[Run], replicate: int) -> list[Run]:
-    """The runs that have such a replicate, shuffled by their seed.
-
-    Args:
-        runs: of a sweep.
-        replicate: number of the round.
-    """
+    """Shuffle the runs that have a replicate of this number by their seed."""
     chosen = [run for run in runs if run.assignment.plan.replicate > replicate]
     seed = runs[0].assignment.plan.seed if runs else 0
     random.Random(f"{seed} {replicate}").shuffle(chosen)
@@ -71,12 +65,12 @@ def order(runs: Sequence[Run], replicate: int) -> list[Run]:
 
 
 def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
-    """One run's part of a round; a run that fails leaves the others alone."""
+    """Measure one replicate of a run; a failure does not affect the other runs."""
     try:
         run.measure([replicate])
     except PerfexpError as error:
         runs.remove(run)
         if run.has_results:
             with suppress(PerfexpError):
-                run.tell(run.keep())
+                run.publish(run.save())
         ended(run.assignment, error)

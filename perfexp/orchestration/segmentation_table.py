@@ -1,4 +1,4 @@
-"""segmentation_table: what experiment=segmentation_table does around its runs: how many cards, and the table."""
+"""Segmentation table: the numbers of GPUs and the final table of experiment=segmentation_table."""
 
 from __future__ import annotations
 
@@ -7,86 +7,69 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.orchestration import gpu_count
-from perfexp.orchestration.sweep_run import Campaign
+from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import speed_table
 from perfexp.reports.console import Console
 
-#: Devices that are no cards.
-_NO_CARDS = ("cpu", "mps", "fake")
+#: Devices that are not GPUs.
+_NO_GPUS = ("cpu", "mps", "fake")
 _COUNT = "gpu.count"
 
 
 class SegmentationTable:
-    """A callback of Hydra's, named by conf/experiment/segmentation_table.yaml.
+    """The Hydra callback of conf/experiment/segmentation_table.yaml.
 
-    Hydra calls these methods by their names and asks for no base class; what an exception in them says, it warns of.
+    Hydra calls these methods by name, without a base class, and turns an exception in them into a warning.
 
     Args:
-        register: OmegaConf's function that makes a resolver known; `${perfexp_cards:GPU}` are the numbers of cards of
-            the sweep. Only the file can ask for it early enough, and only when it is chosen.
+        register: OmegaConf's function that registers a resolver. `${perfexp_cards:GPU}` are the numbers of GPUs of
+            the sweep; registering it from the file is early enough, and happens only if the file is chosen.
     """
 
     def __init__(self, *, register: Callable[..., None]) -> None:
         register("perfexp_cards", counts, replace=True)
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
-        """Say what is skipped, before anything is measured.
+        """Announce what is skipped before anything is measured.
 
         Args:
-            config: of the sweep, with Hydra's own node.
+            config: configuration of the sweep, with Hydra's own node.
         """
-        given = (text.lstrip("+").partition("=")[0] for text in config.hydra.overrides.task)
-        if _COUNT not in given and "," not in (counts(config.gpu.name)):
-            _console(config).note(
-                f"mp is skipped: {_seen(config.gpu.name)}. {_COUNT}=1,N measures one and N, whatever is seen."
-            )
+        keys = (text.lstrip("+").partition("=")[0] for text in config.hydra.overrides.task)
+        if _COUNT not in keys and "," not in (counts(config.gpu.name)):
+            _console(config).note(f"mp is skipped: {_visible(config.gpu.name)}. To measure 1 and N: {_COUNT}=1,N.")
 
     def on_multirun_end(self, config: Any, **_: Any) -> None:
-        """Show the table of what was measured; the sweep's own summary comes after it.
-
-        Args:
-            config: likewise.
-        """
-        folder = Campaign.folder
+        """Show the table; the sweep's own summary comes after it."""
+        folder = SweepRun.folder
         if folder is None:
             return
         try:
             sweep = Sweep.load(folder)
-        except UserError:  # no run was begun, or none has ended: replicates of several runs are measured in rounds
+        except UserError:  # no run has ended: replicates of several runs are interleaved
             return
         if (table := speed_table.table(sweep, folder, sweep.records(folder))) is not None:
             _console(config).show_grid("training of segmentation models", table)
         else:
-            _console(config).note("There is no table: it is one of trainings (mode=train), and none was measured.")
+            _console(config).note("There is no table: no training was measured (mode=train).")
 
     def on_run_start(self, config: Any, **_: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def on_run_end(self, config: Any, **_: Any) -> None:
-        """Nothing."""
-
-    def on_job_start(self, config: Any, **_: Any) -> None:
-        """Nothing."""
-
-    def on_job_end(self, config: Any, **_: Any) -> None:
-        """Nothing."""
+    on_run_end = on_job_start = on_job_end = on_run_start
 
 
 def counts(gpu: str) -> str:
-    """The numbers of cards of the sweep: `1`, or `1,8` where more than one is visible here.
-
-    Args:
-        gpu: name of the device that is meant.
-    """
-    visible = 1 if gpu in _NO_CARDS else gpu_count.visible()
+    """Return the numbers of GPUs of the sweep: `1`, or `1,8` if more than one is visible here."""
+    visible = 1 if gpu in _NO_GPUS else gpu_count.visible()
     return f"1,{visible}" if visible > 1 else "1"
 
 
-def _seen(gpu: str) -> str:
-    if gpu in _NO_CARDS:
-        return f"gpu={gpu} is no card"
-    return f"{'one card is' if gpu_count.visible() else 'no card is'} visible here"
+def _visible(gpu: str) -> str:
+    if gpu in _NO_GPUS:
+        return f"gpu={gpu} is not a GPU"
+    return f"{'one GPU is' if gpu_count.visible() else 'no GPU is'} visible here"
 
 
 def _console(config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Launch: has the points of a plan measured by workers, and gives every point a result, whatever becomes of one."""
+"""Supervisor: have workers measure the points of a plan, and give every point a result even if a worker dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perfexp.records.record import (
     read_points,
 )
 
-#: Workers that a signal may end one after the other before any point, until the points are given up.
+#: Workers in a row that a signal may end without a result before the points are abandoned.
 _STARTS = 2
 
 Listener = Callable[[Event], None]
@@ -37,22 +37,17 @@ Listener = Callable[[Event], None]
 
 @dataclass(kw_only=True)
 class Job:
-    """What is to be measured, and how its workers are started.
+    """The points to measure, and the settings of the workers.
 
     Attributes:
-        paths: of the run; plan.yaml is there.
-        plan_sha256: of plan.yaml.
-        timed: points that are timed.
-        first_predictions: points whose time to first prediction is taken, each in a process of its own.
-        layers: points whose layers are looked into, in a process of their own.
-        profiles: points that a profiler looks at, each in a process of its own after everything else.
-        again: those of them that have a result, which stays until there is a new one.
-        profiler: that looks.
-        settings: of the profiler: a profile that other settings made is not this one.
-        command: overrides that the user typed.
-        timeout_seconds: a worker that tells nothing for so long is ended; None for never.
-        listener: gets the worker's events.
-        refusal: why the measurement was given up before its end, if it was.
+        paths: paths of the run; plan.yaml exists.
+        plan_sha256: checksum of plan.yaml.
+        first_predictions: cold starts, each in a process of its own.
+        profiles: profiles, each in a process of its own after everything else.
+        again: profiles with a result, which stays until there is a new one.
+        timeout_seconds: a worker is terminated if it is silent for this long; None for never.
+        listener: called with the worker's events.
+        refusal: why the measurement was abandoned; None if it was not.
     """
 
     paths: RunPaths
@@ -71,12 +66,12 @@ class Job:
 
     @property
     def replicates(self) -> list[int]:
-        """Numbers of the processes that measure the plan."""
+        """Numbers of the replicates."""
         return sorted({key.replicate for key in self.timed})
 
 
 class _Refused(PerfexpError):
-    """The worker could not even begin; carries its exit code."""
+    """A worker refused to start; carries its exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -85,12 +80,12 @@ class _Refused(PerfexpError):
 
 @dataclass(kw_only=True)
 class _Ending:
-    """How a worker ended.
+    """The end of a worker.
 
     Attributes:
-        status: for what it leaves without a result.
-        text: why, likewise.
-        current: the point under way, if one was.
+        status: status of the points without a result.
+        text: error of these points.
+        current: point in progress; None if there was none.
         hopeless: whether another worker would end in the same way.
     """
 
@@ -101,15 +96,11 @@ class _Ending:
 
 
 def measure(job: Job, replicate: int) -> None:
-    """Measure what has no result yet of one replicate. An interrupt comes through only while a worker is waited for.
-
-    Args:
-        job: what and how.
-        replicate: its number.
+    """Measure the points of one replicate that have no result; interrupts take effect while waiting for a worker.
 
     Raises:
-        PerfexpError: the worker refused to begin, or a result can't be written. What is finished is on disk.
-        KeyboardInterrupt: the run was interrupted. Likewise.
+        PerfexpError: the worker refused to start, or a result cannot be written; finished points are on disk.
+        KeyboardInterrupt: the user interrupted; finished points are on disk.
     """
     with interrupts.held():
         for what, keys in (("timed", job.timed), ("layers", job.layers), ("ttfp", job.first_predictions)):
@@ -117,17 +108,14 @@ def measure(job: Job, replicate: int) -> None:
 
 
 def profile(job: Job) -> None:
-    """Make the profiles that are not there yet, or not as they are wanted; to be called when everything has been timed.
+    """Make the missing and outdated profiles, after everything has been timed.
 
-    A profiler that fails costs its profile, whose point says why; nothing else. What an earlier pass left goes when the
-    new one has left something.
-
-    Args:
-        job: what and how.
+    A profiler that fails affects its profile only. The files of an earlier pass are removed when the new pass has
+    written some.
 
     Raises:
-        PerfexpError: a result can't be written. What is finished is on disk.
-        KeyboardInterrupt: the run was interrupted. Likewise.
+        PerfexpError: a result cannot be written; finished points are on disk.
+        KeyboardInterrupt: the user interrupted; finished points are on disk.
     """
     with interrupts.held():
         for number, key in enumerate(job.profiles):
@@ -136,7 +124,7 @@ def profile(job: Job) -> None:
                 earlier = Earlier(job.paths, worth=bool(before))
                 try:
                     point = _profiled(job, number, key, earlier)
-                    interrupts.check()  # one that came meanwhile: the profile is tried again then
+                    interrupts.check()  # the next command tries the profile again
                 except BaseException:
                     earlier.put_back()
                     raise
@@ -145,55 +133,51 @@ def profile(job: Job) -> None:
 
 
 def results(job: Job) -> list[Point]:
-    """Every point's result so far, in the plan's order; `interrupted`, with the reason, where there is none.
-
-    Args:
-        job: what was to be measured.
-    """
-    found = {point.key: point for point in read_points(job.paths.points)}
+    """Return a result for every point in plan order; points without one are `interrupted`, with the reason."""
+    measured = {point.key: point for point in read_points(job.paths.points)}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
     return [
-        found.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
+        measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
         for key in (*job.timed, *job.first_predictions, *job.layers, *job.profiles)
     ]
 
 
 def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
-    """One worker after the other until every point has a result."""
+    """Start workers until every point has a result."""
     fruitless = 0
     while left := missing(keys, job.paths.points):
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
         still = missing(keys, job.paths.points)
         fruitless = fruitless + 1 if len(still) == len(left) else 0
         if ending.current in still:
-            _give_up(job.paths, [ending.current], ending)
+            _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.hopeless or fruitless >= _STARTS):
-            _give_up(job.paths, still, ending)
+            _abandon(job.paths, still, ending)
 
 
 def _files_before(paths: RunPaths, key: Key) -> list[str]:
-    """Names of what an earlier pass left, as far as it was a profile."""
+    """Return the names of the files of an earlier profile."""
     before = next((point for point in read_points(paths.points) if point.key == key), None)
     return list((before.facts.get("profile") or {}).get("files") or ()) if before else []
 
 
 def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPaths) -> None:
-    """Keep the files of one pass only: of the new one, unless it left none."""
+    """Keep the files of one pass only: those of the new pass if it has any."""
     facts = point.facts.get("profile") or {}
     if point.status is Status.OK or facts.get("files"):
         earlier.forget()
         return
     earlier.put_back()
-    kept = [name for name in before if (paths.root / name).is_file()]
-    if kept and "profile" in point.facts:
-        facts["files"] = kept
-        point.error = f"{point.error}; the files of the profile before are there as they were"
+    remaining = [name for name in before if (paths.root / name).is_file()]
+    if remaining and "profile" in point.facts:
+        facts["files"] = remaining
+        point.error = f"{point.error}; the files of the earlier profile are unchanged"
 
 
 def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
-    """A profile, or why there is none, as a point."""
+    """Make a profile; returns a point with its facts, or the error."""
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
-    timed = next((each for each in read_points(job.paths.points) if each.key == profiled_key(key)), None)
+    timed = next((other for other in read_points(job.paths.points) if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
         how = timed.status.value if timed else "no result"
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
@@ -201,7 +185,7 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
     start = time.perf_counter_ns()
     facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
     try:
-        _look(job, number, key, point, earlier)
+        _run_profiler(job, number, key, point, earlier)
     except ProfilerFailed as error:
         point.status, point.error = Status.FAILED, str(error)
         facts["files"] = error.files
@@ -216,55 +200,51 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
     return point
 
 
-def _look(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
-    """Have a worker look, then have the profiler say what it saw."""
+def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
+    """Run a worker under the profiler, then collect the profile."""
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
     about = About(phase=profiled_key(key).phase, device=device_facts(job), command=job.command)
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
     prefix = profiler.command(place, about)
     earlier.make_room(profiler.outputs(place))
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
 
     def listen(event: Event) -> None:
-        told.update(event.get("profile") or {})
+        reported.update(event.get("profile") or {})
         job.listener(event)
 
     began = job.paths.log.stat().st_size if job.paths.log.exists() else 0
     ending = _one_worker(replace(job, listener=listen), [f"--profile={number}"], prefix)
     facts |= {"command": prefix}
-    if "status" in told:
-        point.status, point.error = Status(told["status"]), str(told["error"])
+    if "status" in reported:
+        point.status, point.error = Status(reported["status"]), str(reported["error"])
         return
-    said = untrusted.read_bytes(job.paths.log)[began:].decode(errors="replace")
-    if ending.status is Status.TIMEOUT or (ending.status is Status.KILLED and not told):
-        when = f"while {profiler.name} was writing, " if told else ""
+    log = untrusted.read_bytes(job.paths.log)[began:].decode(errors="replace")
+    if ending.status is Status.TIMEOUT or (ending.status is Status.KILLED and not reported):
+        when = f"while {profiler.name} was writing, " if reported else ""
         point.status, point.error = ending.status, f"{when}{ending.text}"
         return
-    if not told and not prefix:
+    if not reported and not prefix:
         raise ProfilerFailed(ending.text)
-    found = profiler.collect(place, about, said, told)
-    if not told:
-        raise ProfilerFailed(f"{profiler.name} left a profile, but {ending.text}", found.files)
-    facts |= {**told, **found.facts, "files": found.files}
-    point.doubts += found.doubts
+    collected = profiler.collect(place, about, log, reported)
+    if not reported:
+        raise ProfilerFailed(f"{profiler.name} left a profile, but {ending.text}", collected.files)
+    facts |= {**reported, **collected.facts, "files": collected.files}
+    point.doubts += collected.doubts
 
 
 def device_facts(job: Job) -> Mapping[str, Any]:
-    """Facts of the device, as the timed run recorded them; none where nothing has been measured.
-
-    Args:
-        job: what was measured.
-    """
+    """Return the recorded facts of the device; none if nothing has been measured."""
     try:
-        found = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]["device"]
+        facts = untrusted.json_data(untrusted.read_bytes(job.paths.environment))["environment"]["device"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return facts if isinstance(facts, Mapping) else {}
 
 
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
-    """Start one worker and see it to its end."""
+    """Start one worker and wait for its end."""
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log)
@@ -287,21 +267,21 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
         code = process.end()
     if refusal is not None:
         job.refusal = str(refusal)
-        if not any(word.startswith("--profile=") for word in what):  # the point says why there is no profile
-            with suppress(OSError):  # a disk that is full is told otherwise
+        if not any(word.startswith("--profile=") for word in what):  # the point has the reason
+            with suppress(OSError):  # a full disk is reported elsewhere
                 job.paths.claim(job.paths.refusal)
                 write_atomically(job.paths.refusal, job.refusal.encode(errors="replace") + b"\n")
         if current is not None and current not in job.profiles:
-            _give_up(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
+            _abandon(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
         raise refusal
     if silence is not None and not silence.finished:
-        text = f"the worker told nothing for {silence.seconds:g} s (timeout_seconds) and was ended"
+        text = f"the worker sent no progress for {silence.seconds:g} s (timeout_seconds) and was terminated"
         return _Ending(status=Status.TIMEOUT, text=text, current=current, hopeless=True)
     return _death(code, current, failure)
 
 
 def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
-    """What a worker's end says of the points that it leaves without a result."""
+    """Derive the status of points without a result from the end of their worker."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
@@ -315,7 +295,7 @@ def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
     return _Ending(status=Status.FAILED, text=f"{ended}; see run.log", current=current, hopeless=True)
 
 
-def _give_up(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
+def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
     _append(paths, [Point(key=key, status=ending.status, error=ending.text) for key in keys])
 
 
@@ -328,14 +308,13 @@ def _append(paths: RunPaths, points: Iterable[Point]) -> None:
 
 
 def _replace(paths: RunPaths, point: Point) -> None:
-    """Write a result down; one of the same key that was there goes in the same moment."""
-    known = read_points(paths.points)
-    if all(each.key != point.key for each in known):
+    """Append a result, or replace the result of the same key atomically."""
+    if all(other.key != point.key for other in read_points(paths.points)):
         _append(paths, [point])
         return
     lines = untrusted.read_bytes(paths.points).split(b"\n")
-    kept = [line + b"\n" for line in lines for each in points_from_lines(line) if each.key != point.key]
+    others = [line + b"\n" for line in lines for other in points_from_lines(line) if other.key != point.key]
     try:
-        write_atomically(paths.points, b"".join([*kept, point_to_line(point)]))
+        write_atomically(paths.points, b"".join([*others, point_to_line(point)]))
     except OSError as error:
         raise disk_error(error) from error

@@ -1,4 +1,4 @@
-"""Campaign: the bookkeeping of a sweep over several runs (`-m`), from its first job to its table and picture."""
+"""Sweep run: the bookkeeping of a sweep over several runs (`-m`), from its first job to its table and plot."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ from perfexp.reports import run_files
 from perfexp.reports.progress import Whole
 
 if TYPE_CHECKING:
-    from perfexp.orchestration.job import Assignment
+    from perfexp.orchestration.assignment import Assignment
     from perfexp.reports.console import Console
     from perfexp.tracking import Tracker
 
 
-#: Characters that are shown of a store's address that a file holds.
+#: Characters of a store's address that are shown.
 _LONGEST = 200
 
 
-class Campaign:
-    """A sweep, which is under way once it has begun.
+class SweepRun:
+    """A sweep in progress.
 
     Attributes:
-        folder: folder of the last sweep that this process began; Hydra's callbacks ask for it.
+        folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
-        folder: of the sweep's own files.
-        command: the overrides as the user typed them.
+        folder: folder of the sweep's own files.
         axes: names of the overrides that vary.
-        jobs: how many runs there are to be, or None where it is not known.
+        jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
-        console: where it is reported.
 
     Raises:
         UserError: the folder holds another sweep.
@@ -83,11 +81,7 @@ class Campaign:
         self.whole = Whole(self.sweep.jobs)
 
     def begin(self) -> None:
-        """Make the folder, and keep others off the sweep.
-
-        Raises:
-            UserError: the folder can't be written, or another perfexp is measuring the sweep.
-        """
+        """Create the folder and lock the sweep; raises UserError if it cannot be written, or is in use."""
         self.paths.create(uid=self.sweep.uid)
         with ExitStack() as stack:
             stack.enter_context(self.paths.locked())
@@ -97,42 +91,28 @@ class Campaign:
             write_atomically(self.paths.multirun, self._multirun)
             self._stack = stack.pop_all()
         self._has_begun = True
-        Campaign.folder = self.paths.root
+        SweepRun.folder = self.paths.root
 
     def _before(self, command: Sequence[str]) -> Sweep | None:
-        """The sweep that was begun in this folder and is now gone on with.
-
-        Raises:
-            UserError: it is another one.
-        """
+        """Return the sweep in the folder, which is continued; raises UserError if it is another one."""
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
         if not measures_the_same(sweep.command, command):
             raise UserError(
                 f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. "
-                "Choose another output_dir, or repeat that command to go on with it."
+                "Choose another output_dir, or repeat that command to continue it."
             )
         sweep.refresh(self.paths.root)
         return sweep
 
     def refuse_other_runs(self, folder: Path) -> None:
-        """See that a resumed sweep goes on with its own runs only, also in the folder of a stage.
-
-        Args:
-            folder: the folder of a run.
-
-        Raises:
-            UserError: the folder holds a run that this sweep did not begin.
-        """
+        """Raise UserError if a folder, such as a stage's, holds a run that this sweep did not begin."""
         if folder.parent.absolute() != self.paths.root and folder.exists() and RunPaths(folder).sweep != self.sweep.uid:
             raise UserError(f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's.")
 
     def accept(self, assignment: Assignment) -> None:
-        """Take the first run that has a plan for what all runs are like.
-
-        Args:
-            assignment: a run.
+        """Take tracker, number of points and estimated time from the first valid run.
 
         Raises:
             UserError: its settings contradict one another.
@@ -153,13 +133,13 @@ class Campaign:
         )
 
     def announce(self) -> None:
-        """Say how much there is to do, once, when the first measurement begins."""
+        """Print the header once, when the first measurement starts."""
         if self._header is not None:
             self._header()
             self._header = None
 
     def _settle_store(self, tracker: Tracker) -> None:
-        """Remember the store where it was chosen just now; elsewhere say so if it is not the sweep's."""
+        """Remember a store that was chosen just now; warn if the store differs from the sweep's."""
         uri = tracker.settings.get("uri")
         if uri is None or any(axis.partition(".")[0] == "tracking" for axis in self.axes):
             return
@@ -174,13 +154,7 @@ class Campaign:
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
-        """What a run's record says of the sweep.
-
-        Args:
-            job: number of the run.
-            axes: the overrides that vary, with the run's values.
-            folder: of the run.
-        """
+        """Return the description of the sweep for a run's record."""
         return SweepMembership(
             uid=self.sweep.uid,
             job=job,
@@ -190,14 +164,7 @@ class Campaign:
         )
 
     def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
-        """Enter a run that has ended.
-
-        Args:
-            membership: of the run.
-            name: of the run.
-            folder: of the run.
-            outcome: its record, or why there is none.
-        """
+        """Enter a run that has ended, with its record or the error that ended it."""
         failed = isinstance(outcome, PerfexpError)
         self._is_refused &= isinstance(outcome, PerfexpError) and outcome.exit_code == UserError.exit_code
         self.sweep.children = [child for child in self.sweep.children if child.job != membership.job]
@@ -214,20 +181,14 @@ class Campaign:
         self._write()
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
-        """Enter a run that its configuration refuses.
-
-        Args:
-            job: number of the run.
-            axes: the overrides that vary, with the run's values.
-            error: why.
-        """
+        """Enter a run that was refused because of its configuration."""
         folder = naming.child_folder(None, self.paths.root, job, axes)
         self.ended(self.membership(job, axes, folder), naming.run_name((), axes), folder, error)
 
     def close(self) -> bool:
-        """Sum up: table, plot, tracker, console. What fails here loses nothing; returns whether all succeeded.
+        """Sum up in table, plot, tracker and console; returns whether all succeeded.
 
-        A sweep whose runs were all refused leaves nothing.
+        A failure here loses nothing. A sweep whose runs were all refused leaves nothing.
         """
         is_whole = 0 < len(self.sweep.children) == self.sweep.jobs
         if self._is_refused and is_whole and self.paths.withdraw():
@@ -239,14 +200,14 @@ class Campaign:
         records = self.sweep.records(self.paths.root)
         link, is_complete = None, True
         try:
-            with interrupts.held():  # a library that is interrupted while it is imported stays broken
+            with interrupts.held():  # a library that is interrupted during its import stays broken
                 self._write()
                 run_files.write_sweep(self.sweep, self.paths.root, records)
             if self._tracker is not None:
                 link = self._tracker.publish_sweep(self.sweep, self.paths.root)
         except (PerfexpError, OSError) as error:
             is_complete = False
-            self._console.error(f"The sweep's sum is not complete: {error}")
+            self._console.error(f"The summary of the sweep is not complete: {error}")
         self._console.show_sweep(self.sweep, self.paths.root, records, tracking=link)
         self._stack.close()
         return is_complete
@@ -256,5 +217,5 @@ class Campaign:
 
 
 def _relative(target: Path, start: Path) -> str:
-    """A path from one folder to another, with forward slashes."""
+    """Return the path from one folder to another, with forward slashes."""
     return Path(os.path.relpath(target, start)).as_posix()

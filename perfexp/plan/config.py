@@ -1,9 +1,7 @@
-"""Configuration: where conf/ is, and the plan that becomes of a composition."""
+"""Configuration: turn a composed Hydra configuration into a typed Plan, and its nodes into objects."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
@@ -20,44 +17,21 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from perfexp.devices import Cache
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
-from perfexp.host import credentials, untrusted
+from perfexp.host import credentials
 from perfexp.host.installation import conf_dir
 from perfexp.models import Execution, Precision
-from perfexp.plan.schema import SETTINGS, ModeSettings
+from perfexp.plan import schema
+from perfexp.plan.schema import ModeSettings
 from perfexp.profilers import Profiler
 from perfexp.records.record import Key, layers_key
-from perfexp.sweep import timed_keys
+from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
 
-#: Keys of a plan that say where output goes, how it looks and who looks on afterwards, not what is measured.
-NOT_MEASURED = (
-    "profiler",
-    "output_dir",
-    "speed_dir",
-    "stage",
-    "tracking",
-    "quiet",
-    "choices",
-    "command",
-    "uid",
-    "timeout_seconds",
-    "device_lock",
-)
-
-
-#: Characters of a value that are shown where two plans differ.
-_LONGEST = 200
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes equal lists out each time: aliases are refused where a plan is read."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """See `yaml.SafeDumper`."""
-        return True
+#: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
+FORMAT = 2
 
 
 class DeviceLock(StrEnum):
-    """What happens where another process measures on the device: this one waits for it, or is refused."""
+    """What to do while another process measures on the device."""
 
     wait = "wait"
     fail = "fail"
@@ -65,12 +39,15 @@ class DeviceLock(StrEnum):
 
 @dataclass(kw_only=True)
 class Probes:
-    """What is found out beside the times.
+    """What is measured besides times.
 
-    `work` are MACs, FLOPs and bytes of a call, counted without the device. `energy` is measured in a window of its own,
-    of at least `energy_seconds` (by default 1 s, or 5 s where the times are to be good to 0.5 %). `ceilings` are the
-    rates that the device itself reaches by matrix products and copies, measured once and kept in the user's cache.
-    `layers` are where the time of a call goes, from a process of its own. `scaling` compares several ranks with one.
+    Attributes:
+        work: MACs, FLOPs and bytes of a call, counted without the device.
+        energy: energy of a call, measured in a window of its own.
+        energy_seconds: shortest window; None for 1 s, or 5 s if times are to be precise to 0.5 %.
+        ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
+        layers: time of each layer, from a process of its own.
+        scaling: several ranks compared with one.
     """
 
     work: bool = True
@@ -82,11 +59,12 @@ class Probes:
 
 
 @dataclass(kw_only=True)
-class Plan:
-    """The fully resolved configuration of one run. Nodes that select code are mappings with a `_target_`.
+class PlanSchema:
+    """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`.
 
-    `choices` are the names of the options that were taken from the groups, `command` the overrides that were typed,
-    `uid` the identity of the run, which the manifest of its folder repeats.
+    Attributes:
+        choices: option chosen in each group.
+        uid: identity of the run, which the manifest of its folder repeats.
     """
 
     model: Any = MISSING
@@ -119,64 +97,73 @@ class Plan:
     choices: dict[str, str] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
     uid: str | None = None
+    format: int = FORMAT
+
+
+@dataclass(kw_only=True)
+class Plan(PlanSchema):
+    """The fully resolved configuration of one run.
+
+    Attributes:
+        input_size: (height, width) of each input size, in pixels; empty if the sweep chooses them.
+        batch_size: batch sizes, in samples per call; empty if the sweep chooses them.
+    """
+
+    input_size: list[Size]
+    batch_size: list[int]
 
     @property
     def model_name(self) -> str:
-        """What the model is called in names of files and runs."""
-        return _name(self.model, self.choices.get("model", "model"))
+        """Name of the model in files and runs."""
+        return self._name("model")
 
     @property
     def algorithm_name(self) -> str:
-        """What the algorithm is called in names of files and runs."""
-        name = _name(self.algorithm, self.choices.get("algorithm", "algorithm"))
-        return f"{name}+layers" if self.algorithm.get("layers") else name
+        """Name of the algorithm in files and runs."""
+        return self._name("algorithm") + ("+layers" if self.algorithm.get("layers") else "")
 
     @property
     def gpu_name(self) -> str:
-        """What the device is called in the configuration."""
-        return _name(self.gpu, self.choices.get("gpu", "gpu"))
+        """Name of the device in the configuration."""
+        return self._name("gpu")
 
     @property
     def profiler_name(self) -> str:
-        """What the profiler is called in the configuration."""
-        return _name(self.profiler, self.choices.get("profiler", "profiler"))
+        """Name of the profiler in the configuration."""
+        return self._name("profiler")
+
+    def _name(self, group: str) -> str:
+        node = getattr(self, group)
+        return str((node.get("name") if isinstance(node, Mapping) else None) or self.choices.get(group, group))
 
     @property
     def ranks(self) -> int:
-        """Processes with a device each that measure together."""
+        """Number of processes, each with a device, that measure together."""
         return int(self.gpu.get("count", 1))
 
     @property
     def phases(self) -> list[str]:
-        """The phases of each point, training first."""
+        """Phases of each point, training first."""
         return [phase for phase in ("train", "inference") if getattr(self.mode, phase) is not None]
 
+    def config_dirs(self) -> list[Path]:
+        """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
+        named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
+        return [conf_dir(), *map(Path, named)]
+
     def timed_keys(self) -> list[Key]:
-        """The points that are timed, in order: replicate by replicate.
+        """Timed points in measuring order, replicate by replicate.
 
         Raises:
             UserError: the settings contradict one another.
         """
-        return timed_keys(
-            build(self.sweep),
-            self.input_size,
-            self.batch_size,
-            phases=self.phases,
-            precision=self.precision.name,
-            replicate=self.replicate,
-        )
-
-    def config_dirs(self) -> list[Path]:
-        """The folders whose options a plan may have: conf/, and those that the command names."""
-        named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
-        return [conf_dir(), *map(Path, named)]
+        pairs = build(self.sweep).points(self.input_size, self.batch_size)
+        return timed_keys(pairs, phases=self.phases, precision=self.precision.name, replicate=self.replicate)
 
     def first_prediction_keys(self) -> list[Key]:
-        """The points whose time to first prediction is taken: the first inference of each replicate."""
-        if not self.ttfp or "inference" not in self.phases:
-            return []
+        """Cold starts: the first inference of each replicate."""
         first: dict[int, Key] = {}
-        for key in self.timed_keys():
+        for key in self.timed_keys() if self.ttfp else ():
             if key.phase == "inference":
                 first.setdefault(key.replicate, key)
         return [
@@ -185,44 +172,43 @@ class Plan:
         ]
 
     def layer_keys(self) -> list[Key]:
-        """The points whose layers are looked into: each timed one of the first replicate."""
+        """Points whose layers are timed: those of the first replicate."""
         return [layers_key(key) for key in self.timed_keys() if self.probes.layers and key.replicate == 0]
 
+    def profile_keys(self) -> list[Key]:
+        """Profiles that are made after timing."""
+        profiler: Profiler = build(self.profiler)
+        return profiler.chosen(self.timed_keys())
+
     def keys(self) -> list[Key]:
-        """Everything that is measured: all of the above, and the profiles; these alone where a call is only marked."""
+        """All points; profiles alone if the profiler only marks calls."""
         profiler: Profiler = build(self.profiler)
         timed = [*self.timed_keys(), *self.first_prediction_keys(), *self.layer_keys()] if profiler.times else []
         return [*timed, *self.profile_keys()]
 
-    def profile_keys(self) -> list[Key]:
-        """The profiles that are made once everything has been timed."""
-        profiler: Profiler = build(self.profiler)
-        return profiler.chosen(self.timed_keys())
-
 
 def register(scratch: Path | None = None) -> None:
-    """Make the schemas known to Hydra, and the one resolver that config.yaml uses.
+    """Register the schemas, and the one resolver of config.yaml, with Hydra.
 
     Args:
-        scratch: an empty folder for what Hydra writes by itself; none is needed for composing.
+        scratch: empty folder for Hydra's own files; None is enough for composing.
     """
     store = ConfigStore.instance()
-    store.store(group="schema", name="plan", node=Plan)
-    for group, name, node in SETTINGS:
+    store.store(group="schema", name="plan", node=PlanSchema)
+    for group, name, node in schema.settings():
         store.store(group=group, name=name, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
 
 
 def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
-    """The plan as plain data.
+    """Return the plan of a composed configuration as plain data.
 
     Args:
-        composed: what Hydra composed.
-        choices: option taken from each group, as Hydra's runtime tells.
-        command: the overrides that were typed.
+        composed: configuration without Hydra's own node.
+        choices: option chosen in each group, from Hydra's runtime.
 
     Raises:
-        UserError: a value that has no default is missing.
+        UserError: a required value is missing.
     """
     try:
         plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
@@ -230,129 +216,43 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
         )
     except MissingMandatoryValue as error:
         key = str(error.full_key)
-        raise UserError(f"{key} has no default: say {key}=VALUE.") from error
+        raise UserError(f"{key} is required; set {key}=VALUE.") from error
     written = set(targets(OmegaConf.to_container(composed, resolve=False)))
     if (made := set(targets(plain)) - written) or any("${" in target for _, target in written):
-        raise UserError(
-            f"A _target_ is honoured only where a file writes it out, not by interpolation: {sorted(made)}."
-        )
+        raise UserError(f"_target_ is honored only if a file spells it out, not by interpolation: {sorted(made)}.")
     plain = credentials.hide(plain)
-    groups = [field.name for field in fields(Plan)]
+    groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:
         plain["timeout_seconds"] = None
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
+    plain["format"] = FORMAT
     return plain
 
 
 def typed(plain: Mapping[str, Any]) -> Plan:
-    """Plain data as a Plan.
-
-    Args:
-        plain: what `plan_of` or a plan.yaml gives.
+    """Turn plain data into a Plan.
 
     Raises:
         UserError: a key is unknown, or a value has the wrong type.
     """
     try:
-        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Plan), dict(plain)))
+        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PlanSchema), dict(plain)))
     except OmegaConfBaseException as error:
         raise UserError(f"The plan is not valid: {str(error).splitlines()[0]}.") from error
-    assert isinstance(plan, Plan)
-    return plan
-
-
-def to_yaml(plain: Mapping[str, Any]) -> bytes:
-    """A plan as YAML, in the order of the schema.
-
-    Args:
-        plain: what `plan_of` gives.
-    """
-    return yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
-
-
-def without_credentials(content: bytes) -> bytes:
-    """YAML that Hydra wrote, with its credentials taken out; empty where it cannot be read.
-
-    Args:
-        content: the content of a multirun.yaml.
-    """
-    try:
-        return to_yaml(credentials.hide(untrusted.yaml_data(content)))
-    except (ValueError, TypeError):
-        return b""
-
-
-def load(path: Path, sha256: str) -> Plan:
-    """Read a plan.yaml for running it.
-
-    Args:
-        path: the file.
-        sha256: of its bytes, as the parent process handed it over: code is run only as the parent composed it.
-
-    Raises:
-        UserError: the file is another one.
-    """
-    content = untrusted.read_bytes(path)
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError(f"{path} is not the plan that was composed; start the run again.")
-    return typed(yaml.safe_load(content))
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A plan.yaml as plain data, for comparing; nothing in it is run.
-
-    Args:
-        path: the file.
-
-    Raises:
-        UserError: it can't be read.
-    """
-    try:
-        plain = untrusted.yaml_data(untrusted.read_bytes(path))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as a plan: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read as a plan: {error}.") from error
-    if not isinstance(plain, dict):
-        raise UserError(f"{path} is not a plan.")
-    return plain
-
-
-def plan_hash(plain: Mapping[str, Any]) -> str:
-    """SHA-256 of what a plan measures; where output, tracking and console go is left out.
-
-    Args:
-        plain: what `plan_of` gives.
-    """
-    measured = {key: value for key, value in plain.items() if key not in NOT_MEASURED}
-    return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two plans measure different things, with both values.
-
-    Args:
-        old: a plan as plain data.
-        new: another one.
-    """
-    before, after = _flat(old), _flat(new)
-    return [
-        f"{key}: {str(before.get(key, '–'))[:_LONGEST]} → {str(after.get(key, '–'))[:_LONGEST]}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key.split(".")[0] not in NOT_MEASURED
-    ]
+    assert isinstance(plan, PlanSchema)
+    sizes, batch_sizes = parse_sizes(plan.input_size), parse_batch_sizes(plan.batch_size)
+    return Plan(**vars(plan) | {"input_size": sizes, "batch_size": batch_sizes})
 
 
 def build(node: Any, **extra: Any) -> Any:
-    """Make the object that a node's `_target_` names: the one place where configuration turns into code.
+    """Make the object of a node's `_target_`: the one place where configuration turns into code.
 
     Args:
-        node: a mapping with a `_target_` and its keyword arguments.
-        extra: further keyword arguments.
+        node: mapping with a `_target_` and its keyword arguments.
 
     Raises:
-        UserError: the target can't be found, or does not take these arguments.
+        UserError: the target cannot be imported, or refuses these arguments.
         MemoryError: the host's memory is not enough to load it.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
@@ -370,13 +270,10 @@ def build(node: Any, **extra: Any) -> Any:
 
 
 def locate(node: Mapping[str, Any]) -> Any:
-    """Import what a node's `_target_` names without making it.
-
-    Args:
-        node: a mapping with a `_target_`.
+    """Import the `_target_` of a node without calling it.
 
     Raises:
-        UserError: there is no such thing.
+        UserError: it cannot be imported.
     """
     try:
         return get_object(node["_target_"])
@@ -384,18 +281,8 @@ def locate(node: Mapping[str, Any]) -> Any:
         raise UserError(f"{node['_target_']} can't be imported: {error}") from error
 
 
-def _name(node: Any, choice: str) -> str:
-    name = node.get("name") if isinstance(node, Mapping) else None
-    return str(name or choice)
-
-
 def targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where plain data chooses code, and which.
-
-    Args:
-        node: a part of a plan or of a configuration file.
-        path: dotted path of the node.
-    """
+    """Yield the dotted path and the value of each `_target_` in plain data."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield path, str(node["_target_"])
@@ -404,13 +291,3 @@ def targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(node, list):
         for index, value in enumerate(node):
             yield from targets(value, f"{path}.{index}")
-
-
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -1,4 +1,4 @@
-"""Explain: Hydra's and OmegaConf's errors as one clear message with the nearest valid name."""
+"""Hydra errors: one clear message with the nearest valid name for errors of Hydra and OmegaConf."""
 
 from __future__ import annotations
 
@@ -15,24 +15,18 @@ from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host import crash_report
 from perfexp.host.files import disk_error
 
-#: What Hydra says of a value with commas.
-_SEVERAL = "Ambiguous value"
-#: … and OmegaConf of one value where several may be.
-_NO_LIST = "is not a ListConfig"
-#: Errors that come from what the user typed or wrote in a configuration file.
+#: Hydra's error for a value with commas, and OmegaConf's for one value in place of a list.
+_SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
+#: Errors in the user's command line or configuration files.
 FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
 def user_error(error: BaseException) -> UserError:
-    """A foreign error as perfexp's own.
-
-    Args:
-        error: raised by Hydra or OmegaConf while composing.
-    """
+    """Translate an error that Hydra or OmegaConf raised while composing."""
     chain = list(_chain(error))
     for link in chain:
         if isinstance(link, yaml.YAMLError):
-            return UserError(f"This is no YAML: {_place_in_file(link)}.")
+            return UserError(f"A configuration file is not YAML: {_place_in_file(link)}.")
         if isinstance(link, MissingConfigException):
             return _missing_option(link)
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
@@ -42,7 +36,7 @@ def user_error(error: BaseException) -> UserError:
             shown = "tracking.uri=…" if key.endswith("tracking.uri") else link.override  # it may hold a password
             return UserError(f"'{shown}' can't be read: {_first_line(link)}. Quote it, or see key=value, key=[a,b].")
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
-            return UserError(f"{link.full_key} is a list: {link.full_key}=[…], of one value too.")
+            return UserError(f"{link.full_key} is a list, also of one value: {link.full_key}=[…].")
         if isinstance(link, OmegaConfBaseException) and link.full_key:
             return UserError(f"{link.full_key}: {_first_line(link)}.")
     text = _first_line(chain[-1] if isinstance(error, ConfigCompositionException) else error)
@@ -52,11 +46,11 @@ def user_error(error: BaseException) -> UserError:
 
 
 def explained(error: Exception, folder: Path | None = None) -> PerfexpError:
-    """Any exception as perfexp's own.
+    """Translate any exception.
 
     Args:
-        error: raised while composing, measuring or summing up.
-        folder: folder of the run that the error ended, if any.
+        error: exception raised while composing, measuring or summing up.
+        folder: folder of the run that the error ended; None without a run.
     """
     if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
         raise KeyboardInterrupt from error  # Python 3.11 wraps one that comes while a class is made
@@ -67,12 +61,12 @@ def explained(error: Exception, folder: Path | None = None) -> PerfexpError:
     if isinstance(error, OSError):
         return disk_error(error)
     if isinstance(error, MemoryError):
-        return PerfexpError(f"The memory is not enough. {error}".rstrip())
+        return PerfexpError(f"The host ran out of memory. {error}".rstrip())
     return crash_report.failure(error, folder)
 
 
 def _place_in_file(error: yaml.YAMLError) -> str:
-    """File, line and what is wrong there, as far as the parser says."""
+    """Name file, line and problem."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
     return f"{where}{problem or _first_line(error)}"
@@ -83,11 +77,11 @@ def _missing_option(error: MissingConfigException) -> UserError:
     group, _, option = missing.rpartition("/")
     options = [name for name in (error.options or []) if isinstance(name, str)]
     if not options:
-        return UserError(f"There is no configuration '{missing}': {_first_line(error)}.")
+        return UserError(f"configuration '{missing}' not found: {_first_line(error)}.")
     hint = did_you_mean(option, options)
     if group == "model":
-        hint += " Any other of torchvision's: model=torchvision model.name=NAME."
-    return UserError(f"{group}={option}: there is no such option. {hint}")
+        hint += " For any other model of torchvision: model=torchvision model.name=NAME."
+    return UserError(f"{group}={option}: option not found. {hint}")
 
 
 def _unknown_key(error: OmegaConfBaseException) -> UserError:
@@ -107,7 +101,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it, each once: one that is raised again from its wrapper is behind itself."""
+    """Yield an error and its causes, each once: an error raised again from its wrapper causes itself."""
     seen: list[BaseException] = []
     while error is not None and all(error is not other for other in seen):
         yield error

@@ -1,4 +1,4 @@
-"""Naming: what runs are called and in which folder each lies."""
+"""Naming: the names and folders of runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from perfexp.host.files import safe_name
 from perfexp.host.installation import conf_dir
 from perfexp.plan.config import Plan
 
-#: Where runs go that have no folder of their own.
+#: Default folder of all runs.
 _OUTPUTS = Path("outputs")
-#: Axes whose value speaks for itself in a run's name.
+#: Axes that a run's name shows by value only.
 _PLAIN_AXES = ("model", "model.name", "algorithm", "mode", "precision", "gpu", "experiment")
 #: Axes that the folder of a stage's run names already.
 _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 
 def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
-    """A run's name: what varies first, because lists cut names off.
+    """Return the name of a run: varying values first, because lists cut names off.
 
     Args:
         parts: model, algorithm and mode.
-        axes: the overrides that vary in the sweep; empty for a single run.
+        axes: values of the sweep's axes; empty for a single run.
     """
     varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
     fixed = [part for part in parts if part not in axes.values()]
@@ -35,29 +35,22 @@ def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
 
 
 def run_folder(plan: Plan, name: str) -> Path:
-    """Where a single run's files go.
-
-    Args:
-        plan: of the run.
-        name: of the run.
-    """
+    """Return the folder of a single run."""
     if plan.output_dir:
         return Path(plan.output_dir)
     if plan.stage:
         return _stage_folder(plan, {})
     now = datetime.now()
-    wanted = _OUTPUTS / now.strftime("%Y-%m-%d") / safe_name(f"{now:%H-%M-%S}-{name}")
-    return next(path for path in numbered(wanted) if not path.exists())
+    first = _OUTPUTS / now.strftime("%Y-%m-%d") / safe_name(f"{now:%H-%M-%S}-{name}")
+    return next(path for path in numbered(first) if not path.exists())
 
 
 def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
-    """Where the files of a sweep's run go.
+    """Return the folder of a sweep's run.
 
     Args:
-        plan: of the run; None where its configuration makes none.
-        sweep: the sweep's folder.
-        job: number of the run.
-        axes: the overrides that vary, with the run's values.
+        plan: plan of the run; None if its configuration is invalid.
+        axes: values of the sweep's axes.
     """
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
@@ -67,7 +60,7 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
 
 
 def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
-    """`outputs/STAGE/MODEL_ALGORITHM_GPU`, and what else varies in a sweep."""
+    """Return `outputs/STAGE/MODEL_ALGORITHM_GPU`, with the values of other axes."""
     others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
     parts = [
         plan.model_name,
@@ -79,23 +72,18 @@ def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
 
 
 def _device(gpu: str, index: int, folders: Sequence[Path]) -> str:
-    """The option of the group `gpu`; where that is `auto`, the option or the product that it is going to be."""
+    """Return the option of the group `gpu`; for `auto` the option or product that is going to be used."""
     product = auto.foreseen(index) if gpu == "auto" else None
     return gpu_sheets.matching(gpu_sheets.read(folders), product) or product if product else gpu
 
 
 def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
-    """Folders of the same combination in the stages before, by the numbers that their names begin with; the last first.
-
-    Args:
-        stage: of the run.
-        folder: of the run.
-    """
+    """List folders of the same combination in earlier stages, by the numbers of the stages; latest first."""
     number = _number_of(stage or "")
     if number is None or folder.parent.name != safe_name(stage or ""):
         return []
     others = {other: _number_of(other.name) for other in folder.parent.parent.iterdir()}
-    before = [(found, other) for other, found in others.items() if found is not None and found < number]
+    before = [(earlier, other) for other, earlier in others.items() if earlier is not None and earlier < number]
     names = (folder.name, re.sub(r"-\d+$", "", folder.name))  # another plan's folder ends in a number
     candidates = [[other / name for name in names] for _, other in sorted(before, reverse=True)]
     return [path for paths in candidates if (path := next(filter(Path.is_dir, paths), None))]
@@ -107,11 +95,7 @@ def _number_of(stage: str) -> int | None:
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """A path, then with `-2`, `-3`, … at its end.
-
-    Args:
-        path: folder.
-    """
+    """Yield a path, then the path with `-2`, `-3`, … at its end."""
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")

@@ -1,8 +1,19 @@
-"""Settings: the typed keys of each option that selects code, by which a misspelt or mistyped key is refused."""
+"""Schema: the typed settings of each option that selects code, generated from the signature of its `_target_`.
+
+Hydra refuses misspelt keys and wrong types by these classes. Signatures are read from source text: importing several
+of the targets would import torch, which takes seconds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ast
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache, reduce
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -10,16 +21,15 @@ from omegaconf import MISSING
 from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.host.gpu_sheets import GpuFacts
 
-#: Marks of fields that a stored command may not set, as they name code or places to write, and of paths of data.
-TYPED, PATH = {"typed": True}, {"path": True}
-
 
 @dataclass(kw_only=True)
 class Gpu:
-    """The device that is meant. `match` is searched in the name that the driver reports.
+    """The device to measure on.
 
-    `count` are devices from `index` on, each with a process of its own (a rank) that works on a batch of its own. The
-    ranks find one another through `port` of this host, or through one that is free.
+    Attributes:
+        match: regular expression that the name reported by the driver must contain.
+        count: number of devices, each with a process (rank) and a batch of its own.
+        port: port of this host at which the ranks meet; None for a free one.
     """
 
     _target_: str = MISSING
@@ -33,7 +43,7 @@ class Gpu:
 
 @dataclass(kw_only=True)
 class ModeSettings:
-    """Which phases are measured, each with the code that makes its calls."""
+    """The measured phases, each a node with the code of its calls, or None."""
 
     name: str = MISSING
     train: Any = None
@@ -41,103 +51,8 @@ class ModeSettings:
 
 
 @dataclass(kw_only=True)
-class NsysProfiler:
-    """Settings of `perfexp.profilers.nsys.Nsys`."""
-
-    _target_: str = MISSING
-    name: str = "nsys"
-    warmup: int = 20
-    steps: int = 3
-    modules: bool = False
-    all_points: bool = False
-    trace: list[str] = field(default_factory=lambda: ["cuda", "cudnn", "nvtx", "osrt"])
-    sample: str = "none"
-    cpuctxsw: str = "none"
-    reports: list[str] = field(
-        default_factory=lambda: ["cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum"],
-        metadata=TYPED,
-    )
-    top: int = 20
-    options: list[str] = field(default_factory=list, metadata=TYPED)
-    tool: str | None = field(default=None, metadata=TYPED)
-
-
-@dataclass(kw_only=True)
-class NcuProfiler:
-    """Settings of `perfexp.profilers.ncu.Ncu`."""
-
-    _target_: str = MISSING
-    name: str = "ncu"
-    warmup: int = 20
-    modules: bool = False
-    all_points: bool = False
-    metrics: list[str] | None = None
-    sections: list[str] = field(default_factory=list)
-    cache_control: str = "all"
-    top: int = 20
-    options: list[str] = field(default_factory=list, metadata=TYPED)
-    tool: str | None = field(default=None, metadata=TYPED)
-
-
-@dataclass(kw_only=True)
-class TorchProfiler:
-    """Settings of `perfexp.profilers.kineto.Torch`."""
-
-    _target_: str = MISSING
-    name: str = "torch"
-    warmup: int = 20
-    steps: int = 3
-    modules: bool = False
-    all_points: bool = False
-    memory: bool = False
-    shapes: bool = True
-    stacks: bool = False
-    top: int = 20
-
-
-@dataclass(kw_only=True)
-class NvtxProfiler:
-    """Settings of `perfexp.profilers.nvtx.Nvtx`."""
-
-    _target_: str = MISSING
-    name: str = "nvtx"
-    warmup: int = 20
-    step: int = 1
-    modules: bool = False
-    all_points: bool = False
-
-
-@dataclass(kw_only=True)
-class TorchvisionModel:
-    """Settings of `perfexp.models.torchvision.Torchvision`."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    weights: str | None = field(default=None, metadata=PATH)
-    weights_dir: str | None = field(default=None, metadata=PATH)
-    num_classes: int | None = None
-    frames: int = 16
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class MmsegModel:
-    """Settings of `perfexp.models.mmseg.Mmseg`."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    config: str = MISSING
-    weights: str | None = field(default=None, metadata=PATH)
-    weights_dir: str | None = field(default=None, metadata=PATH)
-    num_classes: int | None = None
-    output: str = "raw"
-    optimizer: str = "own"
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
 class FakeFaults:
-    """What goes wrong with `perfexp.models.fake.FakeModel`, each for batches of more than so many pixels."""
+    """Faults of `perfexp.models.fake.FakeModel`, each for batches of more than this number of pixels."""
 
     oom: int | None = None
     fail: int | None = None
@@ -147,152 +62,99 @@ class FakeFaults:
     crash: int | None = None
 
 
-@dataclass(kw_only=True)
-class FakeModelSettings:
-    """Settings of `perfexp.models.fake.FakeModel`."""
-
-    _target_: str = MISSING
-    name: str = "fake"
-    base_seconds: float = 1e-3
-    seconds_per_megapixel: float = 0.02
-    noise: float = 0.01
-    launches: int = 1
-    smallest: int = 1
-    waits: bool = False
-    cold_seconds: float = 0.0
-    faults: FakeFaults = field(default_factory=FakeFaults)
-
-
-@dataclass(kw_only=True)
-class ForcedAlgorithm:
-    """Settings of `perfexp.algorithms.forced.Forced`. `layers` has no type: a typed mapping takes no new keys."""
-
-    _target_: str = MISSING
-    name: str = MISSING
-    backend: Backend = Backend.auto
-    on_unsupported: OnUnsupported = OnUnsupported.fallback
-    workspace_bytes: int | None = None
-    backward_data: str | None = None
-    backward_filter: str | None = None
-    max_error: float | None = None
-    objective: Objective = Objective.time
-    reuse: bool = True
-    cache_dir: str | None = field(default=None, metadata=TYPED)
-    verify: bool = False
-    layers: Any = None
+#: The class or function that each generated schema describes.
+TARGETS = {
+    "model/torchvision": "perfexp.models.torchvision.Torchvision",
+    "model/mmseg": "perfexp.models.mmseg.Mmseg",
+    "model/fake": "perfexp.models.fake.FakeModel",
+    "algorithm/forced": "perfexp.algorithms.forced.Forced",
+    "profiler/nsys": "perfexp.profilers.nsys.Nsys",
+    "profiler/ncu": "perfexp.profilers.ncu.Ncu",
+    "profiler/torch": "perfexp.profilers.kineto.Torch",
+    "profiler/nvtx": "perfexp.profilers.nvtx.Nvtx",
+    "data/synthetic": "perfexp.data.synthetic.Synthetic",
+    "data/images": "perfexp.data.images.Images",
+    "data/cityscapes": "perfexp.data.cityscapes.Cityscapes",
+    "stopping/precision": "perfexp.stopping.Precision",
+    "stopping/fixed": "perfexp.stopping.Fixed",
+    "sweep/point": "perfexp.sweep.Point",
+    "sweep/sizes": "perfexp.sweep.Sizes",
+    "sweep/batch": "perfexp.sweep.BatchSizes",
+    "tracking/mlflow": "perfexp.tracking.mlflow_sink.MlflowSink",
+}
+#: Arguments that need another type than the signature's: a mapping takes new keys only if their names are fixed.
+_FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
+#: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
+_NAMES: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported)},
+    "Any": Any,
+    "Mapping": Any,
+    "Sequence": list,
+}
 
 
-@dataclass(kw_only=True)
-class SyntheticData:
-    """Settings of `perfexp.data.synthetic.Synthetic`."""
-
-    _target_: str = MISSING
-    num_samples: int | None = None
-
-
-@dataclass(kw_only=True)
-class ImagesData:
-    """Settings of `perfexp.data.images.Images`."""
-
-    _target_: str = MISSING
-    root: str = field(default=MISSING, metadata=PATH)
-    workers: int = 2
-    pin_memory: bool = False
-    prefetch_factor: int = 2
+@cache
+def settings() -> tuple[tuple[str, str, type], ...]:
+    """Return all settings classes, each with its config group and name."""
+    generated = []
+    for name, target in TARGETS.items():
+        group, _, option = name.partition("/")
+        generated.append((f"schema/{group}", option, _settings_class(name, target)))
+    return ("schema", "gpu", Gpu), *generated
 
 
-@dataclass(kw_only=True)
-class CityscapesData:
-    """Settings of `perfexp.data.cityscapes.Cityscapes`."""
-
-    _target_: str = MISSING
-    root: str = field(default=MISSING, metadata=PATH)
-    workers: int = 2
-    pin_memory: bool = False
-    prefetch_factor: int = 2
-
-
-@dataclass(kw_only=True)
-class PrecisionRule:
-    """Settings of `perfexp.stopping.Precision`."""
-
-    _target_: str = MISSING
-    epsilon: float = 0.01
-    max_seconds: float = 5.0
-    max_calls: int = 1_000_000
-    min_calls: int = 5
-    warmup_calls: int = 3
-    warmup_seconds: float = 0.5
-    min_effective: float = 30.0
-    tail_percentile: float = 50.0
+def _settings_class(name: str, target: str) -> type:
+    fields: list[Any] = [("_target_", str, field(default=MISSING))]
+    for argument, kind, default in _signature(target):
+        if (fixed := _FIXED_KEYS.get((name, argument))) is not None:
+            fields.append((argument, fixed, field(default_factory=fixed)))
+        elif isinstance(default, list | dict):
+            fields.append((argument, kind, field(default_factory=default.copy)))
+        else:
+            fields.append((argument, kind, field(default=default)))
+    return make_dataclass(target.rpartition(".")[2], fields, kw_only=True)
 
 
-@dataclass(kw_only=True)
-class FixedRule:
-    """Settings of `perfexp.stopping.Fixed`."""
-
-    _target_: str = MISSING
-    warmup: int = 10
-    measure: int = 20
-
-
-@dataclass(kw_only=True)
-class PointSweep:
-    """Settings of `perfexp.sweep.Point`."""
-
-    _target_: str = MISSING
-    skip_larger: bool = False
-
-
-@dataclass(kw_only=True)
-class SizesSweep:
-    """Settings of `perfexp.sweep.Sizes`."""
-
-    _target_: str = MISSING
-    skip_larger: bool = False
-    num_sizes: int = 10
-    min_size: int = 224
-    max_size: int = 512
+def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type and default of the keyword-only arguments of a class's constructor."""
+    module, _, name = target.rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    [owner] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    [constructor] = (node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    for argument, default in zip(constructor.args.kwonlyargs, constructor.args.kw_defaults, strict=True):
+        assert argument.annotation is not None
+        kind = _type(argument.annotation)
+        value = MISSING if default is None else _value(default, module)
+        if value is None and ast.unparse(argument.annotation).startswith("dict["):  # filled key by key
+            kind, value = dict[str, Any], {}
+        yield argument.arg, kind, list(value) if isinstance(value, tuple) else value
 
 
-@dataclass(kw_only=True)
-class BatchSweep:
-    """Settings of `perfexp.sweep.BatchSizes`."""
-
-    _target_: str = MISSING
-    skip_larger: bool = False
-    batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
-
-
-@dataclass(kw_only=True)
-class MlflowTracking:
-    """Settings of `perfexp.tracking.mlflow_sink.MlflowSink`."""
-
-    _target_: str = MISSING
-    uri: str | None = None
-    experiment: str | None = None
-    request_timeout_seconds: int = 10
-    deadline_seconds: float = 120.0
+def _type(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(None):
+            return None
+        case ast.Name(name):
+            return _NAMES[name]
+        case ast.BinOp(left, ast.BitOr(), right):
+            kind = _type(left)
+            return Any if kind is Any else kind | _type(right)
+        case ast.Subscript(ast.Name("Mapping")):
+            return Any
+        case ast.Subscript(origin, ast.Tuple(parts)):
+            return _type(origin)[tuple(map(_type, parts))]
+        case ast.Subscript(origin, part):
+            return _type(origin)[_type(part)]
+    raise TypeError(f"the schema cannot read the annotation {ast.unparse(node)}")
 
 
-#: Where each one is in the configuration: group and name.
-SETTINGS: tuple[tuple[str, str, type], ...] = (
-    ("schema", "gpu", Gpu),
-    ("schema/model", "torchvision", TorchvisionModel),
-    ("schema/model", "mmseg", MmsegModel),
-    ("schema/model", "fake", FakeModelSettings),
-    ("schema/algorithm", "forced", ForcedAlgorithm),
-    ("schema/profiler", "nsys", NsysProfiler),
-    ("schema/profiler", "ncu", NcuProfiler),
-    ("schema/profiler", "torch", TorchProfiler),
-    ("schema/profiler", "nvtx", NvtxProfiler),
-    ("schema/data", "synthetic", SyntheticData),
-    ("schema/data", "images", ImagesData),
-    ("schema/data", "cityscapes", CityscapesData),
-    ("schema/stopping", "precision", PrecisionRule),
-    ("schema/stopping", "fixed", FixedRule),
-    ("schema/sweep", "point", PointSweep),
-    ("schema/sweep", "sizes", SizesSweep),
-    ("schema/sweep", "batch", BatchSweep),
-    ("schema/tracking", "mlflow", MlflowTracking),
-)
+def _value(node: ast.expr, module: str) -> Any:
+    """Evaluate a default: a literal, a member of an enum, or a constant, for which the module is imported."""
+    with suppress(ValueError):
+        return ast.literal_eval(node)
+    owner, *names = ast.unparse(node).split(".")
+    value = _NAMES[owner] if owner in _NAMES else getattr(importlib.import_module(module), owner)
+    return reduce(getattr, names, value)

@@ -1,4 +1,4 @@
-"""Validation: what can be seen to be impossible before anything starts."""
+"""Validation: refuse plans that are visibly impossible before anything starts."""
 
 from __future__ import annotations
 
@@ -10,32 +10,25 @@ from perfexp.models import mmseg_names
 from perfexp.plan import config
 from perfexp.speed import placing
 
-#: What torch.compile calls its modes.
+#: Modes of torch.compile.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-#: Limits of what is measured in earnest; the seed's is that of torch's generators, which batches add to.
+#: Limits of realistic measurements; the seed's is that of torch's generators, and batches add to it.
 _MOST_SECONDS, _MOST_EPOCHS, _MOST_THREADS, _MOST_DEVICES, _MOST_SEED = 1_000_000_000, 1_000_000, 4096, 1024, 2**63 - 1
-#: A percentile nearer to 0 or 100 takes more samples than a point can have.
+#: A percentile closer to 0 or 100 needs more samples than a point can have.
 _LEAST_PERCENTILE = 0.001
 
 
 def check(plan: config.Plan) -> None:
-    """Combinations that can be seen to be impossible before anything starts.
-
-    Args:
-        plan: to be measured.
-
-    Raises:
-        UserError: it can't be.
-    """
+    """Raise UserError for a plan with an impossible setting or combination of settings."""
     if not plan.phases:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
     _check_numbers(plan)
     if plan.epochs is not None and "train" not in plan.phases:
         raise UserError("epochs=N is for training: add mode=train.")
     if plan.execution.cuda_graph and plan.cache is not Cache.warm:
-        raise UserError(f"cache={plan.cache} needs calls of their own, which execution.cuda_graph=true fuses.")
+        raise UserError(f"cache={plan.cache} needs separate calls, which execution.cuda_graph=true fuses.")
     if plan.execution.cuda_graph and plan.gpu_name in ("cpu", "mps"):
-        raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is none.")
+        raise UserError(f"execution.cuda_graph=true needs a CUDA device; gpu={plan.gpu_name} is not one.")
     if plan.execution.compile not in (None, *_COMPILE_MODES):
         hint = did_you_mean(plan.execution.compile, _COMPILE_MODES)
         raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
@@ -49,28 +42,24 @@ def check(plan: config.Plan) -> None:
 
 
 def _check_numbers(plan: config.Plan) -> None:
-    """Numbers outside of what can be measured, computed with or written down; nan is outside of everything.
-
-    Raises:
-        UserError: one is.
-    """
+    """Raise UserError for numbers that cannot be measured, computed with or written; nan is never in range."""
     if plan.replicate < 1:
-        raise UserError(f"replicate={plan.replicate}: at least one process has to measure.")
+        raise UserError(f"replicate={plan.replicate}: set at least 1 process.")
     for percentile in plan.percentiles:
         if not _LEAST_PERCENTILE <= percentile <= 100 - _LEAST_PERCENTILE:
             raise UserError(
-                f"percentiles={plan.percentiles}: each lies between 0 and 100, both excluded, "
-                f"and at least {_LEAST_PERCENTILE:g} from either."
+                f"percentiles={plan.percentiles}: set numbers between 0 and 100, "
+                f"at least {_LEAST_PERCENTILE:g} away from both."
             )
     timeout = plan.tracking.get("request_timeout_seconds")
-    for key, value, least, most, otherwise in (
-        ("timeout_seconds", plan.timeout_seconds, 0, _MOST_SECONDS, "or null for none"),
-        ("probes.energy_seconds", plan.probes.energy_seconds, 0, _MOST_SECONDS, "or null"),
-        ("tracking.request_timeout_seconds", timeout, 0, _MOST_SECONDS, "or leave it out"),
+    for key, seconds, otherwise in (
+        ("timeout_seconds", plan.timeout_seconds, "or null for none"),
+        ("probes.energy_seconds", plan.probes.energy_seconds, "or null"),
+        ("tracking.request_timeout_seconds", timeout, "or leave it out"),
     ):
-        if value is not None and not (isinstance(value, int | float) and least < value <= most):
-            shown = f"{value:g}" if isinstance(value, float) else value
-            raise UserError(f"{key}={shown}: a positive time of at most {most:,} s, {otherwise}.")
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= _MOST_SECONDS):
+            shown = f"{seconds:g}" if isinstance(seconds, float) else seconds
+            raise UserError(f"{key}={shown}: set a positive time of at most {_MOST_SECONDS:,} s, {otherwise}.")
     for key, value, least, most in (
         ("seed", plan.seed, 0, _MOST_SEED),
         ("epochs", plan.epochs, 1, _MOST_EPOCHS),
@@ -79,33 +68,29 @@ def _check_numbers(plan: config.Plan) -> None:
         ("gpu.index", plan.gpu.get("index"), 0, _MOST_DEVICES),
     ):
         if value is not None and not (isinstance(value, int) and least <= value <= most):
-            raise UserError(f"{key}={value}: a whole number from {least} to {most:,}.")
+            raise UserError(f"{key}={value}: set an integer from {least} to {most:,}.")
 
 
 def _check_ranks(plan: config.Plan) -> None:
-    """What can't be done with several ranks, or with one.
-
-    Raises:
-        UserError: the plan asks for it.
-    """
+    """Raise UserError for settings that need one device with several, or several with one."""
     count = plan.ranks
     if not 1 <= count <= _MOST_DEVICES:
-        raise UserError(f"gpu.count={count}: at least one device has to work, and at most {_MOST_DEVICES:,}.")
+        raise UserError(f"gpu.count={count}: set a number of devices from 1 to {_MOST_DEVICES:,}.")
     if count == 1:
         if plan.gpu.get("port") is not None:
-            raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: say gpu.count=N, or leave it out.")
+            raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: set gpu.count=N, or leave it out.")
         if plan.probes.scaling:
-            raise UserError("probes.scaling=true compares several devices with one: say gpu.count=N.")
+            raise UserError("probes.scaling=true compares several devices with one: set gpu.count=N.")
         return
     port = plan.gpu.get("port")
     if port is not None and not 0 < port < 65536:
-        raise UserError(f"gpu.port={port}: a port is a number from 1 to 65535. Leave it out for one that is free.")
-    for asked, setting, remedy in (
+        raise UserError(f"gpu.port={port}: set a port from 1 to 65535, or leave it out for a free one.")
+    for is_set, setting, remedy in (
         (plan.execution.cuda_graph, "execution.cuda_graph=true", "leave it out"),
         (plan.epochs is not None, f"epochs={plan.epochs}", "leave it out: an epoch is extrapolated from the step"),
-        (plan.probes.layers, "probes.layers=true", "say probes.layers=false"),
+        (plan.probes.layers, "probes.layers=true", "set probes.layers=false"),
         (bool(plan.probe), "a probe of your own", "leave it out"),
-        (plan.profile_keys(), f"profiler={plan.profiler_name}", "say profiler=none"),
+        (plan.profile_keys(), f"profiler={plan.profiler_name}", "set profiler=none"),
     ):
-        if asked:
+        if is_set:
             raise UserError(f"{setting} is for one device, and gpu.count={count}: {remedy}.")

@@ -200,6 +200,7 @@ class RunPaths(_Folder):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.plan = self.root / "plan.yaml"
+        self.expected = self.root / "expected.json"
         self.points = self.root / "points.jsonl"
         self.record = self.root / "record.json"
         self.environment = self.root / "environment.json"
@@ -210,7 +211,8 @@ class RunPaths(_Folder):
 
     def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
         """See `_Folder`; the files that every run has are claimed."""
-        super().create(self.plan, self.points, self.record, self.environment, self.log, *paths, uid=uid, sweep=sweep)
+        own = (self.plan, self.expected, self.points, self.record, self.environment, self.log)
+        super().create(*own, *paths, uid=uid, sweep=sweep)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -271,7 +273,8 @@ class RunPaths(_Folder):
 
     def _results(self) -> list[Path]:
         """The regular files here that the manifest names and a run leaves, without its log, which is its lock."""
-        own = {path.name for path in (self.plan, self.points, self.record, self.environment, self.refusal)}
+        files = (self.plan, self.expected, self.points, self.record, self.environment, self.refusal)
+        own = {path.name for path in files}
         names = [name for name in self.claimed() if Path(name).name == name and (name in own or is_artifact(name))]
         return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
 

@@ -17,7 +17,7 @@ from perfexp.errors import UserError
 from perfexp.host import lifeline
 from perfexp.host.process import worker_command
 from perfexp.measure.verdicts import verdict
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
 from perfexp.profilers import place_of
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     paths, replicate = RunPaths(arguments.directory), arguments.replicate
     try:
-        plan = config.load(paths.plan, arguments.plan_sha256)
+        plan = plan_file.load(paths.plan, arguments.plan_sha256)
         if arguments.profile is not None:
             profile(plan, paths, arguments.profile, emit)
             return 0  # the pass ends when the profiler has written its files and exits

@@ -15,7 +15,7 @@ from perfexp.devices import Device
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.measure.verdicts import verdict
 from perfexp.meters import together
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
 from perfexp.ranks import Place, Shareable, start
 from perfexp.ranks.control_messages import Follower, Leader, Member
 from perfexp.records import diagnostics
@@ -46,7 +46,7 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
     """
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
     emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
-    plan = config.load(paths.plan, plan_sha256)
+    plan = plan_file.load(paths.plan, plan_sha256)
     if place.leads:
         return _lead(Workbench(plan, paths, emit), replicate, place)
     return _follow(Workbench(plan, paths, Events(None)), place, emit)

@@ -150,7 +150,7 @@ def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overr
 
 
 def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
-    failure = {"text": "the process that asks torch and the driver was ended by SIGSEGV", "during": "cuda"}
+    failure = {"text": "the process that queries torch and the driver was ended by SIGSEGV", "during": "cuda"}
     monkeypatch.setattr(capabilities, "conduct", lambda index: {"parts": {}, "failure": failure})
     assert commands.run(["benchmark", "fastscnn", "mp", *SIX[2:]]) == 1
     assert "SIGSEGV" in capsys.readouterr().err
@@ -163,10 +163,10 @@ def changed(position, word):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (changed(0, "fastscn"), "'fastscn' is no model. Did you mean fastscnn?"),
-        (changed(0, "fake,fastscnn"), "is no model"),
-        (changed(1, "dp"), "'dp' is no run mode. Possible: mp, sp."),
-        (changed(2, "fp23"), "'fp23' is no precision. Did you mean"),
+        (changed(0, "fastscn"), "model 'fastscn' not found. Did you mean fastscnn?"),
+        (changed(0, "fake,fastscnn"), "model 'fake,fastscnn' not found"),
+        (changed(1, "dp"), "run mode 'dp' not found. Possible: mp, sp."),
+        (changed(2, "fp23"), "precision 'fp23' not found. Did you mean"),
         (changed(3, "0"), "BATCH_SIZE is a whole number from 1 to 1000000, not '0'"),
         (changed(3, "-1"), "BATCH_SIZE is a whole number from 1 to 1000000, not '-1'"),
         (changed(3, "2.5"), "not '2.5'"),

@@ -68,7 +68,7 @@ def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, vi
     sweep = Sweep.load(here / "sweep")
     assert (sweep.jobs, len(sweep.children)) == (1, 1)
     out = capsys.readouterr().out
-    assert out.splitlines()[0].startswith("mp is skipped: one card is visible here.")
+    assert out.splitlines()[0].startswith("mp is skipped: one GPU is visible here.")
     assert "training of segmentation models" in out
     [line] = [line for line in out.splitlines() if "fake_sp_bs2_fp32_1_speed" in line and line.startswith("  fake ")]
     assert line.split()[1:4] == ["1", "fp32", "2"]
@@ -104,7 +104,7 @@ def test_what_the_user_says_of_cards_counts_more(here, visible, capsys):
 def test_no_card_at_all_is_no_reason_to_ask(here, monkeypatch, capsys):
     monkeypatch.setattr(gpu_count, "visible", lambda: pytest.fail("asked"))
     table("gpu=fake_card", "percentiles=[0]")
-    assert "mp is skipped: gpu=fake is no card." in capsys.readouterr().out
+    assert "mp is skipped: gpu=fake is not a GPU." in capsys.readouterr().out
 
 
 def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monkeypatch):
@@ -117,4 +117,4 @@ def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monk
     config = SimpleNamespace(quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))))
     callback.on_multirun_end(config)
     printed = capsys.readouterr()
-    assert "one of trainings (mode=train)" in printed.out + printed.err
+    assert "no training was measured (mode=train)" in printed.out + printed.err

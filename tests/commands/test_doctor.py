@@ -366,13 +366,13 @@ def test_a_device_that_kills_the_process_does_not_keep_the_cpu_from_being_measur
 
 def test_a_process_that_hangs_is_ended_and_is_a_finding(quiet_machine):
     surveyed = conduct(UNDER_WAY + "time.sleep(600)", silence_seconds=0.5)
-    assert "told nothing for 0.5 s and was ended while starting CUDA" in surveyed["failure"]["text"]
+    assert "sent nothing for 0.5 s and was terminated while starting CUDA" in surveyed["failure"]["text"]
     assert diagnosed(quiet_machine, surveyed, "h200") == {"devices": "fail", "gpu=h200": "fail"}
 
 
 @pytest.mark.parametrize("rubbish", [r"b'Segmentation\n'", r"b'[1, 2]\n'", r"b'{}\n'", r"b'\xff\xfe\n'"])
 def test_a_process_that_babbles_is_a_finding(rubbish):
-    assert "not understood" in conduct(f"say({rubbish}); time.sleep(600)")["failure"]["text"]
+    assert "cannot be read" in conduct(f"say({rubbish}); time.sleep(600)")["failure"]["text"]
 
 
 def test_a_process_that_ends_early_is_a_finding_with_its_last_words():

@@ -303,7 +303,7 @@ def test_a_precision_that_the_device_lacks_is_told(here, capsys):
         (["model=resnet81"], "Did you mean resnet18"),
         (["model=resnet18", "gpu=h2000"], "Did you mean h200"),
         (["model=resnet18", "input_sise=3"], "Did you mean input_size?"),
-        (["model=torchvision"], "model.name has no default"),
+        (["model=torchvision"], "model.name is required"),
         (["model=resnet18", "algorithm=default", "algorithm.workspace=1"], "no key 'workspace'"),
         (["model=resnet18", "model._target_=os.system"], "_target_"),
         (["model=resnet18", "batch_size=0"], "batch_size"),

@@ -102,7 +102,7 @@ def test_with_photographs_scikit_learn_and_torch_are_not_needed(tmp_path: Path, 
         (["--photographs", "empty"], "There are no photographs in empty"),
         (["--photographs", "broken"], r"a.jpg can't be read as a picture"),
         (["--size", "8x8"], "from 32 to 16384"),
-        (["--size", "big"], "is no size"),
+        (["--size", "big"], "is not a size"),
     ],
 )
 def test_bad_input_is_told(tmp_path: Path, monkeypatch, capsys, options: list[str], told: str) -> None:

@@ -119,7 +119,7 @@ def test_in_a_runs_own_folder_the_manifest_knows_the_file(make_record, leave_run
         (["fastscnn_sp_bs2_fp32_1_speed", *GIVEN], "is what is read"),
         (["note", *GIVEN], "note is not a training log"),
         (["log", *GIVEN, "--skip", "100"], "--skip 100 leaves no usable line of 10."),
-        (["log", *GIVEN[:-1], "fp23"], "'fp23' is no precision. Did you mean fp32"),
+        (["log", *GIVEN[:-1], "fp23"], "precision 'fp23' not found. Did you mean fp32"),
         (["log", *GIVEN, "--out", "/proc"], "The folder /proc can't be written"),
         (["log", *GIVEN, "--out", "taken"], "can't be written"),
     ],

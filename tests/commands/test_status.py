@@ -17,9 +17,12 @@ from perfexp.commands import pending
 from perfexp.devices import lock
 from perfexp.host import installation
 from perfexp.main import main
-from perfexp.orchestration.job import Assignment
-from perfexp.plan import config
+from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.preparation import prepare
+from perfexp.plan import config, estimate
 from perfexp.records import units
+from perfexp.records.expected import Expected
+from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, point_to_line
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_status
@@ -39,9 +42,22 @@ def plan():
     return plain_plan("model=resnet50", "sweep=sizes", "ttfp=false")
 
 
-def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=()):
-    """What a run that was killed leaves: its plan, and the points that were finished."""
+def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=(), expected=None):
+    """What a run that was killed leaves: its plan, the points that it expects, and those that were finished.
+
+    Args:
+        folder: of the run.
+        plan: what plan.yaml holds.
+        statuses: of the finished points.
+        wall_seconds: of each of them.
+        names: of options, which replace those of the plan.
+        expected: plan of the expected points, if not that one; False for a folder of an older version.
+    """
     folder.mkdir(parents=True)
+    if expected is not False:
+        typed = config.typed(plan if expected is None else expected)
+        content = Expected(keys=typed.keys(), point_seconds=estimate.point_seconds(typed)).to_json()
+        (folder / "expected.json").write_bytes(content)
     plan = plan | {group: {"name": name} for group, name in names}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
     lines = [
@@ -96,9 +112,9 @@ def test_a_run_without_any_point_yet_takes_as_long_as_its_header_says(overrides,
 
 def test_a_stopping_rule_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     evil = {"_target_": "pathlib.Path.touch", "self": str(tmp_path / "touched")}
-    leave(tmp_path / "run", plan | {"stopping": evil}, statuses=())
+    leave(tmp_path / "run", plan | {"stopping": evil}, statuses=(), expected=plan)
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "0/10 done, 10 missing\n" in capsys.readouterr().out
+    assert "0/10 done, 10 missing" in capsys.readouterr().out
     assert not (tmp_path / "touched").exists()
 
 
@@ -112,7 +128,7 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
     assert "running" not in capsys.readouterr().out
     (folder / "run.log").unlink()
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.yaml", "points.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == ["expected.json", "plan.yaml", "points.jsonl"]
 
 
 def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan, tmp_path, capsys):
@@ -193,9 +209,11 @@ def test_what_another_command_asked_a_profiler_for_is_no_part_of_a_run(plan, tmp
 
 def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_path, capsys):
     evil = {"_target_": "pathlib.Path.touch", "name": "evil", "self": str(tmp_path / "touched")}
-    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false") | {"profiler": evil}
-    folder = leave(tmp_path / "run", plan)
-    assert commands.run(["status", str(tmp_path)]) == 0
+    plan = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false")
+    profiled = plain_plan("model=resnet50", "sweep=sizes", "ttfp=false", "profiler=nsys")
+    folder = leave(tmp_path / "run", plan | {"profiler": evil}, expected=profiled)
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "10/10 done, profile missing" in capsys.readouterr().out
     with (folder / "points.jsonl").open("ab") as file:
         file.write(profile_point(Status.FAILED))
     assert commands.run(["status", str(tmp_path)]) == 1
@@ -222,21 +240,28 @@ def test_where_a_call_was_only_marked_nothing_else_is_missing(tmp_path, capsys):
         ["mode=train_inference", "batch_size=[1,8]", "profiler=torch", "profiler.all_points=true"],
     ],
 )
-def test_the_points_that_are_expected_are_those_that_are_measured(overrides):
+def test_the_points_that_are_expected_are_those_of_the_plan(overrides, tmp_path):
     plain = plain_plan("model=fake", *overrides)
-    plan = config.typed(plain)
-    assert run_status.expected(plain) == {
-        *plan.timed_keys(),
-        *plan.first_prediction_keys(),
-        *plan.profile_keys(),
-    }
+    plan, paths = config.typed(plain), RunPaths(tmp_path / "run")
+    paths.create()
+    prepare(paths, plan, plain, again=())
+    expected = Expected.load(paths.expected)
+    assert expected.keys == [*plan.timed_keys(), *plan.first_prediction_keys(), *plan.profile_keys()]
+    assert expected.point_seconds == estimate.point_seconds(plan)
 
 
-def test_a_sweep_of_somebody_elses_is_not_run_and_its_points_are_not_known(plan, tmp_path, capsys):
+def test_a_sweep_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     evil = {"_target_": "pathlib.Path.touch", "self": str(tmp_path / "touched")}
-    folder = leave(tmp_path / "run", plan | {"sweep": evil})
+    leave(tmp_path / "run", plan | {"sweep": evil}, expected=plan)
+    assert commands.run(["status", str(tmp_path)]) == 0
+    assert "10/10 done" in capsys.readouterr().out
+    assert not (tmp_path / "touched").exists()
+
+
+def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_record(plan, tmp_path, capsys):
+    folder = leave(tmp_path / "run", plan, expected=False)
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "10/? done" in capsys.readouterr().out
+    assert "10 done, total unknown\n" in capsys.readouterr().out
     points = [json.loads(line) for line in (folder / "points.jsonl").read_bytes().splitlines()]
     when = "2026-03-01T10:00:00+00:00"
     about = {"uid": "1", "name": "x", "perfexp_version": "0", "status": "ok", "started": when, "ended": when}
@@ -244,7 +269,13 @@ def test_a_sweep_of_somebody_elses_is_not_run_and_its_points_are_not_known(plan,
     (folder / "record.json").write_text(json.dumps(record))
     assert commands.run(["status", str(tmp_path)]) == 0
     assert "10/10 done" in capsys.readouterr().out
-    assert not (tmp_path / "touched").exists()
+
+
+def test_expected_points_that_cannot_be_read_are_reported(plan, tmp_path, capsys):
+    folder = leave(tmp_path / "run", plan)
+    (folder / "expected.json").write_text("[]")
+    assert commands.run(["status", str(tmp_path)]) == 1
+    assert "expected.json cannot be read: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 99}', '{"photos": 3}'])
@@ -367,24 +398,28 @@ def test_runs_that_an_experiments_file_asks_for_are_counted_too(plan, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("axis", "first", "second"),
+    ("axis", "first", "second", "is_known"),
     [
-        ("batch_size", "1", "[1,2,4]"),
-        ("sweep.num_sizes", "2", "5"),
-        ("mode", "train", "train_inference"),
-        ("precision", "fp32", "bf16"),
-        ("replicate", "1", "3"),
-        ("model.name", "a", "b"),
+        ("batch_size", "1", "4", True),
+        ("precision", "fp32", "bf16", True),
+        ("model.name", "a", "b", True),
+        ("batch_size", "1", "[1,2,4]", False),
+        ("sweep.num_sizes", "2", "5", False),
+        ("mode", "train", "train_inference", False),
+        ("replicate", "1", "3", False),
     ],
 )
-def test_the_points_of_a_run_that_has_not_begun_are_those_that_it_would_measure(axis, first, second, tmp_path):
+def test_a_run_that_has_not_begun_has_as_many_points_as_one_like_it_or_nobody_knows(
+    axis, first, second, is_known, tmp_path
+):
     fixed = ["model=fake", *(["sweep=sizes"] if axis.startswith("sweep") else [])]
     begun = plain_plan(*fixed, f"{axis}={first}") | {"command": [*fixed, f"{axis}={first}"]}
-    run = run_status.run(tmp_path / "0", begun, keys=run_status.expected(begun), known={}, running=False)
+    keys = frozenset(config.typed(begun).keys())
+    run = run_status.Run(folder=tmp_path / "0", plan=begun, expected=keys, results={})
     sweep = Sweep(uid="s", name="a", started="", command=["-m", *fixed, f"{axis}={first},{second}"], jobs=2)
     [waiting] = pending.runs(sweep, tmp_path, [run])
     plan = config.typed(plain_plan(*fixed, f"{axis}={second}"))
-    assert waiting.expected == {*plan.timed_keys(), *plan.first_prediction_keys()}
+    assert (len(waiting.expected) == len(plan.keys())) if is_known else (waiting.expected is None)
     assert (waiting.about.model, waiting.about.precision) == (plan.model_name, plan.precision.name)
 
 
@@ -392,7 +427,7 @@ def test_the_points_of_a_run_that_has_not_begun_are_those_that_it_would_measure(
 def test_where_only_a_file_tells_what_a_run_would_measure_that_is_not_guessed(axis, plan, tmp_path, capsys):
     interrupted_sweep(tmp_path, axis, plan=plan)
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "resnet50  10/? done" in capsys.readouterr().out
+    assert "resnet50  10 done, total unknown" in capsys.readouterr().out
 
 
 def test_runs_that_the_command_does_not_tell_apart_are_said_not_to_be_counted(plan, tmp_path, capsys):

@@ -187,6 +187,7 @@ _OF_RUN = {
     "points.jsonl": ("status",),
     "record.json": ("show", "status", "export", "log", "clean"),
     "plan.yaml": ("show", "status", "clean"),
+    "expected.json": ("status",),
     "environment.json": (),
     "manifest.json": ("clean",),
     "report.md": ("log",),
@@ -333,7 +334,7 @@ def ranges_of_billions(place):
 def brackets_by_the_hundred_thousand(place):
     deep = "[" * 200_000
     (place.sweep / "multirun.yaml").write_text(deep)
-    for name in ("record.json", "environment.json", "manifest.json"):
+    for name in ("record.json", "environment.json", "manifest.json", "expected.json"):
         (place.run / name).write_text('{"schema_version":1,"plan":{"a":' + deep)
     (place.run / "points.jsonl").write_text(deep + "\n")
     yield from of(place, f"batch_size={deep}", drop=("batch_size",))

@@ -15,7 +15,10 @@ _VALUES = (
     *(None, True, 0, -1, 10**30, 1.5, 1e308, "", "x", "\x1b[2J", "../../outside/bashrc", "=1+1", "a" * 5000),
     *([], {}, [[]], {"a": {"b": []}}, [1, "2", None], "\ud800", "\u202e", "${oc.env:HOSTILE_SECRET}"),
 )
-_NAMES = ("plan.yaml", "record.json", "points.jsonl", "manifest.json", "environment.json", "run.log", "report.md")
+_NAMES = (
+    *("plan.yaml", "expected.json", "record.json", "points.jsonl", "manifest.json"),
+    *("environment.json", "run.log", "report.md"),
+)
 _SWEEP_NAMES = (
     *("sweep.json", "multirun.yaml", "manifest.json", "sweep.lock", "sweep.csv"),
     *("0_1/plan.yaml", "1_2/record.json"),

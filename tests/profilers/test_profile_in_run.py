@@ -17,12 +17,13 @@ from scripted import NO_COPIES, NO_KERNELS, REPORTS, VERSION, ncu_csv
 from perfexp.cli.composition import compose
 from perfexp.errors import Unsupported
 from perfexp.plan import config
-from perfexp.plan.estimate import seconds_left
+from perfexp.plan.estimate import point_seconds
 from perfexp.profilers import refuse_other_devices
 from perfexp.profilers.nsys import Nsys
 from perfexp.profilers.previous_files import Earlier
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Status
+from perfexp.summaries.remaining import seconds_left
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "mode=train", "output_dir=x")
 WHOLE_STEP = ncu_csv(["forward", "backward", "backward"], ["fprop", "dgrad", "wgrad"])
@@ -357,7 +358,7 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, da
     point = profile_of(record)
     assert (code, point.status) == (1, Status.FAILED)
     assert told in point.error
-    assert point.error.endswith("the files of the profile before are there as they were")
+    assert point.error.endswith("the files of the earlier profile are unchanged")
     assert content_of("x") == files
     assert "train.nsys-rep" in {artifact.path for artifact in record.artifacts}
     lines = Path("x/points.jsonl").read_text().splitlines()
@@ -385,14 +386,14 @@ def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run,
 
 
 def test_only_what_is_left_counts_for_how_long_it_may_take():
-    plain = compose(["model=fake", "gpu=fake", "profiler=nsys", "stopping=brisk", "ttfp=false"])
-    plan = config.typed(plain)
-    whole, profile = (seconds_left(plain, keys, series_seconds=0.9) for keys in (plan.keys(), plan.profile_keys()))
+    plan = config.typed(compose(["model=fake", "gpu=fake", "profiler=nsys", "stopping=brisk", "ttfp=false"]))
+    point = point_seconds(plan)
+    whole, profile = (seconds_left(keys, point) for keys in (plan.keys(), plan.profile_keys()))
     assert whole > profile == 60.0
-    assert seconds_left(plain, [*plan.timed_keys(), *plan.profile_keys()], series_seconds=0.9) == whole
-    assert seconds_left(plain, plan.keys(), series_seconds=None) is None
-    assert seconds_left(plain, plan.keys(), series_seconds=None, point_seconds=2.0) == 67.0
-    assert seconds_left(plain, [], series_seconds=None) == 0.0
+    assert seconds_left([*plan.timed_keys(), *plan.profile_keys()], point) == whole
+    assert seconds_left(plan.keys(), None) is None
+    assert seconds_left(plan.keys(), 2.0) == 67.0
+    assert seconds_left([], None) == 0.0
 
 
 def test_nothing_is_timed_where_a_call_is_marked_for_others(run):
@@ -437,8 +438,10 @@ def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
     assert record.points[0].find_series("device").measured
     point = profile_of(record)
     assert point.status is Status.TIMEOUT
-    assert point.error == ("while nsys was writing, the worker told nothing for 5 s (timeout_seconds) and was ended")
-    assert "told nothing for 5 s" in printed
+    assert point.error == (
+        "while nsys was writing, the worker sent no progress for 5 s (timeout_seconds) and was terminated"
+    )
+    assert "sent no progress for 5 s" in printed
 
 
 def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):

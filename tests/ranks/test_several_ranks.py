@@ -249,13 +249,13 @@ def test_the_memory_that_is_not_enough_fails_a_point_and_the_others_go_on(tmp_pa
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["gpu.count=0"], "gpu.count=0: at least one device has to work"),
+        (["gpu.count=0"], "gpu.count=0: set a number of devices"),
         (["gpu.count=2", "execution.cuda_graph=true", "gpu=auto"], "execution.cuda_graph=true is for one device"),
         (["gpu.count=2", "epochs=1"], "epochs=1 is for one device"),
         (["gpu.count=2", "probes.layers=true"], "probes.layers=true is for one device"),
         (["gpu.count=2", "profiler=torch"], "profiler=torch is for one device"),
         (["gpu.count=1", "probes.scaling=true"], "compares several devices with one"),
-        (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: a port is a number"),
+        (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: set a port"),
     ],
 )
 def test_what_several_ranks_can_not_do_is_refused(run, asked, said):

@@ -1,0 +1,50 @@
+"""Assignment: the plan, folder and sweep of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfexp.plan import config
+from perfexp.plan.estimate import point_seconds
+from perfexp.records.record import Key, SweepMembership
+from perfexp.summaries.remaining import median_seconds, seconds_left
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfexp.reports.progress import Whole
+
+
+@dataclass(kw_only=True)
+class Assignment:
+    """One run to be measured.
+
+    Attributes:
+        sweep: sweep of the run; None for a single run.
+        is_sent: whether the tracker has taken the record; valid after the run.
+        whole: progress of the sweep; None for a single run.
+        number: position of the run in the sweep, from 1.
+        overwrites: whether earlier results in the folder are removed first.
+    """
+
+    plan: config.Plan
+    plain: dict[str, Any]
+    folder: Path
+    name: str
+    sweep: SweepMembership | None = None
+    is_sent: bool = True
+    begun: Callable[[], None] = lambda: None
+    whole: Whole | None = None
+    number: int = 1
+    overwrites: bool = False
+
+    def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
+        """Estimate the time of points without a result; None if it is unknown.
+
+        Args:
+            measured: wall time of each point measured so far.
+        """
+        return seconds_left(left, median_seconds(measured) if measured else point_seconds(self.plan))

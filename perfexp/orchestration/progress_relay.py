@@ -1,0 +1,75 @@
+"""Progress relay: pass the events of a worker on to the progress display."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfexp.host import untrusted
+from perfexp.orchestration.assignment import Assignment
+from perfexp.records import summary
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
+from perfexp.summaries.remaining import measured_seconds
+from perfexp.summaries.wording import median_text
+
+if TYPE_CHECKING:
+    from perfexp.reports.progress import Progress
+
+
+class ProgressRelay:
+    """Listener of a worker's events."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        keys: Sequence[Key],
+        left: Sequence[Key],
+        assignment: Assignment,
+        begun: Callable[[], None],
+    ) -> None:
+        self._progress, self._keys, self._left = progress, list(keys), set(left)
+        self._assignment, self._begun = assignment, begun
+        self._paths = RunPaths(assignment.folder)
+        self._seconds = measured_seconds(read_points(self._paths.points))
+        self._estimate()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show an event."""
+        if event["event"] == "point":
+            self._begun()
+            self._begun = lambda: None
+        if event["event"] == "block":
+            (self._progress.waiting if event.get("patient") else self._progress.block)(event["text"])
+        if "key" not in event:
+            return
+        key = msgspec.convert(event["key"], Key)
+        point = self._last(key) if event["event"] == "done" else None
+        if event["event"] == "done":
+            self._left.discard(key)
+            self._seconds += measured_seconds([point] if point else [])
+            self._estimate()
+        if key not in self._keys:
+            self._progress.block(str(key))
+        elif event["event"] == "point":
+            self._progress.point(self._keys.index(key), str(key))
+        elif event["event"] == "done":
+            self._progress.done(event["status"], _result(point) if point else "")  # only the display knows why
+
+    def _last(self, key: Key) -> Point | None:
+        """Return the point that was written last if it has this key."""
+        points = points_from_lines(untrusted.read_bytes(self._paths.points).rstrip().rpartition(b"\n")[2])
+        return next((point for point in points if point.key == key), None)
+
+    def _estimate(self) -> None:
+        """Update the remaining time."""
+        whole = self._assignment.whole
+        is_known = self._seconds or not (whole and whole.has_measured)  # other runs are a better guide than the plan
+        self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
+
+
+def _result(point: Point) -> str:
+    """Summarize a point in a few words."""
+    return median_text(summary.row(point, ())) if point.status is Status.OK else point.error or ""

@@ -1,0 +1,127 @@
+"""Plan file: write, read and compare plan.yaml."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfexp.errors import UserError
+from perfexp.host import credentials, untrusted
+from perfexp.plan.config import FORMAT, Plan, typed
+
+#: Keys that concern output, appearance or profiling, and not the measurement.
+NOT_MEASURED = (
+    "profiler",
+    "output_dir",
+    "speed_dir",
+    "stage",
+    "tracking",
+    "quiet",
+    "choices",
+    "command",
+    "uid",
+    "format",
+    "timeout_seconds",
+    "device_lock",
+)
+#: Characters of a value that are shown where two plans differ.
+_LONGEST = 200
+
+
+class _Dumper(yaml.SafeDumper):
+    """Repeats equal lists: reading a plan refuses aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """See `yaml.SafeDumper`."""
+        return True
+
+
+def to_yaml(plain: Mapping[str, Any]) -> bytes:
+    """Return a plan as YAML, in the order of the schema."""
+    return yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
+
+
+def hide_credentials(content: bytes) -> bytes:
+    """Mask the credentials in a YAML file; returns nothing if the file cannot be read."""
+    try:
+        return to_yaml(credentials.hide(untrusted.yaml_data(content)))
+    except (ValueError, TypeError):
+        return b""
+
+
+def load(path: Path, sha256: str) -> Plan:
+    """Read a plan.yaml to run it.
+
+    Args:
+        sha256: checksum from the parent process: only code that the parent composed is run.
+
+    Raises:
+        UserError: the checksum differs.
+    """
+    content = untrusted.read_bytes(path)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise UserError(f"{path} is not the plan that was composed; start the run again.")
+    return typed(yaml.safe_load(content))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a plan.yaml as plain data; nothing in it is run.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        plain = untrusted.yaml_data(untrusted.read_bytes(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as a plan: {error.strerror}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as a plan: {error}.") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"{path} is not a plan.")
+    return plain
+
+
+def read_to_resume(path: Path) -> dict[str, Any]:
+    """Read a plan.yaml as plain data, to continue its run.
+
+    Raises:
+        UserError: the file cannot be read, or has another format.
+    """
+    plain = read(path)
+    if (version := plain.get("format", 1)) != FORMAT:
+        raise UserError(
+            f"{path} has format {str(version)[:_LONGEST]}; this version resumes format {FORMAT} only. "
+            "Measure again with --overwrite, or use another output_dir."
+        )
+    return plain
+
+
+def plan_hash(plain: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the keys that concern the measurement."""
+    measured = {key: value for key, value in plain.items() if key not in NOT_MEASURED}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List the dotted keys in which two plans measure different things, with both values."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{key}: {str(before.get(key, '–'))[:_LONGEST]} → {str(after.get(key, '–'))[:_LONGEST]}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key.split(".")[0] not in NOT_MEASURED
+    ]
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

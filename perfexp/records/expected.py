@@ -1,0 +1,41 @@
+"""Expected points: expected.json, which is written when a run is prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from perfexp.errors import UserError
+from perfexp.host import untrusted
+from perfexp.records.record import Key
+
+
+class Expected(msgspec.Struct, kw_only=True):
+    """The points that a run is going to have.
+
+    Attributes:
+        keys: all points in plan order: timed ones, cold starts, layers, profiles.
+        point_seconds: estimated time of a timed point by the plan's settings; None if they do not limit it.
+    """
+
+    keys: list[Key]
+    point_seconds: float | None = None
+
+    def to_json(self) -> bytes:
+        """Return the content of expected.json."""
+        return msgspec.json.encode(self) + b"\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Expected | None:
+        """Read expected.json; None if there is none, as in folders of older versions.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        try:
+            return msgspec.json.decode(untrusted.read_bytes(path), type=cls)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"{path.name} cannot be read: {error}.") from error

@@ -1,0 +1,63 @@
+"""Remaining time: an estimate for points without a result; every remaining time that is shown comes from here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from perfexp.profilers import is_profile
+from perfexp.records.record import Key, Status, is_layers
+
+#: Seconds until a worker has loaded torch and the model, and of a cold start.
+_LOADING_SECONDS, _COLD_START_SECONDS = 5.0, 5.0
+#: Seconds of timing a point's layers, and of a profile.
+_LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
+
+
+class Measured(Protocol):
+    """The part of a point's result that an estimate needs."""
+
+    @property
+    def key(self) -> Key: ...  # noqa: D102
+
+    @property
+    def status(self) -> Status: ...  # noqa: D102
+
+    @property
+    def wall_seconds(self) -> float | None: ...  # noqa: D102
+
+
+def measured_seconds(results: Iterable[Measured]) -> list[float]:
+    """Wall time of each timed point that succeeded."""
+    return [
+        result.wall_seconds
+        for result in results
+        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None
+    ]
+
+
+def median_seconds(seconds: Sequence[float]) -> float | None:
+    """Median, or None of nothing."""
+    return statistics.median(seconds) if seconds else None
+
+
+def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | None:
+    """Estimate the time of measuring points, loading and cold starts included; None if it is unknown.
+
+    Args:
+        point_seconds: time of one timed point.
+    """
+    timed = [key for key in left if key.is_timed]
+    layers = [key for key in left if is_layers(key)]
+    num_profiles = sum(map(is_profile, left))
+    if timed and point_seconds is None:
+        return None
+    workers = len({key.replicate for key in timed}) + len({key.replicate for key in layers})
+    return (
+        workers * _LOADING_SECONDS
+        + len(timed) * (point_seconds or 0.0)
+        + (len(left) - len(timed) - len(layers) - num_profiles) * _COLD_START_SECONDS
+        + len(layers) * _LAYERS_SECONDS
+        + num_profiles * _PROFILE_SECONDS
+    )
