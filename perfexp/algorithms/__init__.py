@@ -1,4 +1,4 @@
-"""Algorithm: what the convolutions of a model are computed by."""
+"""How a model's convolutions are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Backend(StrEnum):
-    """Whose code computes: cuDNN's kernels, ours for Triton, ours in torch's operations, or the first that can."""
+    """Implementation of an algorithm: cuDNN's, perfexp's Triton kernels, torch operations, or the first that can."""
 
     auto = "auto"
     cudnn = "cudnn"
@@ -24,7 +24,7 @@ class Backend(StrEnum):
 
 
 class OnUnsupported(StrEnum):
-    """What becomes of a layer that an algorithm can't compute.
+    """Policy for a layer that an algorithm cannot compute.
 
     `error` refuses the run, `fallback` leaves the layer to torch, `skip` makes the point `unsupported`.
     """
@@ -35,7 +35,7 @@ class OnUnsupported(StrEnum):
 
 
 class Objective(StrEnum):
-    """What the best algorithm of a layer is best in."""
+    """Quantity that the best algorithm of a layer minimizes."""
 
     time = "time"
 

@@ -1,4 +1,4 @@
-"""Report: what computed each convolution of a model, and how much of the work ran as asked."""
+"""Algorithm coverage: the engine of each convolution of a model, and the share of FLOPs that ran as requested."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from perfexp.algorithms.passes import Pass
 from perfexp.records.record import Diagnostic, Metric
 
-#: Layers that a doubt names before it counts the rest.
+#: Layers that a diagnostic names before it counts the rest.
 _NAMED = 3
 
 
 class LayerStatus(StrEnum):
-    """Whether a layer was computed by what was asked for.
+    """Whether a layer was computed as requested.
 
-    `fallback` is torch's own in its place, `substituted` a library that ran another algorithm than it was handed,
-    `unproven` a kernel of which it is not known what it belongs to.
+    `fallback`: torch computed in the algorithm's place. `substituted`: the library ran another algorithm than
+    requested. `unproven`: the algorithm behind an observed kernel is unknown. `unseen`: nothing was computed.
     """
 
     ok = "ok"
@@ -30,20 +30,19 @@ class LayerStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PassReport:
-    """What one pass of a layer did.
+    """Report of one pass of a layer.
 
     Attributes:
-        which: pass.
-        selected: what computed it (`cudnn.gemm`, `torch.fft`, `default`).
-        status: whether that is what was asked for.
+        selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
+        status: whether the engine is the requested one.
         reason: why not.
-        flops: of all calls, two for each multiplication that the definition of a convolution has.
-        workspace_bytes: memory that it took beside its tensors; None where nobody says.
-        seconds: time of each engine that was tried, where `fastest` tried some.
-        errors: relative L2 error of each against float64.
-        kept_since: date and time when they were tried, ISO 8601, where an earlier process did.
-        ran: the algorithm whose kernels were seen; None where nobody looked.
-        kernels: that were seen.
+        flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
+        workspace_bytes: memory beyond the tensors; None where unknown.
+        seconds: time of each engine that `fastest` tried.
+        errors: relative L2 error of each tried engine against float64.
+        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
+        ran: algorithm of the observed kernels; None without profiling.
+        kernels: names of the observed kernels.
     """
 
     which: Pass
@@ -61,16 +60,15 @@ class PassReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """What one layer did with inputs of one shape.
+    """Report of one layer for inputs of one shape.
 
     Attributes:
-        name: as the model calls it.
-        requested: algorithm that was asked for.
-        input_shape: of the inputs.
-        calls: in one call of the model.
-        dtype: in which it was computed.
-        math: which products cuDNN was allowed (`default`, `tensor_op`, `fma`); None where it was not asked.
-        passes: that ran; none where nothing was computed.
+        name: the model's name of the layer.
+        requested: requested algorithm.
+        calls: number of calls in one call of the model.
+        dtype: data type of the computation.
+        math: cuDNN's math type (`default`, `tensor_op`, `fma`); None where cuDNN did not compute.
+        passes: passes that ran; none where nothing was computed.
     """
 
     name: str
@@ -83,18 +81,18 @@ class LayerReport:
 
     @property
     def used(self) -> str | None:
-        """What computed the outputs, without its backend: `gemm`, or `default` for torch's own; None for nothing."""
+        """Algorithm of the outputs, without its backend: `gemm`, or `default` for torch's own; None for nothing."""
         return self.passes[0].selected.rpartition(".")[2] if self.passes else None
 
     @property
     def status(self) -> LayerStatus:
-        """`ok` if all passes are, otherwise that of the first that is not."""
+        """`ok` if all passes are, otherwise the status of the first that is not."""
         others = [each.status for each in self.passes if each.status is not LayerStatus.ok]
         return others[0] if others else LayerStatus.ok if self.passes else LayerStatus.unseen
 
     @property
     def reason(self) -> str | None:
-        """Why the status is not `ok`, with the passes that it is true of where it is not true of all."""
+        """Why the status is not `ok`, with the affected passes where not all are affected."""
         if not self.passes:
             return "it computed no convolution"
         others = [each for each in self.passes if each.reason is not None]
@@ -105,11 +103,11 @@ class LayerReport:
 
     @property
     def flops(self) -> int:
-        """Of all passes."""
+        """FLOPs of all passes."""
         return sum(each.flops for each in self.passes)
 
     def facts(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """All fields and derived values as JSON."""
         derived = {"used": self.used, "status": self.status.value, "reason": self.reason, "flops": self.flops}
         passes = [{**asdict(each), "which": each.which.value, "status": each.status.value} for each in self.passes]
         return {**asdict(self), **derived, "passes": passes}
@@ -117,13 +115,13 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """What all 2-D convolutions of a model did.
+    """Report of all 2-D convolutions of a model.
 
-    A layer has an entry for each kind of inputs (shape, data type, memory format, gradients that are wanted).
+    A layer has an entry for each kind of inputs (shape, data type, memory format, required gradients).
 
     Attributes:
-        name: algorithm that was asked for.
-        layers: in the order in which the model names them.
+        name: requested algorithm.
+        layers: entries in the model's order of layers.
     """
 
     name: str
@@ -135,38 +133,38 @@ class AlgorithmReport:
 
     @property
     def share(self) -> float | None:
-        """Share of the convolutions' FLOPs, those of the backward passes included, that ran as asked; None for none."""
+        """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
         total = sum(each.flops for each in self._passes)
         asked = sum(each.flops for each in self._passes if each.status is LayerStatus.ok)
         return asked / total if total else None
 
     @property
     def workspace_peak_bytes(self) -> int | None:
-        """The largest workspace of any call; None where nobody says."""
+        """Largest workspace of any call; None where unknown."""
         return max((each.workspace_bytes for each in self._passes if each.workspace_bytes is not None), default=None)
 
     def _with(self, status: LayerStatus) -> list[LayerReport]:
-        """Layers of which a pass has a status."""
+        """Layers with a pass of a given status."""
         return [layer for layer in self.layers if any(each.status is status for each in layer.passes)]
 
     def metrics(self) -> list[Metric]:
-        """The share and the workspace as metrics of a point."""
+        """FLOPs share and peak workspace as metrics of a point."""
         reason = None if self.share is not None else "no 2-D convolution ran"
         peak = self.workspace_peak_bytes
-        unknown = None if peak is not None else "only cuDNN tells the workspace of an algorithm"
+        unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
         return [
             Metric(name="algorithm/flops_share", value=self.share, unit="1", reason=reason),
             Metric(name="algorithm/workspace_peak_bytes", value=peak, unit="bytes", reason=unknown),
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """All fields and derived values as JSON."""
         backends = {each.selected.partition(".")[0] for each in self._passes if each.status is LayerStatus.ok}
         layers = [layer.facts() for layer in self.layers]
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 
     def doubts(self) -> list[Diagnostic]:
-        """What to say where not all of the work ran as asked."""
+        """Diagnostics where not all of the work ran as requested."""
         share = "none" if self.share is None else f"{self.share:.1%}"
         others = self._with(LayerStatus.fallback)
         doubts = []

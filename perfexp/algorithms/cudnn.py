@@ -1,4 +1,4 @@
-"""cuDNN as torch has loaded it, by its v7 interface, in which algorithms have names; torch does not offer it."""
+"""cuDNN as loaded by torch, through its v7 interface, whose named algorithms torch does not expose."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from perfexp.errors import PerfexpError
 
 _NCHW, _NHWC = 0, 1
 _CROSS_CORRELATION = 1
-#: Choices of the heuristic that are asked for: more than there are algorithms.
+#: Requested choices of the heuristic: more than there are algorithms.
 _CHOICES = 10
 
-#: What cuDNN calls the passes.
+#: cuDNN's names of the passes.
 ENTRY = {Pass.forward: "Forward", Pass.backward_data: "BackwardData", Pass.backward_filter: "BackwardFilter"}
 
 _SIGNATURES: dict[str, list[Any]] = {
@@ -55,7 +55,7 @@ class CudnnError(PerfexpError):
 
 
 class _Choice(ctypes.Structure):
-    """cudnnConvolutionFwdAlgoPerf_t and its two sisters, which are laid out alike."""
+    """cudnnConvolutionFwdAlgoPerf_t and the two structures of the backward passes, which have the same layout."""
 
     _fields_ = (
         ("algo", c_int),
@@ -69,16 +69,16 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions, checked: a status other than success is a `CudnnError`.
+    """cuDNN's functions; any status other than success raises `CudnnError`.
 
     Args:
-        functions: what has them as attributes.
+        functions: object with the functions as attributes.
 
     Attributes:
-        run: the convolution of each pass.
+        run: convolution function of each pass.
 
     Raises:
-        CudnnError: it lacks some.
+        CudnnError: functions are missing.
     """
 
     def __init__(self, functions: Any) -> None:
@@ -94,37 +94,30 @@ class Library:
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:
-        """Nothing, if a call went well.
-
-        Args:
-            status: that it returned.
+        """Raise unless a status is success.
 
         Raises:
-            CudnnError: it did not.
+            CudnnError: the call failed.
         """
         if status:
             text = self._functions.cudnnGetErrorString(status)
             raise CudnnError(text.decode().removeprefix("CUDNN_STATUS_"))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function by its name.
-
-        Args:
-            name: of the function.
-            arguments: its own.
+        """Call a function by name.
 
         Raises:
-            CudnnError: it refused.
+            CudnnError: the call failed.
         """
         self.check(getattr(self._functions, name)(*arguments))
 
     def handle(self, device: int) -> int:
-        """The handle for a device in this thread, at work on torch's current stream there.
+        """The handle of a device in this thread, bound to torch's current stream there.
 
         A handle may be used by one thread at a time, and the backward pass has a thread of its own.
 
         Args:
-            device: index.
+            device: device index.
         """
         key = (device, threading.get_ident())
         handle = self._handles.get(key)
@@ -141,7 +134,7 @@ class Library:
         return handle.address
 
     def one_and_zero(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """By how much a result is multiplied, and what was there before: float64 for float64, otherwise float32."""
+        """Scaling factors of the result and of its previous value, in float64 for float64 and otherwise in float32."""
         return self._constants[c_double if dtype is torch.float64 else c_float]
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
@@ -149,8 +142,7 @@ class Library:
 
         Args:
             shape: (N, C, H, W).
-            dtype: of its numbers.
-            channels_last: whether it lies in memory as NHWC.
+            channels_last: whether it is stored as NHWC.
         """
         descriptor = self._new("Tensor")
         layout = _NHWC if channels_last else _NCHW
@@ -162,8 +154,7 @@ class Library:
 
         Args:
             shape: (O, C / G, kernel height, kernel width).
-            dtype: of their numbers.
-            channels_last: whether they lie in memory as OHWC.
+            channels_last: whether they are stored as OHWC.
         """
         descriptor = self._new("Filter")
         layout = _NHWC if channels_last else _NCHW
@@ -179,15 +170,14 @@ class Library:
         dtype: torch.dtype,
         math: Math,
     ) -> int:
-        """A descriptor of a convolution; sums are kept in float32, those of float64 in float64.
+        """A descriptor of a convolution; sums are float32, or float64 for float64.
 
         Args:
             padding: zeros down and across.
             stride: down and across.
-            dilation: likewise.
+            dilation: steps down and across.
             groups: G.
-            dtype: of the tensors.
-            math: in which numbers products may be taken.
+            math: math type of the products.
         """
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
@@ -199,28 +189,24 @@ class Library:
         return descriptor
 
     def workspace_bytes(self, which: Pass, handle: int, descriptors: Sequence[int], code: int) -> int:
-        """How much memory an algorithm wants beside what it reads and writes.
+        """Memory that an algorithm needs beyond its tensors.
 
         Args:
-            which: pass.
-            handle: of the device.
-            descriptors: of the two tensors that are read, the convolution, and the tensor that is written.
-            code: of the algorithm.
+            descriptors: descriptors of the two tensors that are read, of the convolution, and of the result.
+            code: code of the algorithm.
 
         Raises:
-            CudnnError: the algorithm can't compute it.
+            CudnnError: the algorithm cannot compute it.
         """
         size = c_size_t()
         self.call(f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize", handle, *descriptors, code, byref(size))
         return size.value
 
     def guesses(self, which: Pass, handle: int, descriptors: Sequence[int]) -> list[tuple[int, int]]:
-        """Algorithms as cuDNN's heuristic ranks them, the best first, with the bytes of workspace that each wants.
+        """Algorithm codes as cuDNN's heuristic ranks them, the best first, with the bytes of workspace of each.
 
         Args:
-            which: pass.
-            handle: of the device.
-            descriptors: of the two tensors that are read, the convolution, and the tensor that is written.
+            descriptors: descriptors of the two tensors that are read, of the convolution, and of the result.
         """
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
@@ -235,7 +221,7 @@ class Library:
 
 
 class _Handle:
-    """A handle, and the stream on which it works."""
+    """A handle and its current stream."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -252,18 +238,14 @@ def current_stream(device: int) -> int:
     """The address of torch's current stream.
 
     Args:
-        device: index.
+        device: device index.
     """
     address: int = torch._C._cuda_getCurrentRawStream(device)
     return address
 
 
 def why_no_cudnn(device: torch.device) -> str | None:
-    """Why no algorithm of cuDNN can be named on a device; None if it can.
-
-    Args:
-        device: where to compute.
-    """
+    """Why cuDNN's algorithms cannot be chosen on a device; None if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "cuDNN is for NVIDIA GPUs"
     if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
@@ -292,4 +274,4 @@ def library() -> Library:
     try:
         return Library(ctypes.CDLL(f"libcudnn.so.{major}"))
     except OSError as error:
-        raise CudnnError(f"the cuDNN that torch uses can't be opened: {error}") from error
+        raise CudnnError(f"cannot open torch's cuDNN: {error}") from error

@@ -1,4 +1,4 @@
-"""algorithm=default: what PyTorch picks, untouched."""
+"""algorithm=default: PyTorch's own choice, unmodified."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from perfexp.models import Session
 
 
 def open_default(*, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any) -> Algorithm:
-    """Torch's own convolution, but for the layers that are to have another algorithm.
+    """Build torch's own convolution, with other algorithms for the layers that name one.
 
-    It takes the settings of the other algorithms, so that a sweep over all of them can have them.
+    All settings of the other algorithms are accepted, so that one sweep can cover them.
 
     Args:
-        name: of the algorithm, in names of files and runs.
         layers: algorithms by layer; see `perfexp.algorithms.forced.Forced`.
-        settings: its other settings, which say nothing where no layer is named.
+        settings: other settings of `Forced`, ignored where no layer is named.
     """
     if not layers:
         return Default(name=name)
@@ -28,11 +27,7 @@ def open_default(*, name: str = "default", layers: Mapping[str, str] | None = No
 
 
 class Default:
-    """Leaves every convolution as it is.
-
-    Args:
-        name: of the algorithm, in names of files and runs.
-    """
+    """Leaves every convolution as it is."""
 
     def __init__(self, *, name: str = "default") -> None:
         self.name = name
@@ -43,20 +38,20 @@ class Default:
         yield
 
     def forget(self) -> None:
-        """Nothing is remembered."""
+        """See `Algorithm`; there is no state."""
 
     def recount(self) -> None:
-        """Nothing is counted."""
+        """See `Algorithm`; there is no state."""
 
     def report(self) -> None:
-        """See `Algorithm`; nothing was asked for."""
+        """See `Algorithm`; there is nothing to report."""
 
     def rivals(self) -> tuple[str, ...]:
         """See `Algorithm`."""
         return ()
 
     def regret(self) -> None:
-        """See `Algorithm`; nothing was chosen."""
+        """See `Algorithm`; there are no choices."""
 
     def instead(self, rival: str, work: Callable[[], T]) -> T:
         """See `Algorithm`."""

@@ -1,8 +1,8 @@
-"""Engines: what computes one pass of one convolution, and the operator by which torch calls them.
+"""Engines, the implementations of one pass of one convolution, and the operator by which torch calls them.
 
-An engine is a word: `default` and `benchmark` are torch's own choice and its own search, `cudnn.gemm` and the like are
-cuDNN's algorithms, `triton.direct` and `triton.winograd` kernels of ours, `torch.gemm` and the like the algorithms in
-torch's operations, through which autograd runs by itself.
+An engine is a word: `default` and `benchmark` are torch's own choice and search, `cudnn.gemm` and the like are cuDNN's
+algorithms, `triton.direct` and `triton.winograd` are perfexp's kernels, `torch.gemm` and the like are algorithms in
+torch operations, which autograd differentiates itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, is_channels
 
 SEARCH, TORCH = "search", "torch"
 
-#: Passes by these are torch's `conv2d` as it stands; the last three say what torch has been told for the whole model.
+#: Engines that are torch's unmodified `conv2d`; the last three name settings that apply to the whole model.
 OF_TORCH = (DEFAULT, SEARCH, "onednn", "native")
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What computes each pass of a convolution.
+    """The engine of each pass of a convolution.
 
     Attributes:
         forward: engine of the outputs.
-        backward_data: of the gradient of the inputs.
-        backward_filter: of the gradient of the weights.
+        backward_data: engine of the gradient of the inputs.
+        backward_filter: engine of the gradient of the weights.
     """
 
     forward: str = DEFAULT
@@ -45,10 +45,10 @@ class Engines:
     def compute(
         self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would: the memory format of its result, its casts under autocast.
+        """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
 
         Args:
-            convolution: one that the engines can compute.
+            convolution: convolution that the engines support.
             inputs: (N, C, H, W) or (C, H, W).
             weight: (O, C / G, kernel height, kernel width).
             bias: (O,), or None.
@@ -79,11 +79,7 @@ class Engines:
 
 
 def shape_of(problem: Problem) -> Shape:
-    """What cuDNN's plans of a problem are for.
-
-    Args:
-        problem: on an NVIDIA GPU.
-    """
+    """The shape of cuDNN's plans for a problem on an NVIDIA GPU."""
     even = problem.even()
     convolution = even.convolution
     return Shape(
@@ -101,11 +97,11 @@ def shape_of(problem: Problem) -> Shape:
 
 
 class Direct:
-    """A convolution for which nothing but cuDNN has to be called, without torch's dispatcher: for eager calls.
+    """A convolution that only needs cuDNN and bypasses torch's dispatcher, for eager calls.
 
     Args:
-        plans: by pass; the forward one at least.
-        layout: of all tensors.
+        plans: plans by pass, at least the forward one.
+        layout: memory format of all tensors.
     """
 
     def __init__(self, plans: dict[Pass, Plan], layout: torch.memory_format) -> None:
@@ -145,30 +141,19 @@ class _Direct(torch.autograd.Function):
 
 
 def direct(engines: Engines, problem: Problem) -> Direct | None:
-    """What computes a problem if all of its passes are cuDNN's and nothing has to be padded; else None.
-
-    Args:
-        engines: of the problem.
-        problem: what to compute.
-    """
+    """The direct implementation of a problem; None unless all passes are cuDNN's and the padding is symmetric."""
     if problem.even() is not problem:
         return None
     plans = {}
     for which in problem.passes:
-        found = plan_of(which, getattr(engines, which), problem)
-        if found is None:
+        plan_of_pass = plan_of(which, getattr(engines, which), problem)
+        if plan_of_pass is None:
             return None
-        plans[which] = found
+        plans[which] = plan_of_pass
     return Direct(plans, problem.layout)
 
 
 def plan_of(which: Pass, engine: str, problem: Problem) -> Plan | None:
-    """The plan of cuDNN's that an engine is for a pass of a problem; None for other engines.
-
-    Args:
-        which: pass.
-        engine: that computes it.
-        problem: what to compute.
-    """
+    """The cuDNN plan behind an engine for a pass of a problem; None for other engines."""
     backend, _, name = engine.partition(".")
     return plan(which, name, shape_of(problem)) if backend == CUDNN else None
