@@ -1,4 +1,4 @@
-"""Closure: whether a call that was looked into took as long as one that was only timed."""
+"""Compare the profiled time of a call with its time without profiling."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 from perfexp.layers import Closure, LayerTimes, Method
 from perfexp.records.record import Diagnostic
 
-#: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
+#: Tolerance for a device-bound call, and for one that gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
-#: Kernels of a call that is not held back, whose gaps say nothing, take at least this part of a clean call.
+#: Least share of kernel time in the time without profiling, for a queue that was not pre-filled.
 _LEAST_BUSY = 0.6
-#: Beyond this difference not even the shares mean anything.
+#: Beyond this difference even the shares are meaningless.
 _READABLE = 0.25
-#: From this share of the time on gaps dominate.
+#: Gaps dominate from this share of the time on.
 _GAPS_DOMINATE = 0.2
-#: More of the time than this may not be without a row.
+#: Tolerated share of unattributed time.
 _UNATTRIBUTED = 0.001
-#: Kernels without a row that a doubt names.
+#: Unattributed kernels that a diagnostic names.
 _NAMED = 3
 
 
 def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
-    """Compare the sum with a clean time, and say in doubts what is wrong with it.
+    """Compare the sum with the time without profiling, and add diagnostics.
 
     Args:
-        times: of a call; its closure and doubts are set.
-        clean_seconds: of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU); None where
-            there is none.
+        times: times of a call; its closure and doubts are set.
+        clean_seconds: time of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU), or
+            None.
 
     Returns:
         The same times.
@@ -44,7 +44,7 @@ def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
 
 
 def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
-    """The sum against a clean time; see `close`."""
+    """The sum against the time without profiling; see `close`."""
     profiled = float(np.median(times.call_seconds))
     whole = sum(times.call_seconds)
     gap_share = _sum(row.gap_seconds for row in [*times.rows, *times.unattributed]) / whole
@@ -59,7 +59,7 @@ def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
 
 
 def _disagree(times: LayerTimes) -> Diagnostic | None:
-    """The sum is another time than the clock's."""
+    """Diagnostic of a sum that differs from the time without profiling."""
     closure = times.closure
     if closure is None or closure.closes:
         return None
@@ -78,7 +78,7 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
 
 
 def _busy_disagrees(closure: Closure) -> Diagnostic | None:
-    """What is without gaps is another time than the clock's."""
+    """Diagnostic of a kernel time that differs from the time without profiling."""
     share = closure.busy_seconds / closure.clean_seconds
     if _LEAST_BUSY <= share <= 1 + _TOLERANCE_GAPS:
         return None
@@ -91,7 +91,7 @@ def _busy_disagrees(closure: Closure) -> Diagnostic | None:
 
 
 def _unattributed(times: LayerTimes) -> Diagnostic | None:
-    """Some of the time belongs to no row."""
+    """Diagnostic of time without a row."""
     share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None
@@ -105,7 +105,7 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:
-    """The gaps are the host's."""
+    """Diagnostic of gaps that are the host's."""
     if times.method is not Method.unheld:
         return None
     told = f", and a graph of it says nothing ({times.no_graph})" if times.no_graph else ""
@@ -121,11 +121,7 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
 
 
 def unattributed_share(times: LayerTimes) -> float:
-    """Of the time of all calls, what belongs to no row.
-
-    Args:
-        times: of calls.
-    """
+    """Share of unattributed time in all calls."""
     return _sum(of for row in times.unattributed for of in (row.seconds, row.gap_seconds)) / sum(times.call_seconds)
 
 

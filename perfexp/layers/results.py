@@ -1,4 +1,4 @@
-"""Results: divided calls as times of rows, in seconds."""
+"""Convert divided calls to times of rows, in seconds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> La
     """The times of all rows over several calls of the same step.
 
     Args:
-        calls: that are kept.
-        method: how they were taken.
-        starved: calls that were thrown away.
+        calls: usable calls.
+        method: how they were measured.
+        starved: number of discarded calls.
     """
     keys = dict.fromkeys(key for call in calls for key in call.rows)
     names = dict.fromkeys(name for call in calls for name in call.unattributed)
