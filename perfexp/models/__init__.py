@@ -1,4 +1,4 @@
-"""Model: what is measured, and the session in which it lives on a device; torch stays in the modules beside it."""
+"""Models and the sessions in which they live on a device; torch is only imported by the modules beside this one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.work import Work
 
 @dataclass(kw_only=True)
 class Precision:
-    """In which numbers a model computes.
+    """The number formats in which a model computes.
 
     Attributes:
         name: `fp32`, `tf32`, `fp16`, `bf16`, `amp_fp16`, `amp_bf16`.
@@ -32,14 +32,14 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's own choice.
+    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's default.
 
     Attributes:
-        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's choice
-            (it does), but for models of mmsegmentation mmengine's (it does not).
-        bucket_cap_mb: gradients that are sent together, MiB.
-        find_unused_parameters: for models of which some parameters get no gradient in some steps.
-        gradient_as_bucket_view: whether gradients are kept where they are sent from.
+        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's default
+            (true), but mmengine's (false) for models of mmsegmentation.
+        bucket_cap_mb: size of a gradient bucket, MiB.
+        find_unused_parameters: support for parameters without a gradient in some steps.
+        gradient_as_bucket_view: whether gradients are views of the communication buckets.
         static_graph: whether each step uses the same parameters in the same order.
     """
 
@@ -56,13 +56,13 @@ class Execution:
 
     Attributes:
         compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
-        channels_last: whether 4-D tensors lie in memory as NHWC (5-D as NDHWC).
+        channels_last: whether 4-D tensors are stored as NHWC (5-D as NDHWC).
         cuda_graph: whether the call is captured as a CUDA graph and replayed.
         cudnn_benchmark: torch.backends.cudnn.benchmark.
         deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
         threads: threads within an operation, or None for torch's choice.
         interop_threads: threads between operations, or None for torch's choice.
-        ddp: how several ranks train together.
+        ddp: settings of training by several ranks.
     """
 
     compile: str | None = None
@@ -77,11 +77,11 @@ class Execution:
 
 @dataclass(kw_only=True)
 class Batch:
-    """Inputs and targets of one call, where and as the model wants them.
+    """Inputs and targets of one call, in the model's format.
 
     Attributes:
-        inputs: a tensor (batch, channels, height, width), (batch, channels, frames, height, width), or what the model
-            takes.
+        inputs: a tensor (batch, channels, height, width), (batch, channels, frames, height, width), or the model's own
+            type.
         targets: class indices (batch,) or (batch, height, width), or None.
     """
 
@@ -90,11 +90,11 @@ class Batch:
 
 
 class Session(Protocol):
-    """A loaded model on a device: the operations that the modes put together.
+    """A loaded model on a device: the operations that the modes combine.
 
     Attributes:
-        num_classes: classes that the model tells apart, or None where it has none.
-        precision: in which it computes.
+        num_classes: number of classes that the model distinguishes, or None.
+        precision: precision in which it computes.
     """
 
     num_classes: int | None
@@ -105,8 +105,6 @@ class Session(Protocol):
 
         Args:
             input_size: height and width in pixels.
-            batch_size: samples.
-            seed: of the random numbers.
         """
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
@@ -114,112 +112,102 @@ class Session(Protocol):
 
         Args:
             input_size: height and width in pixels.
-            batch_size: samples.
-            seed: of the random numbers.
         """
 
     def place(self, batch: Batch) -> Batch:
         """Copy a batch of a data loader to the device, in the session's data type and memory format."""
 
     def inferring(self) -> AbstractContextManager[None]:
-        """Entered around all calls of an inference: evaluation mode, no autograd."""
+        """A context for all calls of an inference: evaluation mode, no autograd."""
 
     def training(self) -> AbstractContextManager[None]:
-        """Entered around all calls of a training: training mode."""
+        """A context for all calls of a training: training mode."""
 
     def reset(self) -> None:
-        """Forget all training: weights and buffers as they were loaded, no gradients; each point starts from there."""
+        """Restore the loaded weights and buffers and clear gradients; each point starts from there."""
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""
 
     def learn(self, batch: Batch) -> Any:
-        """The outputs from which a training's loss is taken; a model may compute its own losses in the same pass.
+        """The outputs for a training loss; a model may compute its own losses in the same pass.
 
         Args:
-            batch: on the device.
+            batch: batch on the device.
         """
 
     def first_forward(self, batch: Batch) -> Any:
-        """`forward`, or in training `learn`, of a size for the first time.
+        """`forward`, or in training `learn`, for the first call of a size.
 
         Raises:
-            Unsupported: the model can't take inputs of this size or batch.
+            Unsupported: the model cannot take inputs of this size or batch.
         """
 
     def loss(self, outputs: Any, targets: Any) -> Any:
-        """The scalar to be minimised."""
+        """The scalar to minimize."""
 
     def backward(self, loss: Any) -> None:
-        """Gradients of all parameters."""
+        """Compute the gradients of all parameters."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
         """A function that applies the gradients and clears them.
 
         Args:
-            settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser.
+            settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimizer.
         """
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
-        """What a call takes by definition, counted without the device; None where nobody knows.
+        """Analytic work of a call, counted without the device; None where unknown.
 
         Args:
-            inputs: of the call.
-            training: whether its backward pass is counted too.
+            training: whether to count the backward pass too.
 
         Raises:
-            Unsupported: the model can't be followed.
+            Unsupported: the count cannot follow the model.
         """
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A call as one launch (a CUDA graph), after it has run a few times.
+        """A function that launches a call as one CUDA graph; the call first runs a few times.
 
         Args:
-            call: always with the same tensors.
-
-        Returns:
-            A function that launches it.
+            call: call that always uses the same tensors.
 
         Raises:
-            Unsupported: the call can't be captured, or the device has no such thing.
+            Unsupported: the call cannot be captured, or the device has no graphs.
         """
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
         """A copy of a batch on the device.
 
         Args:
-            batch: on the device.
-            into: a batch of the same shapes whose tensors take it, or None for new ones; a tensor that both have
-                is left alone.
+            into: destination of the same shapes, or None for new tensors; tensors that both batches share are not
+                copied.
         """
 
     def number(self, value: Any) -> float:
-        """A scalar of the device as a number; waits for it."""
+        """The value of a scalar on the device; synchronizes."""
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """How many predictions are right, and of how many (pixels, for segmentation)."""
+        """Number of correct predictions, and number of predictions (pixels, for segmentation)."""
 
     def facts(self) -> dict[str, Any]:
-        """Versions, flags and thread counts as they are; parameters of the model. JSON values."""
+        """Current versions, flags and thread counts, and the model's parameters, as JSON values."""
 
     def doubts(self) -> list[Diagnostic]:
-        """What could not be done as it was asked (a precision that the device lacks, …)."""
+        """Diagnostics of settings that could not be applied (a precision that the device lacks, …)."""
 
 
 class Model(Protocol):
-    """What a `model` node of the configuration builds. Building it is cheap; `open` loads."""
+    """Interface of the object that a `model` node of the configuration builds. Building is cheap; `open` loads."""
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> Session:
-        """Load weights, move them to the device, and set torch up as the plan says.
+        """Load weights, move them to the device, and apply the plan's torch settings.
 
         Args:
-            device: where.
-            precision: in which numbers.
-            execution: how.
-            num_classes: classes of the data where its labels are real; None leaves the model's own.
-            seed: of random weights.
+            num_classes: number of classes of data with real labels; None for the model's own.
+            seed: seed of random weights.
 
         Raises:
             UserError: name, weights or settings do not fit.
@@ -228,14 +216,14 @@ class Model(Protocol):
 
 @runtime_checkable
 class Unwaiting(Protocol):
-    """A session whose call reads values back for figures of its own, and can do without."""
+    """A session whose call synchronizes for side results, and can avoid it."""
 
     def without_waits(self) -> AbstractContextManager[str]:
-        """While entered, a call comes to the same without waiting for the device; gives how, in words."""
+        """While entered, a call gives the same result without synchronizing; yields a description of the method."""
 
 
 class Sharing(StrEnum):
-    """What the ranks do together in a stretch of calls: all as always, without gradients, or only the first, alone."""
+    """How the ranks cooperate in a burst of calls: all as usual, without gradients, or only the first rank, alone."""
 
     all = "all"
     no_gradients = "no_gradients"

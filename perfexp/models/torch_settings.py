@@ -1,4 +1,4 @@
-"""Torch's process-wide settings: set as the plan says, and read back as they are."""
+"""Apply and read back torch's process-wide settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from perfexp.records.record import Diagnostic
 
 
 def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
-    """Set torch up; returns what could not be set.
+    """Apply the settings; returns diagnostics of those that could not be applied.
 
     Args:
-        execution: threads, cuDNN and determinism.
         tf32: whether float32 products and convolutions may use TF32. Torch's own default allows it for convolutions.
     """
     with warnings.catch_warnings():
@@ -38,7 +37,7 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
 
 
 def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
-    """Torch takes this setting once, and only before its first parallel work."""
+    """Set the number once; torch accepts it only before its first parallel work."""
     if threads is None or threads == torch.get_num_interop_threads():
         return []
     try:
@@ -51,7 +50,7 @@ def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Versions, flags and threads as they are now. JSON values."""
+    """Current versions, flags and threads, as JSON values."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         matmul_tf32, cudnn_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -70,6 +69,6 @@ def torch_facts() -> dict[str, Any]:
 
 
 def _parallel_backend() -> str:
-    """What runs the threads within an operation (`OpenMP`, `native thread pool`)."""
+    """The thread pool within an operation (`OpenMP`, `native thread pool`)."""
     line = next((line for line in torch.__config__.parallel_info().splitlines() if "parallel backend" in line), "")
     return line.partition(":")[2].strip()

@@ -246,7 +246,7 @@ def test_missing_weights_name_what_the_folder_holds(tmp_path: Path, settings: di
 
 
 def test_a_missing_folder_of_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"weights_dir is no folder: .*nowhere"):
+    with pytest.raises(UserError, match=r"weights_dir is not a folder: .*nowhere"):
         open_model(weights_dir=str(tmp_path / "nowhere"))
 
 
