@@ -1,4 +1,4 @@
-"""Feeding: keeps a device at work on a call while a thread of its own asks the meters."""
+"""Keep a device busy with a call while another thread queries the meters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from perfexp.meters.watch import Watch
 if TYPE_CHECKING:
     from perfexp.devices import Device, Event
 
-#: Calls are enqueued in blocks of about so long, with an event after each.
+#: Approximate duration of a block of calls, which ends with an event.
 _BLOCK_SECONDS = 0.002
 _MOST_CALLS = 1000
-#: The device has work for at least so long ahead, as far as its queue takes it.
+#: Pending work that the device should have, if its queue is deep enough.
 _LEAD_SECONDS = 0.02
 
 
 class Mark(NamedTuple):
-    """A place in the stream of calls.
+    """A position in the stream of calls.
 
     Attributes:
-        event: recorded there.
-        calls: before it.
+        event: event at this position.
+        calls: number of calls before it.
     """
 
     event: Event
@@ -33,17 +33,15 @@ class Mark(NamedTuple):
 
 
 class Feeder:
-    """Keeps a device at work on a call.
+    """Keeps a device busy with a call.
 
-    On an asynchronous device a little more is enqueued than it has done; on a synchronous one calls are made.
+    On an asynchronous device, calls are enqueued slightly ahead; on a synchronous one they simply run.
 
     Args:
-        call: that it works on.
-        device: that works.
         sleep: lets the host's time pass.
 
     Attributes:
-        start: where the window began.
+        start: begin of the window.
     """
 
     def __init__(self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]) -> None:
@@ -60,10 +58,10 @@ class Feeder:
         self._collect()
 
     def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
-        """Enqueue a block of calls; rest instead where the device has enough ahead of it.
+        """Enqueue a block of calls, or rest while the device has enough pending work.
 
         Args:
-            rest_seconds: for so long at the most.
+            rest_seconds: maximum duration of the rest.
         """
         self._collect()
         ahead = self._busy_until - self._now() - _LEAD_SECONDS
@@ -73,15 +71,15 @@ class Feeder:
             self._enqueue(min(max(int(_BLOCK_SECONDS / self._call_seconds), 1), _MOST_CALLS))
 
     def begin(self) -> None:
-        """The window begins about now."""
+        """Begin the window about now."""
         self._collect()
         self.start = self._passed
 
     def end(self) -> tuple[int, float]:
-        """The window ends about now; waits until the device is done.
+        """End the window about now, and wait until the device is done.
 
         Returns:
-            Calls that were completed in it, and what they took, seconds.
+            Number of calls completed in the window, and their duration, seconds.
         """
         self._collect()
         if self._passed.calls == self.start.calls:  # a call is longer than the window
@@ -95,7 +93,7 @@ class Feeder:
         return self._device.now_ns() * 1e-9
 
     def _enqueue(self, calls: int) -> None:
-        """A block of calls and the event behind it."""
+        """Enqueue a block of calls and an event behind it."""
         begun = self._now()
         for _ in range(calls):
             self._call()
@@ -106,7 +104,7 @@ class Feeder:
         self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
 
     def _collect(self) -> None:
-        """What the device has passed, what a call takes, and until when there is work at the most."""
+        """Update the passed position, the time of a call, and the latest end of the pending work."""
         while self._pending and self._device.passed(self._pending[0].event):
             before, self._passed = self._passed, self._pending.popleft()
             seconds = self._device.elapsed_seconds(before.event, self._passed.event)
@@ -118,27 +116,27 @@ class Feeder:
 
 
 class Beside(Protocol):
-    """How meters are watched beside a device that is kept at work; `threaded`, or taking turns in tests."""
+    """How meters are watched alongside a busy device: `threaded`, or taking turns in tests."""
 
     def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
         """Feed until the watch is over.
 
         Args:
-            watch: that is stepped through.
-            feeder: told when the window begins.
+            watch: watch to step through.
+            feeder: feeder of the device, notified when the window begins.
 
         Returns:
-            Calls that were completed in the window, and what they took, seconds.
+            Number of calls completed in the window, and their duration, seconds.
         """
 
 
 def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
-    """See `Beside`: this thread feeds, another asks; a question waits in the driver, without Python's lock."""
-    given_up = threading.Event()
+    """See `Beside`; this thread feeds, another queries, which waits in the driver without Python's lock."""
+    abandoned = threading.Event()
 
     def ask() -> None:
         for pause in watch.steps():
-            if given_up.wait(pause):
+            if abandoned.wait(pause):
                 return
 
     with ThreadPoolExecutor(1, thread_name_prefix="meters") as pool:
@@ -153,4 +151,4 @@ def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
             asking.result()
             return feeder.end()
         finally:
-            given_up.set()
+            abandoned.set()
