@@ -259,7 +259,7 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
         ({"report": False, "complaint": "==ERROR== Profiling failed: driver resource was unavailable."}, "DCGM"),
         ({"csv": ""}, "ncu can't read train.ncu-rep"),
         ({"csv": '"ID","Kernel Name","x"\n"","","ns"'}, "ncu can't read train.ncu-rep"),
-        ({"metrics": []}, "does not tell the counters"),
+        ({"metrics": []}, "does not list the counters"),
         ({"version": "Version 2019.5.0"}, "too old"),
     ],
 )
