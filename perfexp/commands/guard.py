@@ -1,4 +1,4 @@
-"""Guard: in front of MLflow's server, refuses what a web page of another address sends through a browser.
+"""A guard in front of MLflow's server that refuses requests which foreign web pages send through a browser.
 
 MLflow's own checks are not enough. Its default list of hosts has patterns that match names as well (`10.*` matches
 10.evil.example), and every page of this machine, on whatever port, may read and write.
@@ -36,7 +36,7 @@ def create_app() -> Application:
 
 
 def write_plugin(folder: Path) -> None:
-    """Make `create_app` known to MLflow's option --app-name, for processes that have the folder in PYTHONPATH.
+    """Register `create_app` for MLflow's option --app-name, in processes with the folder in PYTHONPATH.
 
     Args:
         folder: an empty folder.
@@ -48,11 +48,11 @@ def write_plugin(folder: Path) -> None:
 
 
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
-    """Values of the header Host that a server accepts, with and without the port.
+    """Accepted values of the header Host, with and without the port.
 
     Args:
-        host: address that it listens on.
-        port: the port that the server listens on.
+        host: address that the server listens on.
+        port: port that the server listens on.
         others: further names, separated by commas; `*` stands for any characters.
     """
     names = [*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host])]
@@ -73,11 +73,11 @@ def _own_names() -> list[str]:
 
 
 class Guard:
-    """An ASGI application that passes on requests to its own address only, and of its own pages only.
+    """An ASGI application that only passes on requests to its own address and from its own pages.
 
     Args:
-        application: what is guarded.
-        hosts: from `accepted_hosts`.
+        application: guarded application.
+        hosts: result of `accepted_hosts`.
     """
 
     def __init__(self, application: Application, hosts: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class Guard:
             await send({"type": "http.response.body", "body": f"perfexp ui: {fault}\n".encode()})
 
     def _fault(self, scope: Scope) -> str | None:
-        """Why a request is refused."""
+        """Why a request is refused, or None."""
         hosts, origins = (_values(scope, name) for name in (b"host", b"origin"))
         if len(hosts) != 1 or not any(_matches(hosts[0], pattern) for pattern in self._hosts):
             return "this name is not allowed; allow it with --allowed-hosts NAME[:PORT]"
@@ -118,6 +118,6 @@ def _matches(host: str, pattern: str) -> bool:
 
 
 def _is_link(scope: Scope) -> bool:
-    """Whether the user follows a link to a page; the page that has the link sees nothing of the other one."""
+    """Whether the user follows a link to a page, which reveals nothing to the page with the link."""
     destination = _values(scope, b"sec-fetch-dest")
     return scope.get("method") in ("GET", "HEAD") and destination == ["document"]

@@ -318,7 +318,7 @@ def test_a_host_that_disturbs_or_limits_is_told(quiet_machine):
     host["cpu"] |= {"load_average_1min": 30.0, "governor": "powersave", "affinity": [0, 1, 2, 3]}
     host["clock"]["source"] = "hpet"
     host["tools"]["nsys"] = {"path": "/opt/nvidia/nsight-systems/2025.3/bin/nsys", "on_path": False}
-    host["store"]["problem"] = "it is no SQLite database"
+    host["store"]["problem"] = "it is not an SQLite database"
     told = verdicts(quiet_machine)
     warned = ("load", "governor", "processors", "clock", "nsys", "tracking store")
     assert not_ok(quiet_machine) == dict.fromkeys(warned, "warn")
