@@ -1,4 +1,4 @@
-"""Instruments: energy meters and profilers."""
+"""Judge energy meters and profilers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ _NSIGHT = {
 
 
 def findings(facts: Facts) -> Iterator[Finding]:
-    """A line for each.
-
-    Args:
-        facts: of the machine.
-    """
+    """A line per check."""
     machine = facts["machine"]
     yield from _energy(part(facts, "energy"))
     rocm = bool(part(facts, "torch").get("rocm"))
     if rocm or machine["amd"]["driver"]:
         yield _amdsmi(machine["amd"])
-        yield _tool("rocprofv3", machine["tools"], "ROCm has it: the package rocprofiler-sdk", tested=False)
+        yield _tool("rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False)
     if not rocm:
         for name, remedy in _NSIGHT.items():
             yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
