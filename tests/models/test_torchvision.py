@@ -146,8 +146,8 @@ def test_builder_settings_are_passed_on() -> None:
     [
         ({"name": "resnet81"}, "no model 'resnet81'. Did you mean resnet18"),
         ({"name": "fasterrcnn_resnet50_fpn"}, "learns from boxes"),
-        ({"name": "raft_small"}, "pairs of pictures"),
-        ({"name": "quantized_resnet18", "kwargs": {"quantize": True}}, "int8 is no precision"),
+        ({"name": "raft_small"}, "pairs of images"),
+        ({"name": "quantized_resnet18", "kwargs": {"quantize": True}}, "int8 is not a precision"),
         ({"name": "resnet18", "kwargs": {"depth": 3}}, "resnet18 does not take these settings: .*depth"),
     ],
 )
