@@ -29,14 +29,7 @@ CODES = {
         "winograd": 6,
         "winograd_nonfused": 7,
     },
-    Pass.backward_data: {
-        "algo_0": 0,
-        "algo_1": 1,
-        "fft": 2,
-        "fft_tiling": 3,
-        "winograd": 4,
-        "winograd_nonfused": 5,
-    },
+    Pass.backward_data: {"algo_0": 0, "algo_1": 1, "fft": 2, "fft_tiling": 3, "winograd": 4, "winograd_nonfused": 5},
     Pass.backward_filter: {
         "algo_0": 0,
         "algo_1": 1,

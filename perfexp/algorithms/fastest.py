@@ -72,10 +72,7 @@ class Fastest:
         return self._remembered(problem, problem.passes, self._of_all_passes)
 
     def _remembered(
-        self,
-        problem: Problem,
-        passes: tuple[Pass, ...],
-        hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners],
+        self, problem: Problem, passes: tuple[Pass, ...], hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners]
     ) -> _Winners:
         """The cached choice for such a problem, or the winner of a new race."""
         kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"

@@ -10,15 +10,7 @@ from typing import Any
 import torch
 
 from perfexp.algorithms import Backend
-from perfexp.algorithms.backends import (
-    GUESS,
-    Choice,
-    Cudnn,
-    Kernels,
-    PassChoice,
-    Support,
-    supports_of,
-)
+from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, supports_of
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT

@@ -21,10 +21,7 @@ DEFAULT, BENCHMARK = "default", "benchmark"
 CUDNN, TRITON = "cudnn", "triton"
 
 #: Triton kernels by engine.
-_KERNELS: dict[str, Compute] = {
-    f"{TRITON}.direct": kernels.direct,
-    f"{TRITON}.winograd": kernels.winograd,
-}
+_KERNELS: dict[str, Compute] = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.winograd}
 
 
 def _run(

@@ -52,8 +52,7 @@ def benchmark(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE",
-            help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
+            metavar="KEY=VALUE", help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, …."
         ),
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,

@@ -30,8 +30,7 @@ _REMEDY = "Choose another folder with --out DIR."
 @app.command()
 def speed(
     places: Annotated[
-        list[Path],
-        typer.Argument(metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders."),
+        list[Path], typer.Argument(metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders.")
     ],
     skip: Annotated[
         int | None,

@@ -60,8 +60,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to listen on; anyone who reaches it can read and delete.")] = HOST,
     allowed_hosts: Annotated[
-        str | None,
-        typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."),
+        str | None, typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel.")
     ] = None,
 ) -> None:
     """Open MLflow on the tracking store until Ctrl-C."""

@@ -72,14 +72,7 @@ class Cityscapes:
         UserError: the folder is incomplete.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        workers: int = 2,
-        pin_memory: bool = False,
-        prefetch_factor: int = 2,
-    ) -> None:
+    def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
         self._root = Path(root).expanduser()
         self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)

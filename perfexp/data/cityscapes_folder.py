@@ -11,13 +11,7 @@ from typing import Any
 from PIL import Image
 
 from perfexp.data import FORMATS
-from perfexp.data.cityscapes_masks import (
-    CLASSES,
-    LABEL_IDS_END,
-    TRAIN_IDS_END,
-    read_mask,
-    train_ids,
-)
+from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS_END, TRAIN_IDS_END, read_mask, train_ids
 from perfexp.errors import UserError
 
 SPLITS = ("train", "val")

@@ -10,14 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from perfexp.data.image_files import (
-    Split,
-    centre_crop,
-    find_split,
-    random_crop,
-    read_picture,
-    to_tensor,
-)
+from perfexp.data.image_files import Split, centre_crop, find_split, random_crop, read_picture, to_tensor
 from perfexp.data.loading import LoadedBatches, Loading, check_batch
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -37,14 +30,7 @@ class Images:
         UserError: the folder cannot be read, or holds no images.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        workers: int = 2,
-        pin_memory: bool = False,
-        prefetch_factor: int = 2,
-    ) -> None:
+    def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
         self._root = Path(root).expanduser()
         self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)

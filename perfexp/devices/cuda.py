@@ -172,10 +172,7 @@ class CudaDevice:
             Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated() - own, unit="bytes"),
             Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved() - own, unit="bytes"),
             Metric(
-                name="memory/device_bytes",
-                value=None if device is None else device - own,
-                unit="bytes",
-                reason=reason,
+                name="memory/device_bytes", value=None if device is None else device - own, unit="bytes", reason=reason
             ),
         ]
 

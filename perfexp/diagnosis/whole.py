@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from perfexp.diagnosis import (
-    Choice,
-    Facts,
-    Finding,
-    Verdict,
-    devices,
-    gpu,
-    host,
-    instruments,
-    software,
-)
+from perfexp.diagnosis import Choice, Facts, Finding, Verdict, devices, gpu, host, instruments, software
 
 
 def diagnose(facts: Facts, choice: Choice) -> list[Finding]:

@@ -10,15 +10,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from perfexp.layers.outline import (
-    COMPILED,
-    ModuleCall,
-    ModuleNames,
-    Opaque,
-    Outline,
-    computes_again,
-    is_compiled,
-)
+from perfexp.layers.outline import COMPILED, ModuleCall, ModuleNames, Opaque, Outline, computes_again, is_compiled
 from perfexp.layers.ranges import Mark, Scope
 from perfexp.work.names import name_of, path_of
 

@@ -15,14 +15,7 @@ from perfexp.errors import UserError
 from perfexp.models import Batch, Ddp, Execution, Precision, mmseg_nosync
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
-from perfexp.models.mmseg_config import (
-    build,
-    classes_of,
-    read_config,
-    set_classes,
-    version,
-    without_sync_batch_norm,
-)
+from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
 from perfexp.models.parallel import is_shared
 from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.models.weights import find_weights, load_weights, read_weights

@@ -21,10 +21,7 @@ from perfexp.records.record import Diagnostic
 torchvision = import_torchvision()
 
 #: Why the models of a package can't be measured.
-_REFUSED = {
-    "detection": "learns from boxes and takes a list of images",
-    "optical_flow": "takes pairs of images",
-}
+_REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
 
 #: Default number of classes by package: Kinetics-400, Pascal VOC; all others have ImageNet's.
 _USUAL_CLASSES = {"video": 400, "segmentation": 21}

@@ -33,15 +33,7 @@ from perfexp.profilers import (
     refuse_other_devices,
 )
 from perfexp.profilers.reports import ranked
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    last_words,
-    missing_library,
-)
+from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, last_words, missing_library
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Diagnostic
 from perfexp.roofline import listing

@@ -18,28 +18,11 @@ from typing import Any
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.host.untrusted import printable, spreadsheet_text
-from perfexp.profilers import (
-    WHOLE,
-    About,
-    Found,
-    Marks,
-    Place,
-    ProfilerFailed,
-    Settings,
-    refuse_other_devices,
-)
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, refuse_other_devices
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    last_words,
-    missing_library,
-)
+from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, last_words, missing_library
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Diagnostic
 

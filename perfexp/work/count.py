@@ -23,10 +23,7 @@ from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
 
 
 def count(
-    model: torch.nn.Module,
-    *inputs: Any,
-    keywords: Mapping[str, Any] | None = None,
-    backward: bool = False,
+    model: torch.nn.Module, *inputs: Any, keywords: Mapping[str, Any] | None = None, backward: bool = False
 ) -> Work:
     """The work of one call of a model in its current mode (training or not), without using the device.
 
