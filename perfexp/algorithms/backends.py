@@ -183,11 +183,7 @@ class Cudnn:
 
 
 def _try(which: Pass, cudnn_plan: Plan, problem: Problem) -> None:
-    """Run a plan once, since cuDNN may report a workspace for a problem that it then refuses.
-
-    Raises:
-        CudnnError: cuDNN refused.
-    """
+    """Run a plan once, since cuDNN may refuse a problem after reporting a workspace; raises `CudnnError` then."""
     even = problem.even()
     with unset_fake_temporarily(), torch.inference_mode():
         cudnn_plan(*(_empty(shape, even) for shape in even.reads(which)))

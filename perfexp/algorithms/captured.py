@@ -55,14 +55,7 @@ class Launch:
             raise
 
     def __call__(self, stream: int) -> None:
-        """Launch the graph on a stream.
-
-        Args:
-            stream: address of the stream.
-
-        Raises:
-            CaptureError: the device failed.
-        """
+        """Launch the graph on the stream of an address; raises `CaptureError` if the device failed."""
         status = self._launch(self._graph, stream)
         if status:
             _check(status)
@@ -74,11 +67,7 @@ class Launch:
 
 @contextmanager
 def _captured(enqueue: Callable[[], object], device: torch.device) -> Iterator[c_void_p]:
-    """The graph of the work that is enqueued on a stream of its own; nothing of it runs.
-
-    Raises:
-        CaptureError: the driver cannot capture the work.
-    """
+    """The graph of the work that is enqueued on a stream of its own, without running it; raises `CaptureError`."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     driver, address, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
     with torch.cuda.stream(stream):

@@ -94,30 +94,19 @@ class Library:
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:
-        """Raise unless a status is success.
-
-        Raises:
-            CudnnError: the call failed.
-        """
+        """Raise `CudnnError` unless a status is success."""
         if status:
             text = self._functions.cudnnGetErrorString(status)
             raise CudnnError(text.decode().removeprefix("CUDNN_STATUS_"))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function by name.
-
-        Raises:
-            CudnnError: the call failed.
-        """
+        """Call a function by name; raises `CudnnError` if it fails."""
         self.check(getattr(self._functions, name)(*arguments))
 
     def handle(self, device: int) -> int:
-        """The handle of a device in this thread, bound to torch's current stream there.
+        """The handle of a device index in this thread, bound to torch's current stream there.
 
         A handle may be used by one thread at a time, and the backward pass has a thread of its own.
-
-        Args:
-            device: device index.
         """
         key = (device, threading.get_ident())
         handle = self._handles.get(key)
@@ -138,24 +127,14 @@ class Library:
         return self._constants[c_double if dtype is torch.float64 else c_float]
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
-        """A descriptor of a dense tensor.
-
-        Args:
-            shape: (N, C, H, W).
-            channels_last: whether it is stored as NHWC.
-        """
+        """A descriptor of a dense tensor (N, C, H, W), stored as NHWC if `channels_last`."""
         descriptor = self._new("Tensor")
         layout = _NHWC if channels_last else _NCHW
         self.call("cudnnSetTensor4dDescriptor", descriptor, layout, DATA_TYPES[dtype], *shape)
         return descriptor
 
     def filter(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
-        """A descriptor of dense weights.
-
-        Args:
-            shape: (O, C / G, kernel height, kernel width).
-            channels_last: whether they are stored as OHWC.
-        """
+        """A descriptor of dense weights (O, C / G, kernel height, kernel width), stored as OHWC if `channels_last`."""
         descriptor = self._new("Filter")
         layout = _NHWC if channels_last else _NCHW
         self.call("cudnnSetFilter4dDescriptor", descriptor, DATA_TYPES[dtype], layout, *shape)
@@ -189,11 +168,7 @@ class Library:
         return descriptor
 
     def workspace_bytes(self, which: Pass, handle: int, descriptors: Sequence[int], code: int) -> int:
-        """Memory that an algorithm needs beyond its tensors.
-
-        Args:
-            descriptors: descriptors of the two tensors that are read, of the convolution, and of the result.
-            code: code of the algorithm.
+        """Memory that an algorithm needs beyond its tensors; `descriptors` are those of `descriptors_of`.
 
         Raises:
             CudnnError: the algorithm cannot compute it.
@@ -203,11 +178,7 @@ class Library:
         return size.value
 
     def guesses(self, which: Pass, handle: int, descriptors: Sequence[int]) -> list[tuple[int, int]]:
-        """Algorithm codes as cuDNN's heuristic ranks them, the best first, with the bytes of workspace of each.
-
-        Args:
-            descriptors: descriptors of the two tensors that are read, of the convolution, and of the result.
-        """
+        """Algorithm codes as cuDNN's heuristic ranks them, the best first, with the bytes of workspace of each."""
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
@@ -235,11 +206,7 @@ capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.
 
 
 def current_stream(device: int) -> int:
-    """The address of torch's current stream.
-
-    Args:
-        device: device index.
-    """
+    """The address of torch's current stream on a device."""
     address: int = torch._C._cuda_getCurrentRawStream(device)
     return address
 

@@ -11,13 +11,9 @@ from perfexp.models import Session
 
 
 def open_default(*, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any) -> Algorithm:
-    """Build torch's own convolution, with other algorithms for the layers that name one.
+    """Build torch's own convolution, with other algorithms for the layers that name one (see `forced.Forced`).
 
     All settings of the other algorithms are accepted, so that one sweep can cover them.
-
-    Args:
-        layers: algorithms by layer; see `perfexp.algorithms.forced.Forced`.
-        settings: other settings of `Forced`, ignored where no layer is named.
     """
     if not layers:
         return Default(name=name)

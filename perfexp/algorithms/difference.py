@@ -12,12 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def relative_error(found: Any, reference: Any) -> float | None:
-    """Relative L2 error over all floating-point numbers; None if a number is not finite or the reference is all zero.
-
-    Args:
-        found: outputs: a tensor, or tensors in lists, tuples and mappings.
-        reference: outputs of the same structure.
-    """
+    """Relative L2 error over nested floating-point tensors; None if one is not finite or the reference is all zero."""
     pairs = list(zip(_tensors(found), _tensors(reference), strict=True))
     apart = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
     length = sum(float(other.double().square().sum()) for _, other in pairs)
@@ -38,14 +33,11 @@ def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Iterator[None]:
-    """While entered, untrained batch norms hold the statistics of the activations of one call.
+    """While entered, a model's untrained batch norms hold the statistics of the activations of one call.
 
     Without them, the outputs of a deep model with random weights hardly depend on its inputs (ResNet-152: by 1 %,
-    GoogLeNet: by 0.001 %) or on numerical errors, or they are not finite.
-
-    Args:
-        module: model that contains the batch norms.
-        run: the call; if it fails in training mode (one number per channel), nothing is changed.
+    GoogLeNet: by 0.001 %) or on numerical errors, or they are not finite. A call that fails in training mode (one
+    number per channel) changes nothing.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and _is_untrained(norm)]
     before = [({name: value.clone() for name, value in norm.named_buffers()}, norm.momentum) for norm in norms]

@@ -97,24 +97,14 @@ def shape_of(problem: Problem) -> Shape:
 
 
 class Direct:
-    """A convolution that only needs cuDNN and bypasses torch's dispatcher, for eager calls.
-
-    Args:
-        plans: plans by pass, at least the forward one.
-        layout: memory format of all tensors.
-    """
+    """A convolution that only needs cuDNN and bypasses torch's dispatcher, for eager calls; one plan per pass."""
 
     def __init__(self, plans: dict[Pass, Plan], layout: torch.memory_format) -> None:
         self.forward = plans[Pass.forward]
         self.plans, self.layout = plans, layout
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The outputs, with their gradients where the plans have them.
-
-        Args:
-            inputs: (N, C, H, W), dense.
-            weight: (O, C / G, kernel height, kernel width), dense.
-        """
+        """The outputs for dense inputs and weights, with their gradients where the plans have them."""
         if len(self.plans) == 1:
             return self.forward(inputs, weight)
         outputs: torch.Tensor = _Direct.apply(inputs, weight, self)  # type: ignore[no-untyped-call]

@@ -68,21 +68,13 @@ def _without_brackets(text: str) -> str:
 
 
 class Families:
-    """Kernel counts of each algorithm.
-
-    Args:
-        counts: by pass and algorithm, the number of `calls` and the count of each bare name in them (`kernels`).
-    """
+    """Kernel counts by pass and algorithm: the number of `calls`, and the count of each bare name (`kernels`)."""
 
     def __init__(self, counts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         self._counts = counts
 
     def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
-        """Algorithms to which the kernels of a call can belong, the likeliest first; empty if the kernels are unknown.
-
-        Args:
-            kernels: kernel names as a profiler reports them.
-        """
+        """Algorithms to which the kernels of a call can belong, the likeliest first; empty for unknown kernels."""
         seen = {bare(kernel) for kernel in kernels}
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
         if named:
@@ -97,11 +89,7 @@ class Families:
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
     def has_seen(self, which: Pass, kernels: Iterable[str]) -> bool:
-        """Whether each kernel is known from some algorithm or names its algorithm.
-
-        Args:
-            kernels: kernel names as a profiler reports them.
-        """
+        """Whether each kernel is known from some algorithm or names its algorithm."""
         names = {name for each in self._counts.get(which.value, {}).values() for name in each["kernels"]}
         return all(name in names or _says(name) for name in map(bare, kernels))
 
@@ -120,12 +108,7 @@ def _score(counts: Mapping[str, Any], seen: set[str], names: set[str]) -> float:
 
 
 def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
-    """A pass report with its observed kernels, and whether they belong to the requested algorithm.
-
-    Args:
-        report: report of a pass that cuDNN computed as requested.
-        kernels: kernel names as a profiler reports them; at least one.
-    """
+    """The report of a pass as requested, with its observed kernels, and whether they belong to the algorithm."""
     likely = learnt().likely(report.which, kernels)
     status, reason = LayerStatus.ok, None
     if not likely:
@@ -136,11 +119,7 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
 
 
 def known(which: Pass, kernels: Iterable[str]) -> bool:
-    """Whether all possible cuDNN kernels of a call are in the learned families.
-
-    Args:
-        kernels: kernel names as a profiler reports them; PyTorch's own, copies and fills do not count.
-    """
+    """Whether all kernels of a call that may be cuDNN's (not PyTorch's own, copies or fills) are in the families."""
     others = [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
     return bool(others) and learnt().has_seen(which, others)
 
@@ -148,9 +127,7 @@ def known(which: Pass, kernels: Iterable[str]) -> bool:
 def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]]) -> AlgorithmReport:
     """A report with the observed kernels of layers' forward passes, where cuDNN was handed an algorithm.
 
-    Args:
-        kernels: kernel names by layer, over all its calls. Layers with several kinds of inputs, or with a kernel that
-            is unknown (another chip, another cuDNN), stay unchanged.
+    Layers with several kinds of inputs, or with an unknown kernel (another chip, another cuDNN), stay unchanged.
     """
     names = [layer.name for layer in report.layers]
 

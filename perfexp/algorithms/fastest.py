@@ -110,12 +110,7 @@ class Fastest:
         return winners
 
     def _check(self, which: Pass, engine: str, problem: Problem) -> None:
-        """Check that an engine can compute a pass.
-
-        Raises:
-            ValueError: it cannot.
-            CudnnError: cuDNN cannot.
-        """
+        """Check that an engine can compute a pass; raises `ValueError` or `CudnnError` otherwise."""
         backend, _, name = engine.partition(".")
         if backend == CUDNN:
             plan_of(which, engine, problem)
@@ -240,12 +235,7 @@ def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
 
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
-    """A call of an engine for a pass.
-
-    Args:
-        problem: problem with symmetric padding.
-        tensors: tensors that the pass reads.
-    """
+    """A call of an engine for a pass of a problem with symmetric padding."""
     convolution, operators = problem.convolution, torch.ops.perfexp
     padding = (convolution.padding[2], convolution.padding[0])
     settings = (convolution.stride, padding, convolution.dilation, convolution.groups, problem.channels_last)

@@ -26,12 +26,7 @@ from perfexp.errors import PerfexpError
 
 @dataclass
 class _Row:
-    """A problem that a layer computed, with its report and its number of calls.
-
-    Attributes:
-        report: report of one call.
-        counted: number of calls at the first request for the report; later calls are not counted.
-    """
+    """A problem that a layer computed, the report of one call, and the calls, `counted` until the first report."""
 
     problem: Problem
     report: LayerReport
@@ -97,11 +92,7 @@ class Layer:
         return self
 
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
-        """Why backends cannot compute the layer whatever its inputs are; None if they may.
-
-        Args:
-            supports: backends; by default the layer's own.
-        """
+        """Why backends, by default the layer's own, cannot compute the layer for any inputs; None if they may."""
         backends = self.supports if supports is None else supports
         reasons = [backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends]
         return None if None in reasons else _joined(reasons)
@@ -195,11 +186,7 @@ class Layer:
         return conv2d(input, weight, bias, stride, padding, dilation, groups)
 
     def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
-        """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces.
-
-        Args:
-            settings: stride, padding, dilation and groups; None for the module's own.
-        """
+        """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces."""
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
         recorded = torch.is_grad_enabled()
@@ -242,11 +229,7 @@ class Layer:
         return (engines.forward, engines.backward_data, engines.backward_filter) if engines else ()
 
     def _decide(self, key: Any, uncast: bool) -> _Decision:
-        """The implementation for a kind of inputs that is new.
-
-        Args:
-            uncast: whether inputs and weights already have the data type of the computation.
-        """
+        """The implementation for a new kind of inputs; `uncast`: they already have the data type of the computation."""
         shape, dtype, strides, weight_shape, weight_strides, wants_data, wants_filter, settings, device = key
         convolution = Convolution.of(weight_shape, *(self._settings if settings is None else settings))
         if misfit(convolution, shape) or 0 in shape:

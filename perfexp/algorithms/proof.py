@@ -22,21 +22,12 @@ _MARKER_CYCLES = 1
 
 @dataclass
 class Seen:
-    """Observed kernels of each plan, in launch order.
-
-    Attributes:
-        kernels: kernel names by plan.
-    """
+    """Observed kernels of each plan, in launch order."""
 
     kernels: dict[Plan, tuple[str, ...]] = field(default_factory=dict)
 
     def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
-        """A pass report with its observed kernels, and whether they belong to the requested algorithm.
-
-        Args:
-            report: report of a pass, returned unchanged if nothing was observed.
-            plan: plan that computed the pass, or None.
-        """
+        """A pass report with its observed kernels, and whether they belong to the requested algorithm."""
         if plan is None or report.status is not LayerStatus.ok:
             return report
         kernels = self.kernels.get(plan, ())
@@ -46,11 +37,7 @@ class Seen:
 
 
 def watch(call: Callable[[], Any]) -> Seen:
-    """Run a call once and record the kernels that each of its plans launched.
-
-    Args:
-        call: call on an NVIDIA GPU, on one stream and not as a captured graph.
-    """
+    """Run a call once, on one stream and not as a graph, and record the kernels that each of its plans launched."""
     order: list[Plan] = []
 
     def around(plan: Plan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -70,13 +57,10 @@ def watch(call: Callable[[], Any]) -> Seen:
 
 
 def kernel_names(call: Callable[[], Any]) -> list[str]:
-    """Names of a call's device activities, in order of execution.
+    """Names of a call's activities on an NVIDIA GPU, in order of execution.
 
     Memory copies and fills on other streams than the markers' are left out, since they are not of the call. Kernels are
     included: cuDNN has streams of its own for some and joins them to the caller's.
-
-    Args:
-        call: call on an NVIDIA GPU.
     """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -27,7 +27,7 @@ def race(
     """Median seconds of each call, in device time where available; hopeless calls stop after two rounds.
 
     Args:
-        calls: calls by name; each has run before; the first one is never dropped.
+        calls: calls by name, each of which has run before; the first one is never dropped.
         where: maps a name to the function that runs its work, in this thread or an isolated one.
     """
     blocks = {name: where(name)(partial(_block, call, device)) for name, call in calls.items()}

@@ -25,12 +25,8 @@ _MOST_ONCE = 256
 class Replays:
     """Captured work by address; torch's allocator repeats the addresses of a model's calls.
 
-    One thread at a time may use it, as one thread at a time computes a pass: autograd's thread works while its caller
-    waits.
-
-    Args:
-        enqueue: puts the work on torch's current stream, by its addresses.
-        device: index of a CUDA device.
+    `enqueue` puts the work on torch's current stream by its addresses. One thread at a time may use it, as one thread
+    at a time computes a pass: autograd's thread works while its caller waits.
     """
 
     def __init__(self, enqueue: Callable[..., None], device: int) -> None:
@@ -41,9 +37,6 @@ class Replays:
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Put the work on torch's current stream; first-time, currently captured and uncapturable work is enqueued.
-
-        Args:
-            addresses: addresses of all tensors that the work reads and writes.
 
         Raises:
             CaptureError: the device failed.

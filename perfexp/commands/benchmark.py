@@ -136,16 +136,7 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
 
 
 def _num_gpus(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
-    """Number of GPUs of a run mode; None where the device has no such number.
-
-    Args:
-        run_mode: `sp` or `mp`.
-        gpu: node of the plan.
-        said: whether the user sets the number.
-
-    Raises:
-        UserError: there are no GPUs for it.
-    """
+    """Number of GPUs of a run mode (`sp` or `mp`), None where the device has no such number; raises `UserError`."""
     count, name = gpu.get("count"), gpu["name"]
     if run_mode == "sp":
         if said and count != 1:
@@ -167,11 +158,7 @@ def _num_gpus(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
 
 
 def _check_speed_file(plan: Plan) -> None:
-    """Check before the training that its speed file can be written.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Raise `UserError` before the training if its speed file cannot be written."""
     if not plan.speed_dir:
         return
     folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
@@ -236,11 +223,7 @@ def _precision(name: str, config_dir: Path | None) -> str:
 
 
 def _number(what: str, text: str, *, least: int) -> int:
-    """A number within the limits.
-
-    Raises:
-        UserError: the text is not such a number.
-    """
+    """A number within the limits; raises `UserError` for any other text."""
     number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
     if not least <= number <= _LARGEST:
         raise UserError(f"{what} is a whole number from {least} to {_LARGEST}, not '{text}'.")

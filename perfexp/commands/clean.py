@@ -48,14 +48,7 @@ class _Identity(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A file to delete.
-
-    Attributes:
-        path: path below the cleaned folder.
-        size_bytes: size of the file.
-        identity: device and inode of the file.
-        home: device and inode of its folder.
-    """
+    """A file to delete, with its path below the cleaned folder, and its folder's identity (`home`)."""
 
     path: Path
     size_bytes: int
@@ -133,11 +126,7 @@ def clean(
 
 
 def _endings(kind: str) -> list[str]:
-    """Unique endings with their dots.
-
-    Raises:
-        UserError: there are none, or one is invalid.
-    """
+    """Unique endings with their dots; raises `UserError` if there are none, or one is invalid."""
     endings = list(dict.fromkeys("." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()))
     if not endings or any(not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings):
         raise UserError(f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite.")
@@ -145,11 +134,7 @@ def _endings(kind: str) -> list[str]:
 
 
 def _age_seconds(text: str | None) -> float:
-    """An age in seconds; 0 for none.
-
-    Raises:
-        UserError: the text is not an age.
-    """
+    """An age in seconds, 0 for none; raises `UserError` for any other text."""
     if text is None:
         return 0.0
     match = _AGE.fullmatch(text.strip())
@@ -243,11 +228,7 @@ def _counted(number: int, one: str, several: str) -> str:
 
 
 def _agreed(total: str) -> bool:
-    """Whether the user confirms.
-
-    Raises:
-        UserError: stdin is not a terminal.
-    """
+    """Whether the user confirms; raises `UserError` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
     return typer.confirm(f"Delete {total}?")
@@ -266,11 +247,7 @@ def _delete(files: Collection[_File]) -> int:
 
 
 def _unlink(file: _File) -> None:
-    """Delete a listed file unless it or its folder was replaced in between.
-
-    Raises:
-        OSError: it was replaced, is in use, or cannot be deleted.
-    """
+    """Delete a listed file; raises `OSError` if it or its folder was replaced, is in use, or refuses."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     home = os.open(file.path.parent, flags)
     try:

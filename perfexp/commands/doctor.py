@@ -67,14 +67,7 @@ def doctor(
 
 
 def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
-    """All facts for a diagnosis.
-
-    Args:
-        gpu_files: data of the files of conf/gpu, by name.
-
-    Raises:
-        UserError: no file has the device's name.
-    """
+    """All facts for a diagnosis; raises `UserError` if no file of conf/gpu has the device's name."""
     if choice.name not in gpu_files:
         raise UserError(f"There is no gpu '{choice.name}'. {did_you_mean(choice.name, gpu_files)}")
     store = database(store_uri(None))
@@ -109,11 +102,7 @@ def table(findings: Sequence[Finding]) -> Grid:
 
 
 def _data_root(settings: Sequence[str]) -> Path:
-    """The folder in the overrides.
-
-    Raises:
-        UserError: there is none, or another override.
-    """
+    """The folder in the overrides; raises `UserError` without one, or for another override."""
     overrides = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
     if wrong := [key for key in overrides if key not in _OVERRIDES]:
         raise UserError(

@@ -91,15 +91,7 @@ class _Run:
 
 @dataclass(kw_only=True)
 class _Collected:
-    """Runs that are exported together, and the success of reading them.
-
-    Attributes:
-        samples: whether to export raw samples.
-        layers: whether to export layers.
-        runs: runs by identity; of duplicates, the one that ended last.
-        sweeps: sweeps with their folders, by identity.
-        exit_code: 1 where something could not be read.
-    """
+    """Runs and sweeps by identity (of duplicates, the one that ended last), with an exit code of reading them."""
 
     samples: bool
     layers: bool = False
@@ -109,11 +101,7 @@ class _Collected:
     _read: set[Path] = field(default_factory=set)
 
     def files(self, place: Path) -> list[Path]:
-        """All records and sweeps in and below a folder, or the named file.
-
-        Raises:
-            UserError: there is none.
-        """
+        """All records and sweeps in and below a folder, or the named file; raises `UserError` without any."""
         files = [place] if place.is_file() else []
         if place.is_dir():
             files += folders.below(place, _RECORD, _SWEEP, refused=self._failed)

@@ -36,11 +36,7 @@ def create_app() -> Application:
 
 
 def write_plugin(folder: Path) -> None:
-    """Register `create_app` for MLflow's option --app-name, in processes with the folder in PYTHONPATH.
-
-    Args:
-        folder: an empty folder.
-    """
+    """Register `create_app` for MLflow's option --app-name, in processes with this empty folder in PYTHONPATH."""
     metadata = folder / "perfexp_guard-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: perfexp-guard\nVersion: 0\n")
@@ -48,12 +44,9 @@ def write_plugin(folder: Path) -> None:
 
 
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
-    """Accepted values of the header Host, with and without the port.
+    """Accepted values of the header Host for a server, with and without the port.
 
-    Args:
-        host: address that the server listens on.
-        port: port that the server listens on.
-        others: further names, separated by commas; `*` stands for any characters.
+    `others` are further names, separated by commas; `*` stands for any characters.
     """
     names = [*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host])]
     names += [name.strip().strip("[]") for name in (others or "").split(",") if name.strip()]
@@ -73,12 +66,7 @@ def _own_names() -> list[str]:
 
 
 class Guard:
-    """An ASGI application that only passes on requests to its own address and from its own pages.
-
-    Args:
-        application: guarded application.
-        hosts: result of `accepted_hosts`.
-    """
+    """An ASGI application that only passes on requests to its own address (`accepted_hosts`) from its own pages."""
 
     def __init__(self, application: Application, hosts: Sequence[str]) -> None:
         self._application, self._hosts = application, tuple(hosts)

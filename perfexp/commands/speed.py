@@ -75,11 +75,7 @@ def speed(
 
 
 def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
-    """The trainings of one place.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
+    """The trainings of one place; raises `UserError` if there is none, or it cannot be read."""
     if place.is_dir() or place.name == _RECORD:
         if given != Facts() or mode or skip is not None:
             raise UserError(f"{place}: options are for logs; a record has all values itself.")
@@ -106,11 +102,7 @@ def _of_runs(place: Path) -> Iterator[Speed]:
 
 
 def told(found: Speed, path: Path | None) -> str:
-    """A training as a line: path of its file, figure, and origin.
-
-    Args:
-        path: path of its file, or None.
-    """
+    """A training as a line: path of its file if it has one, figure, and origin."""
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 

@@ -10,12 +10,9 @@ _made: dict[Hashable, torch.Tensor] = {}
 
 
 def constant(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The cached result of `make`.
+    """The cached result of `make`; the key includes data type and device.
 
     A compiler that traces the call sees how the tensor is made and does its own constant folding.
-
-    Args:
-        key: identity of the tensor, with its data type and device.
     """
     if torch.compiler.is_compiling():
         return make()

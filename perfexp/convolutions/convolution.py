@@ -45,11 +45,7 @@ class Convolution:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Convolution:
-        """The convolution of the arguments of `torch.nn.functional.conv2d`.
-
-        Args:
-            weight_shape: (O, C / G, kernel height, kernel width).
-        """
+        """The convolution of `torch.nn.functional.conv2d`'s arguments; weights are (O, C / G, kernel height, width)."""
         out_channels, per_group, *kernel = weight_shape
         spread = _pair(dilation)
         return cls(
@@ -91,13 +87,7 @@ class Convolution:
         )
 
     def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
-        """The inputs with zero padding.
-
-        Args:
-            inputs: (N, C, H, W).
-            height: minimum total height; further zeros are added at the bottom.
-            width: minimum total width; further zeros are added at the right.
-        """
+        """Inputs (N, C, H, W) with zero padding, extended at the bottom and right to a least total height and width."""
         left, right, top, bottom = self.padding
         bottom += max(0, height - inputs.shape[2] - top - bottom)
         right += max(0, width - inputs.shape[3] - left - right)
@@ -106,13 +96,7 @@ class Convolution:
         return pad(inputs, (left, right, top, bottom))
 
     def flops(self, batch: int, height: int, width: int) -> int:
-        """Two per multiplication in the definition of a convolution, whatever an algorithm saves.
-
-        Args:
-            batch: N.
-            height: height of the inputs, without padding.
-            width: width of the inputs, without padding.
-        """
+        """Two per multiplication in the definition of a convolution, for a batch of inputs without padding."""
         rows, columns = self.output_size(height, width)
         return 2 * batch * self.out_channels * rows * columns * self.in_group * self.kernel[0] * self.kernel[1]
 

@@ -37,11 +37,7 @@ def fft(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) ->
 
 
 def fft_tiling(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Overlap-save: tiles of 32 × 32 overlap by the kernel size less one; wrapped-around outputs are dropped.
-
-    Args:
-        weight: kernels of at most 32 × 32.
-    """
+    """Overlap-save for kernels of at most 32 × 32: tiles of 32 × 32 overlap by the kernel size less one."""
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, TILE)
 
 
@@ -93,11 +89,8 @@ class _Filtered(torch.autograd.Function):
 def _filtered(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
     """Correlations of an image with kernels, at all positions where a kernel lies inside the image.
 
-    Args:
-        tile: side of the transforms in pixels; None for the whole image.
-
-    Returns:
-        (N, O, H - kernel height + 1, W - kernel width + 1).
+    The result is (N, O, H - kernel height + 1, W - kernel width + 1). `tile` is the side of the transforms in pixels,
+    or None for the whole image.
     """
     kernel = (kernels.shape[2], kernels.shape[3])
     size, steps, counts = _grid(image, kernel, tile)
@@ -113,12 +106,8 @@ def _filtered(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int
 def _gradient_of_kernels(image: torch.Tensor, grad: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
     """Correlations of an image's tiles with those of the gradient of `_filtered`, summed over the tiles.
 
-    Args:
-        grad: (N, O, H - kernel height + 1, W - kernel width + 1).
-        tile: side of the transforms in pixels; None for the whole image.
-
-    Returns:
-        (O, C / G, kernel height, kernel width).
+    Takes a gradient (N, O, H - kernel height + 1, W - kernel width + 1), returns (O, C / G, kernel height, kernel
+    width).
     """
     kernel = (image.shape[2] - grad.shape[2] + 1, image.shape[3] - grad.shape[3] + 1)
     size, steps, counts = _grid(image, kernel, tile)
@@ -163,16 +152,11 @@ def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: 
 
 
 def _correlate(outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int, size: Pair) -> None:
-    """Multiply the spectra of `left` and `right`, sum and transform back, block by block to save memory.
+    """Multiply the spectra of `left` and `right`, sum over `inner` and transform back, in blocks to save memory.
 
+    `left` has blocks of (G, rows, inner), `right` of (G, columns, inner), `outputs` is (G, rows, columns, height,
+    width). The images of `left` are as large as those of `outputs` plus those of `right` less one, and at most `size`.
     The images of `right` are rotated by 180°, which replaces the conjugation of their spectra.
-
-    Args:
-        outputs: (G, rows, columns, height, width), destination of the correlations.
-        left: blocks of (G, rows, inner), images as large as those of `outputs` plus those of `right` less one.
-        right: blocks of (G, columns, inner).
-        inner: length of the summed dimension.
-        size: height and width of the transforms, at least the images' size in `left`.
     """
     height, width = outputs.shape[3:]
     eager_on_cpu = outputs.device.type == "cpu" and not torch.compiler.is_compiling()  # a compiler unrolls the blocks

@@ -38,11 +38,7 @@ class Portable:
     half: bool = True
 
     def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """Why the algorithm cannot compute a convolution, or None if it can.
-
-        Args:
-            dtype: data type of the inputs, after autocast.
-        """
+        """Why the algorithm cannot compute a convolution in a data type (after autocast), or None if it can."""
         if dtype not in _FLOATING:
             return f"the data type is {_bare(dtype)}"
         if dtype in _HALF and not self.half:
@@ -163,11 +159,8 @@ def conv2d(
 def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
     """An algorithm's canonical name; `implicit gemm` and `Implicit-GEMM` are understood.
 
-    Args:
-        kind: description of the valid names in the error.
-
     Raises:
-        UserError: the name is not among the valid ones.
+        UserError: the name is not among the valid ones, which `kind` describes.
     """
     normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     if normalized not in valid:
@@ -195,11 +188,7 @@ def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch treats strides as NHWC; the rule is c10's `is_channels_last_strides_2d`.
-
-    Args:
-        shape: (N, C, H, W).
-    """
+    """Whether torch treats strides of (N, C, H, W) as NHWC; the rule is c10's `is_channels_last_strides_2d`."""
     least = 0
     for axis in (1, 3, 2, 0):
         if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):

@@ -99,11 +99,7 @@ def _filtered(
 ) -> torch.Tensor:
     """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: one matrix product per element of a tile.
 
-    Half precisions are transformed in float32 and multiplied in half precision.
-
-    Args:
-        step: side of a tile in outputs.
-        transforms: transforms of data, kernels and outputs.
+    A tile has `step` outputs a side. Half precisions are transformed in float32 and multiplied in half precision.
     """
     of_data, of_kernels, of_outputs = transforms
     rows, columns = convolution.output_size(*inputs.shape[2:])

@@ -66,11 +66,7 @@ class Data(Protocol):
 
 
 def check(data: Data) -> None:
-    """Check that user-defined data has all members of `Data`.
-
-    Raises:
-        UserError: members are missing.
-    """
+    """Check that user-defined data has all members of `Data`; raises `UserError` otherwise."""
     lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
     if lacking:
         raise UserError(f"data: {type(data).__name__} lacks {', '.join(lacking)}; see perfexp.data.Data.")

@@ -33,18 +33,10 @@ class Preparation(Protocol):
     """Preparation of a pair in the loader's processes."""
 
     def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepare a sample.
-
-        Raises:
-            UserError: the files cannot be used.
-        """
+        """Prepare a sample; raises `UserError` if its files cannot be used."""
 
     def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
-        """Inputs and targets of a batch, on the host, as the session places them.
-
-        Raises:
-            UserError: the samples do not form a batch.
-        """
+        """Inputs and targets of a batch, on the host; raises `UserError` if the samples do not form a batch."""
 
 
 @runtime_checkable
@@ -133,13 +125,9 @@ class StreetBatches(LoadedBatches):
 
 
 class Crops:
-    """Preparation of images for any model: random crops, half of them mirrored, in training; else whole images.
+    """Preparation for any model: random crops, half of them mirrored, in training; whole images in evaluation.
 
     A crop enlarges the image 0.5 to 2 times, or by as much more as it takes to fill the crop.
-
-    Args:
-        size: height and width of the model's inputs.
-        classes: number of classes of the model.
     """
 
     def __init__(self, size: tuple[int, int], *, training: bool, classes: int) -> None:
@@ -180,14 +168,9 @@ def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> 
 
 
 class _Order(Sampler[int]):
-    """The order of samples, one pass after the other.
+    """The order of samples, one pass after the other, in a new random order per pass if there is a seed.
 
-    Args:
-        count: number of samples.
-        seed: seed of a new random order per pass, or None for the given order.
-
-    Attributes:
-        endless: whether an iteration continues after a pass; read when the iteration begins.
+    An iteration continues after a pass if `endless` was set when it began.
     """
 
     def __init__(self, count: int, seed: int | None) -> None:
@@ -226,11 +209,7 @@ class _Streets(Dataset[Sample]):
 
 
 class _Collate:
-    """Samples as a batch on the host, or the first error.
-
-    Args:
-        together: collates samples without errors.
-    """
+    """Samples as a batch on the host, or the first error."""
 
     def __init__(
         self, together: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], tuple[Sized, torch.Tensor]]

@@ -145,11 +145,7 @@ def inspect(pair: Pair) -> str | None:
 
 
 def check_picture(file: Path) -> tuple[int, int]:
-    """Height and width of an image that can be decoded.
-
-    Raises:
-        UserError: it cannot be decoded.
-    """
+    """Height and width of an image; raises `UserError` if it cannot be decoded."""
     try:
         with Image.open(file, formats=FORMATS) as picture:
             picture.load()
@@ -168,11 +164,7 @@ def sample(pairs: list[Pair], count: int) -> list[Pair]:
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
-    """Facts for a diagnosis of the folder, as JSON values.
-
-    Args:
-        root: folder of the data.
-        count: pairs of each split that are read whole; 0 for all.
+    """Facts for a diagnosis of the folder, as JSON values, with `count` pairs of each split read whole (0: all).
 
     Raises:
         UserError: a folder cannot be read.

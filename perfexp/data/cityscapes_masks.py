@@ -32,11 +32,7 @@ _UNKNOWN = 254
 
 
 def read_mask(file: Path) -> Mask:
-    """A mask as stored, (height, width).
-
-    Raises:
-        UserError: it cannot be decoded, or is not a mask.
-    """
+    """A mask as stored, (height, width); raises `UserError` if it cannot be decoded, or is not a mask."""
     try:
         with Image.open(file, formats=FORMATS) as mask:
             numbers = np.array(mask)

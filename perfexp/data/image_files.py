@@ -75,11 +75,7 @@ def find_split(folder: Path, root: Path) -> Split:
 
 
 def read_picture(file: Path) -> Image.Image:
-    """An image in RGB.
-
-    Raises:
-        UserError: it cannot be decoded.
-    """
+    """An image in RGB; raises `UserError` if it cannot be decoded."""
     try:
         with Image.open(file, formats=FORMATS) as picture:
             return picture.convert("RGB")

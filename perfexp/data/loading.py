@@ -161,11 +161,7 @@ class LoadedBatches:
 
 
 def check_batch(count: int, batch_size: int) -> None:
-    """Check that there are enough images for a batch.
-
-    Raises:
-        Unsupported: there are not.
-    """
+    """Raise `Unsupported` unless there are enough images for a batch."""
     if count < batch_size:
         raise Unsupported(
             f"There are {count} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "

@@ -35,11 +35,7 @@ NO_TRUTH = (
 
 
 def photographs_in(folder: Path) -> list[Path]:
-    """The photographs in a folder, by name.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The photographs in a folder, by name; raises `UserError` if there are none."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _EXTENSIONS and file.is_file())
@@ -49,11 +45,7 @@ def photographs_in(folder: Path) -> list[Path]:
 
 
 def public_photographs() -> list[tuple[str, Image.Image]]:
-    """The two photographs that scikit-learn ships, with their names.
-
-    Raises:
-        UserError: scikit-learn is not installed.
-    """
+    """The two photographs of scikit-learn, with their names; raises `UserError` if it is not installed."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
@@ -132,12 +124,7 @@ def _make_pair(
 
 
 def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:
-    """A random part of a photograph, resized to a height and width; half of them mirrored.
-
-    Args:
-        photograph: image in RGB.
-        size: height and width.
-    """
+    """A random part of an RGB photograph, resized to a height and width; half of them mirrored."""
     largest = min(photograph.height / size[0], photograph.width / size[1])
     part = largest * random.uniform(_SMALLEST_CROP, 1)
     height, width = part * size[0], part * size[1]
@@ -151,9 +138,6 @@ def regions(picture: Image.Image, random: np.random.Generator) -> Mask:
 
     K-means (Lloyd, "Least squares quantization in PCM") on a smaller image, and a filter that gives each pixel the most
     frequent number around it.
-
-    Args:
-        picture: image in RGB.
     """
     small = picture.reduce(_COARSER) if min(picture.size) >= 8 * _COARSER else picture
     features = _features(small)

@@ -114,11 +114,7 @@ class _Labels:
 
 
 def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
-    """A pipeline of a configuration as plain data.
-
-    Raises:
-        UserError: the configuration has none.
-    """
+    """A pipeline of a configuration as plain data; raises `UserError` if there is none."""
     for key in _TRAIN if training else _TEST:
         node = config.get(key)
         while isinstance(node, Mapping):  # a loader, its data set, the one that this repeats, …

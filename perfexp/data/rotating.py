@@ -14,12 +14,7 @@ _TIMES_CACHE = 2
 
 
 class Rotating:
-    """Copies of batches in rotation, so that a call finds its inputs in memory and not in a cache.
-
-    Args:
-        batches: batches with the same inputs.
-        cache_bytes: size of the largest cache.
-    """
+    """Copies of equal batches in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
 
     constant = False
 

@@ -17,11 +17,7 @@ _MOST_SAMPLES = 10**12
 
 
 class Synthetic:
-    """Random inputs with contradicting labels from call to call, drawn once per point.
-
-    Args:
-        num_samples: nominal number of samples in one epoch, without storage.
-    """
+    """Random inputs with contradicting labels from call to call; `num_samples` of an epoch is nominal."""
 
     labelled = False
     num_classes: int | None = None
@@ -47,11 +43,7 @@ class Synthetic:
 
 
 class SyntheticBatches:
-    """The same inputs in every batch, with alternating sets of labels.
-
-    Args:
-        per_epoch: number of batches in an epoch.
-    """
+    """The same inputs in every batch, with alternating sets of labels."""
 
     constant = True
 

@@ -91,11 +91,7 @@ class Device(Protocol):
         """Whether this process can no longer use the device (after an error that outlives its call)."""
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Reset the peak of memory, where possible.
-
-        Args:
-            give_back: whether to return unused memory to the system first.
-        """
+        """Reset the peak of memory, where possible, by default after unused memory was returned to the system."""
 
     def memory(self) -> list[Metric]:
         """`memory/peak_bytes` since the last reset, and further figures of the device; None with a reason otherwise.

@@ -35,11 +35,7 @@ class _Stamp:
 
 
 class CpuDevice:
-    """The CPU that perfexp runs on.
-
-    Args:
-        name: name to show instead of the CPU's own.
-    """
+    """The CPU that perfexp runs on, under its own or a given name."""
 
     kind = "cpu"
     identifier: str | None = "cpu"

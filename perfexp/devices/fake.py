@@ -119,11 +119,7 @@ class FakeDevice:
         """See `Device`; it is always ready."""
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A function that launches a call's work as one, like a CUDA graph.
-
-        Args:
-            call: call that only launches and does not wait.
-        """
+        """A function that launches the work of a call without waits as one, like a CUDA graph."""
         self._captured = []
         try:
             call()
@@ -228,9 +224,5 @@ class FakeDevice:
 
 
 def open_device(*, script: dict[str, Any] | None = None, **_: Any) -> FakeDevice:
-    """A scripted device, for the `_target_` of gpu=fake.
-
-    Args:
-        script: keyword arguments of `FakeDevice`.
-    """
+    """A scripted device with the arguments of `FakeDevice`, for the `_target_` of gpu=fake."""
     return FakeDevice(**(script or {}))

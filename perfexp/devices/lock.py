@@ -44,11 +44,7 @@ def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str],
 
 
 def holder(name: str) -> str | None:
-    """Owner of a device's lock at this moment; None if it is free.
-
-    Raises:
-        UserError: locks are impossible here.
-    """
+    """Owner of a device's lock, None if it is free; raises `UserError` if locks are impossible here."""
     if not lock_path(name).exists():
         return None
     with locks.opened(name, os.O_RDONLY) as descriptor:

@@ -21,11 +21,7 @@ _BUSY_PERCENT = 5
 
 
 class Board:
-    """One board, by its UUID.
-
-    Args:
-        uuid: torch's UUID (`GPU-…` or without the prefix).
-    """
+    """One board, by torch's UUID (`GPU-…` or without the prefix)."""
 
     def __init__(self, uuid: str) -> None:
         import pynvml
@@ -80,20 +76,12 @@ class Board:
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
-    """Whether others use a board on which this process has no context yet.
-
-    Args:
-        state: see `Board.state`.
-    """
+    """Whether others use a board of a `Board.state` on which this process has no context yet."""
     return bool(state.get("processes")) or (state.get("utilization_percent") or 0) > _BUSY_PERCENT
 
 
 def neighbours(state: Mapping[str, Any]) -> list[str]:
-    """Description of others on a board on which this process has no context yet.
-
-    Args:
-        state: see `Board.state`.
-    """
+    """Description of others on a board of a `Board.state` on which this process has no context yet."""
     others, busy = state.get("processes"), state.get("utilization_percent")
     words = [] if others is None else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
     return [*words, *([] if busy is None else [f"{busy} % busy"])]

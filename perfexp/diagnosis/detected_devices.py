@@ -61,11 +61,7 @@ def try_clocks(index: int) -> dict[str, Any]:
 
 
 def try_energy(index: int | None) -> dict[str, Any]:
-    """Self-test of a device's energy meters at rest; see `perfexp.diagnosis.meter_selftest.try_meters`.
-
-    Args:
-        index: index of the CUDA device; None, or a missing device, selects the CPU.
-    """
+    """Self-test of the energy meters of a CUDA device, or else of the CPU, at rest; see `meter_selftest.try_meters`."""
     here = index is not None and cuda.is_available(index)
     device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
     return try_meters(device.meters())

@@ -63,11 +63,7 @@ def collect() -> dict[str, Any]:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """The facts and diagnostics that an earlier process recorded in an environment.json.
-
-    Raises:
-        UserError: the file is missing or cannot be read.
-    """
+    """The facts and diagnostics in an environment.json; raises `UserError` if it cannot be read."""
     try:
         content = msgspec.convert(untrusted.json_data(untrusted.read_bytes(path)), _File)
     except OSError as error:
@@ -103,11 +99,8 @@ def cores() -> int:
 def other_cpu_seconds(*, of_ranks: bool = False) -> float:
     """CPU time of other processes, and of other guests of the same hardware, since the machine started.
 
-    This process, its parent (which waits) and its children, including terminated ones, are not counted. Only
-    differences are meaningful.
-
-    Args:
-        of_ranks: whether the parent's other children belong to this measurement.
+    This process, its parent (which waits) and its children, including terminated ones, are not counted; `of_ranks` adds
+    the parent's other children. Only differences are meaningful.
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)

@@ -18,11 +18,7 @@ _LITTLE_BYTES = 2**30
 
 
 def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
-    """A line per check.
-
-    Args:
-        chosen: device on which a job would measure.
-    """
+    """A line per check, for the device on which a job would measure."""
     machine = facts["machine"]
     if chosen.lock_name:
         yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))

@@ -33,12 +33,7 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
-    """All facts as JSON values.
-
-    Args:
-        folders: output folders by purpose.
-        store: file of the tracking database; None for other stores.
-    """
+    """All facts as JSON values, with output folders by purpose and the file of the tracking database, if any."""
     return {
         **environment.collect(),
         "system": platform.system(),
@@ -70,12 +65,7 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
 
 
 def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPU quota of this process's control groups in cores; None without a limit.
-
-    Args:
-        root: mount point of control groups.
-        membership: file that names the process's own group.
-    """
+    """CPU quota of this process's control groups in cores; None without a limit."""
     own = next((line[3:] for line in _lines(membership) if line.startswith("0::")), "/")
     place = root / own.lstrip("/")
     limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
@@ -83,12 +73,7 @@ def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path
 
 
 def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")) -> dict[str, Any] | None:
-    """Path of a program on the PATH or, the newest first, in its installer's folder; None if it is in neither.
-
-    Args:
-        places: patterns of absolute paths; by default those of a profiler of that name.
-        root: folder in which the patterns apply.
-    """
+    """Path of a program on the PATH or, the newest first, at its installer's places; None if it is in neither."""
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
     for place in _TOOLS[name] if places is None else places:

@@ -29,11 +29,7 @@ def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 
 def build_name(torch: Mapping[str, Any]) -> str:
-    """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`.
-
-    Args:
-        torch: the survey's facts of torch.
-    """
+    """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`, from the survey's facts of torch."""
     for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")):
         if torch.get(key):
             return f"{kind} {torch[key]} build"

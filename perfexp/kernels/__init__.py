@@ -27,12 +27,8 @@ def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution)
 
 
 def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """F(2 × 2, 3 × 3), with TF32 products where cuDNN may use TF32; weights are transformed in every call.
+    """F(2 × 2, 3 × 3) of stride 1, with TF32 products where cuDNN may use TF32; weights are transformed per call.
 
     Half precisions are transformed in float32 and multiplied in half precision by tensor cores.
-
-    Args:
-        weight: (O, C / G, 3, 3).
-        convolution: convolution of stride and dilation 1.
     """
     return compute("winograd", inputs, weight, convolution)

@@ -36,12 +36,7 @@ class Layout:
         return self.shape[0], self.shape[2], self.shape[3]
 
     def reach(self, height: int = 0, width: int = 0) -> int:
-        """Elements from the first to the last, with images enlarged by padding.
-
-        Args:
-            height: rows of padding, above and below together.
-            width: columns of padding, left and right together.
-        """
+        """Elements from the first to the last, with images enlarged by rows and columns of padding."""
         batch, channels, rows, columns = self.shape
         sizes = (batch, channels, rows + height, columns + width)
         return sum(size * stride for size, stride in zip(sizes, self.strides, strict=True))
@@ -120,11 +115,7 @@ class Launch:
         self._compiled: Any = None
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Launch the kernel on the current stream.
-
-        Args:
-            tensors: tensors aligned as in the first call where the kernel is compiled for an alignment.
-        """
+        """Launch the kernel on the current stream; tensors are aligned as in the first call."""
         if self._compiled is not None:
             self._compiled(*tensors, *self._rest)
             return
@@ -151,12 +142,7 @@ class Recipe:
 
 
 class Plan:
-    """Computes the convolutions of a shape by a recipe.
-
-    Args:
-        recipe: recipe, or None where the outputs are empty.
-        outputs: a tensor with the shape and strides of the results, on any device.
-    """
+    """Computes the convolutions of a shape by a recipe, or None for empty ones, into tensors like `outputs`."""
 
     def __init__(self, recipe: Recipe | None, outputs: torch.Tensor) -> None:
         self._recipe, self._shape, self._strides = recipe, tuple(outputs.shape), outputs.stride()
@@ -167,12 +153,7 @@ class Plan:
         return self._recipe.launch.constants if self._recipe else ()
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The outputs.
-
-        Args:
-            inputs: (N, C, H, W).
-            weight: (O, C / G, kernel height, kernel width).
-        """
+        """The outputs for inputs (N, C, H, W) and weights (O, C / G, kernel height, kernel width)."""
         outputs = torch.empty_strided(self._shape, self._strides, dtype=inputs.dtype, device=inputs.device)
         recipe = self._recipe
         if recipe is None:
@@ -186,10 +167,7 @@ class Plan:
 
 
 def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -> Plan:
-    """The fastest plan that works; an earlier one wins a near tie.
-
-    Args:
-        plans: one or more plans, on a CUDA device without a capture in progress.
+    """The fastest of one or more plans that work; an earlier one wins a near tie.
 
     Raises:
         Exception: the last error, if all plans fail.

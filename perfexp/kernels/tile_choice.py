@@ -24,11 +24,7 @@ _plans: dict[Any, Plan] = {}
 
 
 def available(device: torch.device | None = None) -> str | None:
-    """Why Triton kernels cannot run, or None if they can. Imports nothing.
-
-    Args:
-        device: device that computes; None for the current CUDA device.
-    """
+    """Why Triton kernels cannot run on a device (None: the current one), or None if they can. Imports nothing."""
     if util.find_spec("triton") is None:
         return "triton is not installed"
     version = _version()

@@ -249,11 +249,7 @@ _WARPS, _CHANNELS, _BLOCK = 8, 16, 128
 
 
 def recipes(problem: Problem) -> list[Recipe]:
-    """Ways to compute a convolution, the likeliest to be fast first.
-
-    Args:
-        problem: convolution of a 3 × 3 kernel with stride and dilation 1.
-    """
+    """Ways to compute a 3 × 3 convolution of stride and dilation 1, the likeliest to be fast first."""
     out_group = problem.convolution.out_group
     if problem.dtype == torch.float64:
         tilings = _DOUBLE_TILINGS

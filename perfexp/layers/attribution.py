@@ -60,12 +60,7 @@ def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
 
 
 def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
-    """The row whose gradient a node computes.
-
-    Args:
-        node: index of the node's event, or of the engine's event around it where the engine itself launches.
-        index: index of the operator that launches.
-    """
+    """The row whose gradient a node, or the engine around it, computes by an operator."""
     event = host.events[node]
     if event.name.endswith(_ACCUMULATE):
         path = host.parameters.get(node)
@@ -118,12 +113,7 @@ def _keyed(row: _Row, which: Pass) -> Key:
 
 
 def in_no_module(phase: str | None, which: Pass | None = None) -> Key:
-    """The row of work outside of the model's modules.
-
-    Args:
-        phase: phase in which it was launched, or None.
-        which: pass; by default that of the phase.
-    """
+    """The row of work outside of the model's modules, in a phase and by default in the phase's pass."""
     if which is None:
         which = _PASSES.get(phase or "", Pass.other)
     return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=which)

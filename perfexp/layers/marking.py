@@ -19,13 +19,7 @@ _Range: Any = torch._C._profiler._RecordFunctionFast
 
 
 def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
-    """A profiler range for the whole process.
-
-    Args:
-        scope: `call` or `phase`.
-        number: index of the call.
-        kind: name of the phase.
-    """
+    """A profiler range for the whole process: a `call` with its index, or a `phase` with its name."""
     return _Range(Mark(scope, number, kind=kind).name)
 
 
@@ -39,11 +33,7 @@ class Watch(Protocol):
         """Note that the marker's own work has ended."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """A context for a call, whose time begins and ends there; the marker's own work comes before and after.
-
-        Args:
-            mark: mark of the call; None for a call that counts as part of its surroundings.
-        """
+        """A context for a call, inside the marker's own work; a call without a mark is part of its surroundings."""
 
 
 class Ranges:
@@ -81,11 +71,7 @@ class Marker:
         self._names.restart()
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module inside its mark.
-
-        Raises:
-            Opaque: the module is compiled.
-        """
+        """Call a module inside its mark; raises `Opaque` if it is compiled."""
         self._watch.pause()
         try:
             if is_compiled(module):
@@ -149,13 +135,10 @@ class Marker:
 
 @contextmanager
 def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[Marker]:
-    """While entered, calls of the model's modules and operations are reported to a watch, without other changes.
+    """While entered, calls of an uncompiled model's modules and operations are reported to a watch.
 
     Modules are seen by their `__call__`, as in `perfexp.work`, so that their own hooks are within their call. Where a
     parameter's gradient is accumulated, a profiler range names the parameter.
-
-    Args:
-        model: model without compiled modules.
     """
     marker = Marker(model, outline, watch)
 

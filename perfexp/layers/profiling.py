@@ -149,11 +149,7 @@ class _Rounds:
     _kept: list[CallTimes] = field(default_factory=list)
 
     def take(self, calls: int) -> LayerTimes:
-        """Profile in rounds until enough calls are usable.
-
-        Raises:
-            Opaque: the profiler saw no kernels.
-        """
+        """Profile in rounds until enough calls are usable; raises `Opaque` if the profiler sees no kernels."""
         self._begin()
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
@@ -172,14 +168,7 @@ class _Rounds:
         return times_of(self._unheld(calls), Method.unheld, self.starved)
 
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
-        """Profile a captured call, whose kernels have the rows of the same call made kernel by kernel.
-
-        Args:
-            graph: the same step, captured.
-
-        Raises:
-            Opaque: the profiler saw no kernels.
-        """
+        """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
         self._begin()
         pattern = Pattern(self._kernels())
         rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)

@@ -32,12 +32,9 @@ class Pattern:
         self.replays, self.least_found = 0, 1.0
 
     def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
-        """The same kernels, where those that a graph launched have the rows of the pattern.
+        """A profile's kernels in order of their start, where those that a graph launched have the rows of the pattern.
 
         A kernel that the pattern lacks, or has elsewhere, has no row.
-
-        Args:
-            kernels: kernels of a profile of replays, in the order in which the device began them.
         """
         places: dict[int, list[int]] = defaultdict(list)
         for place, kernel in enumerate(kernels):

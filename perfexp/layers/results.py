@@ -11,13 +11,7 @@ _NS = 1e-9
 
 
 def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
-    """The times of all rows over several calls of the same step.
-
-    Args:
-        calls: usable calls.
-        method: how they were measured.
-        starved: number of discarded calls.
-    """
+    """The times of all rows over several usable calls of the same step."""
     keys = dict.fromkeys(key for call in calls for key in call.rows)
     names = dict.fromkeys(name for call in calls for name in call.unattributed)
     return LayerTimes(

@@ -85,11 +85,7 @@ class Stamps:
 
     @contextmanager
     def following(self, loss: torch.Tensor) -> Iterator[None]:
-        """While entered, the backward pass from a loss is followed.
-
-        Args:
-            loss: loss with an autograd graph.
-        """
+        """While entered, the backward pass from a loss is followed."""
         with ExitStack() as stack:
             for node in nodes_behind(loss):
                 stack.callback(node.register_prehook(self._before(node)).remove)

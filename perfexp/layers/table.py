@@ -91,13 +91,9 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def join(times: LayerTimes, work: Work | None) -> list[Line]:
     """A line for each row and pass: those with times in the order in which they ran, then the others.
 
-    A row of the work that was never seen on the device (a view, dropout in evaluation) has a line without time and
-    kernels. Lines without a row in the work (the loss, the optimizer, a fused operator in place of several modules)
-    have times only.
-
-    Args:
-        times: times of a call of the model.
-        work: work of a call with the same inputs in the same mode, or None.
+    The work, if any, is that of the same inputs in the same mode. Its rows that were never seen on the device (a view,
+    dropout in evaluation) have a line without time and kernels. Lines without a row in the work (the loss, the
+    optimizer, a fused operator in place of several modules) have times only.
     """
     rows = _placed(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]

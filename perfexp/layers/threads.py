@@ -14,11 +14,7 @@ EVALUATE = "autograd::engine::evaluate_function: "
 
 
 class Host:
-    """The operators and ranges of all threads, each with its parent.
-
-    Args:
-        events: events of a profile, in any order; device events are ignored.
-    """
+    """The operators and ranges of all host threads in a profile, each with its parent."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         ours = [event for event in events if not event.on_device and event.place]

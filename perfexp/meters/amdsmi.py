@@ -19,13 +19,7 @@ _TWO_DIES = ("MI250",)
 
 
 class AmdSmiMeter:
-    """One board, or the package of a die.
-
-    Args:
-        smi: the initialized module `amdsmi`.
-        handle: handle of the board.
-        name: unique name of the board.
-    """
+    """One board, or the package of a die, through the initialized module `amdsmi`."""
 
     def __init__(self, smi: Any, handle: Any, name: str) -> None:
         self._smi, self._handle = smi, handle
@@ -96,11 +90,7 @@ class AmdSmiMeter:
 
 
 def find(pci_bus_id: str | None) -> Found:
-    """The meter of a board.
-
-    Args:
-        pci_bus_id: `0000:c1:00.0`, as in the operating system.
-    """
+    """The meter of a board by its PCI bus id, such as `0000:c1:00.0`."""
     if pci_bus_id is None:
         return none_because("AMD boards are found by their PCI bus id, which this build of torch does not report")
     try:

@@ -129,12 +129,7 @@ def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -
 
 
 def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Diagnostic]:
-    """A diagnostic where calls took another time during metering than before.
-
-    Args:
-        call_seconds: mean of the calls in the window; None for none.
-        clean: mean seconds of a call without metering, if known.
-    """
+    """A diagnostic where calls took another time during metering (`call_seconds`) than before (`clean`)."""
     if not call_seconds or not clean:
         return []
     metered = Interval(value=call_seconds, low=None, high=None)

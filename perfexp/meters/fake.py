@@ -28,11 +28,7 @@ class Curve(Protocol):
 
 
 class Polyline:
-    """A piecewise linear power, constant before the first and after the last point.
-
-    Args:
-        points: times and watts, in order of time.
-    """
+    """A power linear between points of time and watts, constant before the first and after the last."""
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self._points = list(points)

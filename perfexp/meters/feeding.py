@@ -58,11 +58,7 @@ class Feeder:
         self._collect()
 
     def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
-        """Enqueue a block of calls, or rest while the device has enough pending work.
-
-        Args:
-            rest_seconds: maximum duration of the rest.
-        """
+        """Enqueue a block of calls, or rest for at most `rest_seconds` while the device has enough pending work."""
         self._collect()
         ahead = self._busy_until - self._now() - _LEAD_SECONDS
         if ahead > 0:
@@ -76,11 +72,7 @@ class Feeder:
         self.start = self._passed
 
     def end(self) -> tuple[int, float]:
-        """End the window about now, and wait until the device is done.
-
-        Returns:
-            Number of calls completed in the window, and their duration, seconds.
-        """
+        """End the window about now; returns its number of calls, and their duration in seconds."""
         self._collect()
         if self._passed.calls == self.start.calls:  # a call is longer than the window
             self._device.synchronize()

@@ -18,13 +18,7 @@ _NO_COUNTER = "boards since Volta have a counter, vGPUs and some containers hide
 
 
 class NvmlMeter:
-    """One whole board.
-
-    Args:
-        nvml: the initialized module `pynvml`.
-        handle: handle of the board.
-        name: unique name of the board.
-    """
+    """One whole board, through the initialized module `pynvml`."""
 
     def __init__(self, nvml: Any, handle: Any, name: str) -> None:
         self._nvml, self._handle = nvml, handle
@@ -95,12 +89,7 @@ class NvmlMeter:
 
 
 def find(uuid: str | None, pci_bus_id: str | None = None) -> Found:
-    """The meter of a board.
-
-    Args:
-        uuid: torch's UUID (`GPU-…` or without the prefix; a MIG slice has its own).
-        pci_bus_id: `domain:bus:device.function`, without a UUID.
-    """
+    """The meter of a board by torch's UUID (a MIG slice has its own), or by `domain:bus:device.function`."""
     try:
         import pynvml
     except ImportError:

@@ -26,12 +26,7 @@ _NO_ZONES = (
 
 
 class RaplMeter:
-    """One zone: a package, or its memory.
-
-    Args:
-        folder: folder of the zone.
-        covers: description of the metered parts.
-    """
+    """One zone, in a folder of its own: a package, or its memory."""
 
     power_kind = PowerKind.absent
     tick_seconds: float | None = _TICK_SECONDS

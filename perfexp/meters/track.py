@@ -197,12 +197,7 @@ def uncertainty(start: Tick, end: Tick) -> float:
 
 
 def window(track: Track, start: Tick, end: Tick | None) -> Window:
-    """The window of a track from one tick to another.
-
-    Args:
-        start: first tick; without a counter, the time of the first power reading.
-        end: last tick; None if it never came.
-    """
+    """The window of a track between two ticks; without a counter it starts with the first power reading."""
     name, covers = track.meter.name, track.meter.covers
     if end is None or end.seconds <= start.seconds:
         missing = Reading(None, track.no_energy or f"{name} was not watched to the end of its window")

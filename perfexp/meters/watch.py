@@ -171,11 +171,7 @@ class Watch:
     windows: list[Window] = field(default_factory=list)
 
     def run(self, sleep: Callable[[float], None]) -> list[Window]:
-        """Watch without other work; returns a window of each meter.
-
-        Args:
-            sleep: lets the time pass.
-        """
+        """Watch without other work; returns a window of each meter."""
         for pause in self.steps():
             sleep(pause)
         return self.windows

@@ -101,18 +101,10 @@ class Session(Protocol):
     precision: Precision
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """Random inputs (never zeros) and targets of the model's kind, on the device.
-
-        Args:
-            input_size: height and width in pixels.
-        """
+        """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
-        """Random targets of the model's kind, on the device.
-
-        Args:
-            input_size: height and width in pixels.
-        """
+        """Random targets of the model's kind, on the device; see `random_batch`."""
 
     def place(self, batch: Batch) -> Batch:
         """Copy a batch of a data loader to the device, in the session's data type and memory format."""
@@ -130,18 +122,10 @@ class Session(Protocol):
         """The model's outputs; enqueued on an asynchronous device."""
 
     def learn(self, batch: Batch) -> Any:
-        """The outputs for a training loss; a model may compute its own losses in the same pass.
-
-        Args:
-            batch: batch on the device.
-        """
+        """The outputs for a training loss; a model may compute its own losses in the same pass."""
 
     def first_forward(self, batch: Batch) -> Any:
-        """`forward`, or in training `learn`, for the first call of a size.
-
-        Raises:
-            Unsupported: the model cannot take inputs of this size or batch.
-        """
+        """`forward`, or in training `learn`, for the first call of a size; raises `Unsupported` if it does not fit."""
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """The scalar to minimize."""
@@ -150,39 +134,24 @@ class Session(Protocol):
         """Compute the gradients of all parameters."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """A function that applies the gradients and clears them.
-
-        Args:
-            settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimizer.
-        """
+        """A function that applies and clears gradients, by `name` (`sgd`, `adam`, `adamw`) and torch's arguments."""
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
         """Analytic work of a call, counted without the device; None where unknown.
-
-        Args:
-            training: whether to count the backward pass too.
 
         Raises:
             Unsupported: the count cannot follow the model.
         """
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A function that launches a call as one CUDA graph; the call first runs a few times.
-
-        Args:
-            call: call that always uses the same tensors.
+        """A function that launches a call on fixed tensors as one CUDA graph; the call first runs a few times.
 
         Raises:
             Unsupported: the call cannot be captured, or the device has no graphs.
         """
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
-        """A copy of a batch on the device.
-
-        Args:
-            into: destination of the same shapes, or None for new tensors; tensors that both batches share are not
-                copied.
-        """
+        """A copy of a batch on the device, in new tensors or `into` others; tensors of both batches are not copied."""
 
     def number(self, value: Any) -> float:
         """The value of a scalar on the device; synchronizes."""

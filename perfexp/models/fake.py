@@ -99,11 +99,7 @@ class FakeModel:
 
 
 class FakeSession:
-    """Operations of known cost.
-
-    Args:
-        generator: random numbers of the noise.
-    """
+    """Operations of known cost."""
 
     num_classes: int | None = 10
 

@@ -34,29 +34,15 @@ class Kind(Protocol):
     target_dims: int | None
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
-        """Shape of one sample, without the batch.
-
-        Args:
-            input_size: height and width in pixels.
-        """
+        """Shape of one sample, without the batch, from height and width in pixels."""
 
     def random_targets(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> torch.Tensor | None:
-        """Class indices for `loss`, on the host; None where there are none.
-
-        Args:
-            input_size: height and width in pixels.
-            generator: generator on the host.
-        """
+        """Class indices for `loss`, on the host, for height and width in pixels; None where there are none."""
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """The scalar to minimize.
-
-        Args:
-            outputs: return value of the module.
-            targets: class indices, (batch,) or (batch, height, width).
-        """
+        """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""
 
 
 class Classification:
@@ -85,11 +71,7 @@ class Classification:
 
 
 class VideoClassification(Classification):
-    """One class per clip.
-
-    Args:
-        frames: frames of a clip.
-    """
+    """One class per clip of a number of frames."""
 
     name = "video classification"
 
@@ -166,11 +148,7 @@ class ByOutput:
 
 
 def main_output(outputs: Any) -> torch.Tensor:
-    """The class scores among a module's outputs, (batch, classes, …).
-
-    Raises:
-        UserError: there are none.
-    """
+    """The class scores among a module's outputs, (batch, classes, …); raises `UserError` without any."""
     return next(_weighted(outputs))[1]
 
 

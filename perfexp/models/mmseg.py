@@ -185,11 +185,7 @@ class MmsegSession(TorchSession):
         return correct_pixels(scores, targets)
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """See `Session`. The configuration's optimizer and schedule, unless the mode's are selected.
-
-        Raises:
-            UserError: the configuration's optimizer cannot be built.
-        """
+        """See `Session`; the configuration's (`UserError` if impossible), unless the mode's is selected."""
         if not self._own_optimizer:
             return super().optimizer(settings)
         wrapper, schedules = self._own_training()
@@ -241,11 +237,7 @@ class MmsegSession(TorchSession):
         return {"data_samples": _samples(inputs, targets.to(inputs.device)), "mode": "loss"}
 
     def _preprocessed(self, pictures: Pictures) -> torch.Tensor:
-        """Float32 (batch, 3, height, width): channels in order, normalized, padded to the size and stacked.
-
-        Raises:
-            UserError: the configuration has no data_preprocessor that does so.
-        """
+        """Float32 (batch, 3, height, width): channels in order, normalized, padded to the size and stacked."""
         from mmengine.registry import DefaultScope
         from mmseg.registry import MODELS
         from mmseg.structures import SegDataSample

@@ -104,11 +104,7 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def build(described: Any, name: str) -> torch.nn.Module:
-    """The segmentor that a configuration describes.
-
-    Args:
-        described: `model` node of the configuration.
-        name: name of the configuration.
+    """The segmentor of a configuration's model node.
 
     Raises:
         UserError: it cannot be built, or is not a segmentor.
@@ -145,11 +141,7 @@ def _heads(model: Any) -> Iterator[Any]:
 
 
 def classes_of(model: Any) -> int:
-    """Number of classes of a model node.
-
-    Raises:
-        UserError: its heads have no `num_classes`.
-    """
+    """Number of classes of a model node; raises `UserError` if its heads have no `num_classes`."""
     heads = [head for head in _heads(model) if "num_classes" in head]
     if not heads:
         raise UserError("The configuration's heads have no num_classes; set it with model.options.")

@@ -18,10 +18,7 @@ CONFIGS = Path(".mim") / "configs"
 
 
 def check(model: Mapping[str, Any]) -> None:
-    """Check that the configuration of a model of mmsegmentation exists, before anything starts.
-
-    Args:
-        model: model node of a plan; those of other packages are ignored.
+    """Check that the configuration of a model node of mmsegmentation exists; ignore other models.
 
     Raises:
         UserError: there is no such configuration, or no mmsegmentation.
@@ -36,11 +33,7 @@ def check(model: Mapping[str, Any]) -> None:
 
 
 def find(name: str, folder: Path) -> Path:
-    """The file of a configuration.
-
-    Args:
-        name: name of one of mmsegmentation's own, with or without `.py`; or path of a file.
-        folder: folder of mmsegmentation's own.
+    """The file of a name (with or without `.py`) among mmsegmentation's configurations in a folder, or of a path.
 
     Raises:
         UserError: there is none.

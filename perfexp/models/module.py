@@ -15,14 +15,11 @@ from perfexp.models.session import TorchSession
 
 
 class ModuleModel:
-    """A module as a model; by default it takes images, and its kind follows from its outputs.
+    """A module, or a partial that makes one, as a model; its inputs are images, its kind follows from its outputs.
 
     The module may have a method `sample_shape(input_size)`, the shape of one sample for a height and width; a method
-    `loss(outputs, targets)`, the scalar to minimize; and an attribute `num_classes`.
-
-    Args:
-        module: the module, or a partial (`_partial_: true` in YAML) that makes it, so that its random weights follow
-            the run's seed.
+    `loss(outputs, targets)`, the scalar to minimize; and an attribute `num_classes`. With a partial (`_partial_: true`
+    in YAML), random weights follow the run's seed.
     """
 
     def __init__(self, module: torch.nn.Module | functools.partial[torch.nn.Module], *, name: str) -> None:
@@ -62,11 +59,7 @@ def _image_shape(input_size: tuple[int, int]) -> tuple[int, ...]:
 
 
 def adapt(built: object, name: str) -> Model:
-    """The object that a `model` node of the configuration built, as a model.
-
-    Args:
-        built: a model, a torch module, or a partial that makes a module.
-        name: name of the model.
+    """The model, torch module, or partial of one that a `model` node of the configuration built, as a model.
 
     Raises:
         UserError: it is of another type.

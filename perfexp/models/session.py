@@ -95,11 +95,7 @@ class TorchSession:
         return None if targets is None else targets.to(self.device.identifier)
 
     def place(self, batch: Batch) -> Batch:
-        """See `Session`.
-
-        Raises:
-            UserError: the data is of another kind than the model.
-        """
+        """See `Session`; raises `UserError` for data of another kind than the model."""
         inputs, targets = batch.inputs, batch.targets
         self._check_fit(inputs, targets)
         # Only CUDA orders an asynchronous copy before the model's kernels.
@@ -129,11 +125,7 @@ class TorchSession:
             yield
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`.
-
-        Raises:
-            UserError: the module cannot be trained by several ranks.
-        """
+        """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""
         self._parallel = Parallel(self.module, settings)
         self._shared = self._compiled(self._parallel.shared)
         return self._parallel.facts()
@@ -194,11 +186,7 @@ class TorchSession:
         self._scaler.scale(loss).backward()
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """See `Session`.
-
-        Raises:
-            UserError: unknown optimizer or setting, or no parameters to train.
-        """
+        """See `Session`; raises `UserError` for an unknown optimizer or setting, or without parameters to train."""
         self._optimizer = optimizer = self._build_optimizer(**settings)
         self._scaler = scaler = self._new_scaler()
 
@@ -226,11 +214,7 @@ class TorchSession:
             return self._captured(call)
 
     def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A replay of the call.
-
-        Raises:
-            Unsupported: it cannot be captured.
-        """
+        """A replay of the call; raises `Unsupported` if it cannot be captured."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -371,13 +355,10 @@ class TorchSession:
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    """Initialize the momentum of SGD to zero, its value before the first gradient.
+    """Initialize the momentum of SGD without dampening to zero, its value before the first gradient.
 
     The fused form of torch 2.11 otherwise allocates it in the first step. If an overflow skips that step, the memory
     stays uninitialized and the loss is NaN from then on (seen on an H200; LibreYOLO pull request 771).
-
-    Args:
-        optimizer: SGD with momentum and without dampening, which would reduce the weight of its first gradient.
     """
     for parameter in parameters:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -399,9 +380,6 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Move all state of Adam and similar optimizers to the device, since a graph replay cannot read the host.
 
     torch expects this setting at construction and then applies it to all steps, at the cost of some kernels.
-
-    Args:
-        optimizer: optimizer after its first step.
     """
     for group in optimizer.param_groups:
         if group.get("capturable") is False:

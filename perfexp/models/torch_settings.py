@@ -14,11 +14,7 @@ from perfexp.records.record import Diagnostic
 
 
 def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
-    """Apply the settings; returns diagnostics of those that could not be applied.
-
-    Args:
-        tf32: whether float32 products and convolutions may use TF32. Torch's own default allows it for convolutions.
-    """
+    """Apply the settings (torch's default permits TF32 for convolutions); returns diagnostics of failures."""
     with warnings.catch_warnings():
         # Torch 2.9 calls these flags deprecated. Its newer `fp32_precision` is no replacement yet: with it alone,
         # whatever still reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).

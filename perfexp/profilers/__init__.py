@@ -26,11 +26,7 @@ _PARTS = {"optimizer": "optimizer_step"}
 
 
 class ProfilerFailed(PerfexpError):
-    """A profile could not be made; the message has the reason and a remedy.
-
-    Args:
-        files: names of partial results.
-    """
+    """A profile could not be made; has the reason, a remedy, and the names of partial results."""
 
     def __init__(self, message: str, files: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -75,11 +71,7 @@ class Place:
         return self.folder / self.stem
 
     def file(self, ending: str) -> Path:
-        """One of the files.
-
-        Args:
-            ending: part of the name after the stem (`.nsys-rep`, `_ncu.csv`).
-        """
+        """The file with an ending after the stem (`.nsys-rep`, `_ncu.csv`)."""
         return self.folder / f"{self.stem}{ending}"
 
 
@@ -110,11 +102,7 @@ def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> No
 
 
 def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
-    """Why NVIDIA's tools cannot profile a device; None where they can.
-
-    Args:
-        rocm: whether torch was built for AMD devices.
-    """
+    """Why NVIDIA's tools cannot profile a device; None where they can."""
     if kind != "cuda":
         return f"nsys, ncu and NVTX need a CUDA device, not {name}: use profiler=torch"
     if rocm:
@@ -123,14 +111,7 @@ def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
 
 
 def refuse_other_devices(device: Mapping[str, Any]) -> None:
-    """Raise before a missing tool is reported that could not profile the device anyway.
-
-    Args:
-        device: facts from the timed run; without them the worker checks.
-
-    Raises:
-        Unsupported: the device is known not to be NVIDIA's.
-    """
+    """Raise `Unsupported` for a device known not to be NVIDIA's, before a missing tool is reported."""
     kind = str(device.get("kind"))
     if kind not in ("cpu", "mps", "cuda"):
         return
@@ -230,11 +211,7 @@ class Profiler(Protocol):
         """
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """A context for the profiled calls; `told` returns its results afterwards.
-
-        Raises:
-            Unsupported: this device is unsupported.
-        """
+        """A context for the profiled calls; raises `Unsupported` for an unsupported device."""
 
     def told(self) -> dict[str, Any]:
         """JSON values of the worker for `collect`."""
@@ -269,12 +246,7 @@ class Settings:
 
     @staticmethod
     def chosen_of(keys: Sequence[Key], *, all_points: bool) -> list[Key]:
-        """Keys of the profiles of some points.
-
-        Args:
-            keys: keys of the timed points.
-            all_points: whether each has a profile; otherwise only the first one of each phase.
-        """
+        """Keys of the profiles of all timed points, or of the first one of each phase."""
         first = [key for key in keys if key.replicate == 0]
         if not all_points:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]

@@ -138,11 +138,7 @@ class Torch(Settings):
 
 
 def is_own(name: str) -> bool:
-    """Whether a row is a call of perfexp or of the profiler itself, which stacks show too.
-
-    Args:
-        name: name of an operator, or of a Python function in the profiler's format: `torch/_ops.py(1140): name`.
-    """
+    """Whether an operator, or a Python function like `torch/_ops.py(1140): name`, is perfexp's or the profiler's."""
     if (built_in := _BUILT_IN.match(name)) is not None:
         return bool(_OF_THE_PROFILER.fullmatch(built_in["function"]))
     function = _FUNCTION.match(name)
@@ -156,11 +152,7 @@ def is_own(name: str) -> bool:
 
 
 def memory(trace: Path) -> Iterator[dict[str, Any]]:
-    """Allocations and frees in order: `seconds` since the first, `device`, `bytes`, and the memory then in use.
-
-    Args:
-        trace: trace with memory events.
-    """
+    """Allocations and frees of a trace: `seconds` since the first, `device`, `bytes`, and the memory then in use."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     samples = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])

@@ -171,11 +171,7 @@ class Ncu(Settings):
 
 
 def exported(tool: Tool, report: Path) -> bytes:
-    """The raw page of a report as CSV, in base units, with the ranges around each kernel's launch.
-
-    Raises:
-        ProfilerFailed: it has no kernels.
-    """
+    """The raw page of a report as CSV in base units, with the ranges of kernels; `ProfilerFailed` without any."""
     command = [tool.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
     answer = ask(command, _IMPORT_SECONDS)
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]

@@ -62,11 +62,7 @@ _QUERY_SECONDS = 120.0
 
 
 def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[str]:
-    """The counters of a chip, without their suffixes.
-
-    Args:
-        capability: compute capability of the device (`9.0`), or None if unknown: then ncu queries the device.
-        index: index of the device.
+    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device.
 
     Raises:
         ProfilerFailed: ncu lists none.
@@ -88,11 +84,7 @@ def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[s
 
 
 def chosen(there: Iterable[str]) -> list[str]:
-    """The available counters for a roofline.
-
-    Args:
-        there: counters without suffixes.
-    """
+    """The counters for a roofline among available ones without suffixes."""
     names = frozenset(there)
     wanted = [
         next((counter for counter in alternatives if counter.partition(".")[0] in names), None)

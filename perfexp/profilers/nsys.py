@@ -172,14 +172,7 @@ def evaluate(
 
 
 def imported(tool: Tool, stream: Path) -> Path:
-    """Import a recording that nsys itself could not import.
-
-    Args:
-        stream: a .qdstrm file.
-
-    Raises:
-        ProfilerFailed: the import fails here too.
-    """
+    """Import a .qdstrm recording that nsys itself could not import; raises `ProfilerFailed` if that fails too."""
     own = Path(tool.path).resolve().parent
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
     if not importers:

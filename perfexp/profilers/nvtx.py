@@ -17,11 +17,7 @@ _NOT_REPEATED = ("output_dir=", "resume=")
 
 
 class Nvtx(Settings):
-    """Marks one call with NVTX ranges and ends (profiler=nvtx), without timing; common arguments as in `Settings`.
-
-    Args:
-        step: index of the marked call after the warm-up, from 1.
-    """
+    """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Settings`."""
 
     times = False
 
@@ -54,12 +50,7 @@ class Nvtx(Settings):
 
 
 def command_lines(stem: str, about: About) -> dict[str, str]:
-    """Command lines that profile the marked call, by tool.
-
-    Args:
-        stem: stem of the tool's output.
-        about: command and phase of the run.
-    """
+    """Command lines that profile the marked call, by tool; `stem` begins the names of their output."""
     own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
     run = ["python", "-m", "perfexp", *own]
     nsys = [

@@ -57,11 +57,7 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
 
 
 def call(step: Step, marks: Marks, whole: str) -> None:
-    """Make one call, with a range around it and around each of its parts.
-
-    Args:
-        whole: name of the range around the call.
-    """
+    """Make one call, with a range named `whole` around it and a range around each of its parts."""
     with marks.range(whole):
         for name, part in step.segments:
             with marks.range(part_name(name)):

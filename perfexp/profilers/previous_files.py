@@ -16,11 +16,7 @@ _ASIDE = ".before-"
 
 
 class Earlier:
-    """Files of an earlier pass at the destination of a new one, which are neither mistaken for new ones nor lost.
-
-    Args:
-        worth: whether the earlier pass left a profile; otherwise its files are deleted.
-    """
+    """Files of an earlier pass, which are restored if the new pass fails; deleted at once if not `worth` it."""
 
     def __init__(self, paths: RunPaths, *, worth: bool) -> None:
         self._paths, self._worth = paths, worth
@@ -28,10 +24,7 @@ class Earlier:
         self._aside: list[Path] = []
 
     def make_room(self, files: Sequence[Path]) -> None:
-        """Move or delete existing files, and claim the coming ones.
-
-        Args:
-            files: files that the new pass may write.
+        """Move or delete existing files, and claim those that the new pass may write.
 
         Raises:
             ProfilerFailed: a file exists that perfexp did not write.
@@ -72,11 +65,7 @@ class Earlier:
 
 
 def recover(paths: RunPaths) -> None:
-    """Restore files that a killed pass had moved aside; no other process may profile into this folder.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Restore files that a killed pass had moved aside; no other process may profile into this folder."""
     for name in paths.claimed():
         aside = paths.root / name
         if name.startswith(_ASIDE) and Path(name).name == name and (aside.is_file() or aside.is_symlink()):

@@ -89,11 +89,7 @@ def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
 
 
 def summarised(ranges: Iterable[Range], work: list[Work]) -> Iterator[dict[str, Any]]:
-    """See `project`.
-
-    Args:
-        work: work sorted by the time of its issue.
-    """
+    """See `project`; the work is sorted by the time of its issue."""
     issued = [each.issued_ns for each in work]
     by_name: dict[str, list[list[Work]]] = {}
     for each in sorted(ranges, key=lambda each: (each.start_ns, -each.end_ns)):

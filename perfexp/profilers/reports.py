@@ -81,11 +81,7 @@ class Sheet:
     text: str
 
     def column(self, *titles: str) -> list[str] | None:
-        """The cells of the first existing column; None if there is none.
-
-        Args:
-            titles: beginnings of titles, ignoring case and blanks.
-        """
+        """The cells of the first column whose title begins with one of `titles`, ignoring case and blanks, or None."""
         for title in titles:
             for index, name in enumerate(self.header):
                 if _plain(name).startswith(_plain(title)):
@@ -94,14 +90,7 @@ class Sheet:
 
 
 def check(reports: Iterable[str]) -> list[str]:
-    """Validated names of reports.
-
-    Args:
-        reports: user's names, possibly several in one text, separated by commas.
-
-    Raises:
-        UserError: a name is invalid.
-    """
+    """Validated names of reports, separated by commas or not; raises `UserError` for an invalid name."""
     names = [name.strip() for text in reports for name in text.split(",") if name.strip()]
     for name in names:
         if not _REPORT.fullmatch(name):
@@ -116,12 +105,7 @@ def known(tool: Tool) -> frozenset[str]:
 
 
 def names_of(report: str, those: frozenset[str]) -> list[str]:
-    """Names to try for a report, best first: those of the installed version, or all if its reports are unknown.
-
-    Args:
-        report: user's name of the report.
-        those: reports of the installed version.
-    """
+    """Names to try for a report, best first: those of the installed version, or all if its reports are unknown."""
     base, _, arguments = report.partition(":")
     others = [new for new, old in _RENAMED if old == base] + [old for new, old in _RENAMED if new == base]
     names = [name for name in (base, *others) if not those or name in those]
@@ -174,12 +158,7 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
 
 
 def read(text: str, name: str = "") -> Sheet | None:
-    """A CSV table within an output of nsys; None without rows.
-
-    Args:
-        text: content of a file, or console output.
-        name: name of the report.
-    """
+    """The CSV table of a report within a file or output of nsys; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if line.count(",") < 2 or line.startswith(
@@ -229,11 +208,7 @@ def file_of(place: Place, report: str) -> Path:
 
 
 def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
-    """The kernels of a profile by decreasing total time: `name`, `count`, total `seconds`, `share`.
-
-    Args:
-        sheets: sheets by report.
-    """
+    """The kernels of a profile by decreasing total time: `name`, `count`, total `seconds`, `share`."""
     for report, sheet in sheets.items():
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
@@ -248,11 +223,7 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
 
 
 def ranked(found: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
-    """Kernels or operators by decreasing total time.
-
-    Args:
-        found: name, count and total seconds.
-    """
+    """Kernels or operators (name, count, total seconds) by decreasing total time."""
     rows = sorted(found, key=lambda row: -row[2])
     whole = sum(seconds for _, _, seconds in rows)
     return [

@@ -69,11 +69,7 @@ class Answer:
 
 
 def find(name: str, given: str | None = None) -> Tool:
-    """The tool at a given path, on the PATH, or the newest in an installer's folder.
-
-    Args:
-        name: `nsys` or `ncu`.
-        given: user's path of the program, or None.
+    """The tool at the user's path, on the PATH, or the newest in an installer's folder.
 
     Raises:
         ProfilerFailed: it is missing, cannot run, or is too old.
@@ -143,12 +139,7 @@ def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path |
 
 
 def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
-    """The output on stdout and stderr until the process ends.
-
-    Raises:
-        subprocess.TimeoutExpired: it takes too long.
-        KeyboardInterrupt: a held interrupt arrived.
-    """
+    """Stdout and stderr of a process; raises `TimeoutExpired`, or `KeyboardInterrupt` for a held interrupt."""
     deadline = time.monotonic() + seconds
     while True:
         interrupts.check()

@@ -117,11 +117,7 @@ class Work:
     uncounted: tuple[str, ...]
 
     def within(self, path: str) -> Iterator[Row]:
-        """Rows of a module and its submodules.
-
-        Args:
-            path: path of the module, '' for the model itself.
-        """
+        """Rows of a module ('' for the model itself) and its submodules."""
         return (row for row in self.rows if not path or row.path == path or row.path.startswith(f"{path}."))
 
     @property

@@ -55,13 +55,7 @@ Formula = Callable[[Arguments, Any], Contraction]
 
 
 def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> Contraction | None:
-    """The products of an operator; None for other operators, and for unknown ones.
-
-    Args:
-        operator: name with its namespace, `aten::mm`.
-        arguments: arguments by the names of the schema.
-        outputs: returned values.
-    """
+    """The products of an operator (`aten::mm`) with arguments by name; None for other, or unknown, operators."""
     formula = _FORMULAS.get(operator)
     return formula(arguments, outputs) if formula else None
 
@@ -167,12 +161,8 @@ def _attention(arguments: Arguments, _: Any) -> Contraction:
 def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int) -> Contraction:
     """Each matrix of a recurrent network meets each step of each sequence; elementwise work is not counted.
 
-    Args:
-        inputs: (steps, N, features), or (steps of all sequences, features) if packed.
-        weights: weights of all layers and directions, `stride` for each: input matrix, hidden matrix, biases,
-            projection.
-        stride: number of tensors of a layer in a direction.
-        directions: 1 or 2.
+    Inputs are (steps, N, features), or (steps of all sequences, features) if packed. A layer has `stride` weights per
+    direction: input matrix, hidden matrix, biases, projection.
     """
     steps = inputs.numel() // inputs.shape[-1]
     everything = (inputs, *weights)

@@ -15,11 +15,7 @@ _WRAPPER = "torch::autograd::CopySlices"
 
 
 def reached(outputs: Any) -> tuple[set[int], list[str]]:
-    """Numbers of the nodes behind the outputs, and the names of those whose backward pass is a Python function.
-
-    Args:
-        outputs: outputs of a model, nested or not; all floating-point ones count as part of a loss.
-    """
+    """Numbers of the nodes behind a model's outputs, and names of those whose backward pass is a Python function."""
     waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
     seen: set[torch.autograd.graph.Node] = set()
     foreign: list[str] = []

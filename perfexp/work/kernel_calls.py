@@ -153,11 +153,7 @@ def _work(
 
 
 def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -> dict[str, Any]:
-    """Fields of a kernel that is a contraction.
-
-    Args:
-        weights: see `kernel_of`; None where autograd does not record.
-    """
+    """Fields of a kernel that is a contraction; weights are None where autograd does not record."""
     macs = sum(product.macs for product in contraction.products)
     of_inputs = of_weights = 0
     for product in contraction.products if weights is not None else ():

@@ -25,11 +25,7 @@ def plain(name: str) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Name of a torch function, or of the property that it reads or writes.
-
-    Args:
-        function: function as passed to `__torch_function__`.
-    """
+    """Name of a torch function, or of the property that it reads or writes."""
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
@@ -37,20 +33,12 @@ def name_of(function: Any) -> str:
 
 
 def is_whole(module: torch.nn.Module, is_model: bool) -> bool:
-    """Whether a call without inner module calls is one row: torch's own layers, and modules without submodules.
-
-    Args:
-        is_model: whether it is the model itself.
-    """
+    """Whether a call without inner module calls is one row: torch's own layers, and modules without submodules."""
     if type(module).__module__.startswith("torch.nn"):
         return True
     return not is_model and not module._modules
 
 
 def path_of(name: str) -> str:
-    """Path of a module, without the wrappers of compiled ones.
-
-    Args:
-        name: name in `named_modules`.
-    """
+    """Path of a module from its name in `named_modules`, without the wrappers of compiled modules."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -48,11 +48,7 @@ def region_of(tensor: torch.Tensor) -> Region:
 
 
 def distinct_bytes(regions: Iterable[Region]) -> int:
-    """Bytes of regions, equal ones once, limited to each storage's size.
-
-    Args:
-        regions: regions of any storages; regions that overlap without being equal count separately.
-    """
+    """Bytes of distinct regions, limited to each storage's size; other overlaps count separately."""
     of_storage: dict[int, set[Region]] = {}
     for region in regions:
         of_storage.setdefault(region.storage, set()).add(region)

@@ -68,11 +68,7 @@ def trial_outputs(
 
 
 def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
-    """Why the module cannot take inputs of this shape, in one line; None if the shape is not the reason.
-
-    Args:
-        module: module in the mode in which it failed.
-    """
+    """Why the module cannot take inputs of this shape, in one line; None if the shape is not the reason."""
     try:
         trial_outputs(module, tuple(inputs.shape), inputs.dtype, inputs.device)
     except Inconclusive:
