@@ -47,15 +47,9 @@ def _joined(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _column(
-    source: tl.tensor,
-    xh: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    third: tl.tensor,
-    fourth: tl.tensor,
-    inside: tl.tensor,
-    SUM: tl.constexpr,
-) -> tl.tuple:
+    source: tl.tensor, xh: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor,
+    inside: tl.tensor, SUM: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
     """Bᵀ times a column of the tiles, with one mask per row."""
     return _of_data(
         tl.load(source, mask=first & inside, other=0.0).to(SUM),
@@ -86,19 +80,9 @@ def _store_row(
 
 @triton.jit(do_not_specialize=["w", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def transformed(
-    w: tl.tensor,
-    u: tl.tensor,
-    elements: tl.tensor,
-    in_group: tl.tensor,
-    wo: tl.tensor,
-    wc: tl.tensor,
-    wh: tl.tensor,
-    ww: tl.tensor,
-    BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
+    w: tl.tensor, u: tl.tensor, elements: tl.tensor, in_group: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor,
+    ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
+) -> None:  # fmt: skip
     """G g Gᵀ of all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
     program = tl.program_id(0)
     if WIDE:
@@ -132,39 +116,13 @@ def transformed(
 
 @triton.jit(do_not_specialize=["x", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def convolved(
-    x: tl.tensor,
-    u: tl.tensor,
-    y: tl.tensor,
-    tiles: tl.tensor,
-    per_image: tl.tensor,
-    per_row: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    in_group: tl.tensor,
-    out_group: tl.tensor,
-    groups: tl.tensor,
-    blocks: tl.tensor,
-    xn: tl.tensor,
-    xc: tl.tensor,
-    xh: tl.tensor,
-    xw: tl.tensor,
-    yn: tl.tensor,
-    yo: tl.tensor,
-    yh: tl.tensor,
-    yw: tl.tensor,
-    top: tl.tensor,
-    left: tl.tensor,
-    OUTPUTS: tl.constexpr,
-    TILES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LAST: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
+    x: tl.tensor, u: tl.tensor, y: tl.tensor, tiles: tl.tensor, per_image: tl.tensor, per_row: tl.tensor,
+    height: tl.tensor, width: tl.tensor, rows: tl.tensor, columns: tl.tensor, in_group: tl.tensor, out_group: tl.tensor,
+    groups: tl.tensor, blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, yn: tl.tensor,
+    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, top: tl.tensor, left: tl.tensor, OUTPUTS: tl.constexpr,
+    TILES: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr, SUM: tl.constexpr,
+) -> None:  # fmt: skip
     """Aᵀ [Σ U ⊙ (Bᵀ d B)] A of OUTPUTS outputs of TILES tiles d.
 
     The products of a tile's 16 elements are one batched `tl.dot`, whose elements Triton distributes over the warps;
