@@ -67,7 +67,7 @@ class Support(Protocol):
 
 def engines_of(choice: Choice) -> Engines:
     """The engines of a choice; passes that do not run are torch's."""
-    return Engines(**{str(which): each.engine for which, each in choice.items()})
+    return Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ class LayerReport:
     @property
     def status(self) -> LayerStatus:
         """`ok` if all passes are, otherwise the status of the first that is not."""
-        others = [each.status for each in self.passes if each.status is not LayerStatus.ok]
+        others = [report.status for report in self.passes if report.status is not LayerStatus.ok]
         return others[0] if others else LayerStatus.ok if self.passes else LayerStatus.unseen
 
     @property
@@ -95,21 +95,23 @@ class LayerReport:
         """Why the status is not `ok`, with the affected passes where not all are affected."""
         if not self.passes:
             return "it computed no convolution"
-        others = [each for each in self.passes if each.reason is not None]
-        reasons = list(dict.fromkeys(str(each.reason) for each in others))
+        others = [report for report in self.passes if report.reason is not None]
+        reasons = list(dict.fromkeys(str(report.reason) for report in others))
         if not reasons or (len(reasons) == 1 and len(others) == len(self.passes)):
             return reasons[0] if reasons else None
-        return ", ".join(f"{each.which.replace('_', ' ')}: {each.reason}" for each in others)
+        return ", ".join(f"{report.which.replace('_', ' ')}: {report.reason}" for report in others)
 
     @property
     def flops(self) -> int:
         """FLOPs of all passes."""
-        return sum(each.flops for each in self.passes)
+        return sum(report.flops for report in self.passes)
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
         derived = {"used": self.used, "status": self.status.value, "reason": self.reason, "flops": self.flops}
-        passes = [{**asdict(each), "which": each.which.value, "status": each.status.value} for each in self.passes]
+        passes = [
+            {**asdict(report), "which": report.which.value, "status": report.status.value} for report in self.passes
+        ]
         return {**asdict(self), **derived, "passes": passes}
 
 
@@ -129,23 +131,25 @@ class AlgorithmReport:
 
     @property
     def _passes(self) -> list[PassReport]:
-        return [each for layer in self.layers for each in layer.passes]
+        return [report for layer in self.layers for report in layer.passes]
 
     @property
     def share(self) -> float | None:
         """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
-        total = sum(each.flops for each in self._passes)
-        asked = sum(each.flops for each in self._passes if each.status is LayerStatus.ok)
+        total = sum(report.flops for report in self._passes)
+        asked = sum(report.flops for report in self._passes if report.status is LayerStatus.ok)
         return asked / total if total else None
 
     @property
     def workspace_peak_bytes(self) -> int | None:
         """Largest workspace of any call; None where unknown."""
-        return max((each.workspace_bytes for each in self._passes if each.workspace_bytes is not None), default=None)
+        return max(
+            (report.workspace_bytes for report in self._passes if report.workspace_bytes is not None), default=None
+        )
 
     def _with(self, status: LayerStatus) -> list[LayerReport]:
         """Layers with a pass of a given status."""
-        return [layer for layer in self.layers if any(each.status is status for each in layer.passes)]
+        return [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
 
     def metrics(self) -> list[Metric]:
         """FLOPs share and peak workspace as metrics of a point."""
@@ -159,7 +163,7 @@ class AlgorithmReport:
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
-        backends = {each.selected.partition(".")[0] for each in self._passes if each.status is LayerStatus.ok}
+        backends = {report.selected.partition(".")[0] for report in self._passes if report.status is LayerStatus.ok}
         layers = [layer.facts() for layer in self.layers]
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 

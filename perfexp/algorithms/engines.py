@@ -70,7 +70,7 @@ class Engines:
             padding,
             convolution.dilation,
             convolution.groups,
-            any(is_channels_last(each.shape, each.stride()) for each in (inputs, weight)),
+            any(is_channels_last(tensor.shape, tensor.stride()) for tensor in (inputs, weight)),
             self.forward,
             self.backward_data,
             self.backward_filter,

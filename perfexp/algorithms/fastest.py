@@ -81,7 +81,7 @@ class Fastest:
         if winners is None:
             with torch.no_grad():
                 winners = self._apart["race"](partial(hold_race, problem, passes))
-            self.choices.add(key, {which.value: _plain(each) for which, each in winners.items()})
+            self.choices.add(key, {which.value: _plain(winner) for which, winner in winners.items()})
         self._known[key] = winners
         self._chosen.append(key)
         return winners
@@ -143,7 +143,9 @@ class Fastest:
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of all passes together, among the algorithms in torch operations."""
         convolution = problem.convolution
-        able = [name for name, each in ALGORITHMS.items() if each.supports(convolution, problem.dtype) is None]
+        able = [
+            name for name, algorithm in ALGORITHMS.items() if algorithm.supports(convolution, problem.dtype) is None
+        ]
         names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
         tensors = [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
 

@@ -87,7 +87,7 @@ class Forced:
         if not isinstance(layers, Mapping | None):
             raise UserError(f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}.")
         self._patterns = {
-            str(pattern): _of_layer(str(pattern), each, valid) for pattern, each in (layers or {}).items()
+            str(pattern): _of_layer(str(pattern), algorithm, valid) for pattern, algorithm in (layers or {}).items()
         }
         if self.name in (FASTEST, *SWITCHED) and self.backend is not Backend.auto:
             raise UserError(f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out.")
@@ -96,9 +96,9 @@ class Forced:
         self._workspace_bytes = workspace_bytes
         named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
         self._backward = {
-            which: canonical(given, list(CODES[which]), f"{which} algorithm of cuDNN's")
-            for which, given in named.items()
-            if given is not None
+            which: canonical(algorithm, list(CODES[which]), f"{which} algorithm of cuDNN's")
+            for which, algorithm in named.items()
+            if algorithm is not None
         }
         if max_error is not None and not max_error > 0:
             raise UserError(
@@ -163,10 +163,10 @@ class Forced:
         Raises:
             Unsupported: nothing ran as requested.
         """
-        layers = tuple(each for layer in self._layers for each in layer.reports())
+        layers = tuple(report for layer in self._layers for report in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers)
-        if self._refused and all(each.status is LayerStatus.fallback for layer in layers for each in layer.passes):
-            reasons = {each.name: f"{each.requested}: {each.reason}" for each in layers if each.reason}
+        if self._refused and all(report.status is LayerStatus.fallback for layer in layers for report in layer.passes):
+            reasons = {report.name: f"{report.requested}: {report.reason}" for report in layers if report.reason}
             raise Unsupported(f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}")
         return report
 
@@ -205,11 +205,11 @@ class Forced:
 
     def regret(self) -> None:
         """See `Algorithm`."""
-        for each in self._races():
-            each.regret()
+        for races in self._races():
+            races.regret()
 
     def _races(self) -> list[Fastest]:
-        return [each for layer in self._layers for each in layer.supports if isinstance(each, Fastest)][:1]
+        return [support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)][:1]
 
     def launched_share(self) -> Metric | None:
         """See `Algorithm`."""
@@ -309,10 +309,12 @@ class Forced:
             supports = self._supports(name, self._device)
         except UserError:
             return False
-        computed = ((each.choose(problem).values() for each in supports) for problem in dict.fromkeys(problems))
-        return all(any(all(not one.reason for one in choice) for choice in each) for each in computed) and not any(
-            layer.why_not(supports) for layer in layers
+        computed = (
+            (candidate.choose(problem).values() for candidate in supports) for problem in dict.fromkeys(problems)
         )
+        return all(
+            any(all(not pass_choice.reason for pass_choice in choice) for choice in candidate) for candidate in computed
+        ) and not any(layer.why_not(supports) for layer in layers)
 
 
 def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:

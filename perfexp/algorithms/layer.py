@@ -100,11 +100,13 @@ class Layer:
     def install(self) -> None:
         """Let the algorithm compute from now on."""
         kind = type(self._module)
-        patched = [each for key in ("forward", "_conv_forward") if (each := self._module.__dict__.get(key)) is not None]
+        patched = [
+            override for key in ("forward", "_conv_forward") if (override := self._module.__dict__.get(key)) is not None
+        ]
         own = (
             kind.forward is torch.nn.Conv2d.forward
             and kind._conv_forward is torch.nn.Conv2d._conv_forward
-            and all(isinstance(getattr(each, "__self__", None), Layer) for each in patched)
+            and all(isinstance(getattr(override, "__self__", None), Layer) for override in patched)
         )
         name, replacement = ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
         self._covered[name] = before = self._module.__dict__.get(name)
@@ -135,8 +137,8 @@ class Layer:
     def prove(self, seen: Seen) -> None:
         """Add the observed kernels of one call of the model to the reports."""
         for row in self._rows.values():
-            plans = (plan_of(each.which, each.selected, row.problem) for each in row.report.passes)
-            passes = tuple(seen.proven(each, plan) for each, plan in zip(row.report.passes, plans, strict=True))
+            plans = (plan_of(report.which, report.selected, row.problem) for report in row.report.passes)
+            passes = tuple(seen.proven(report, plan) for report, plan in zip(row.report.passes, plans, strict=True))
             row.report = replace(row.report, passes=passes)
 
     def reports(self) -> list[LayerReport]:
@@ -243,18 +245,18 @@ class Layer:
             dtype=dtype,
             device=device,
             channels_last=last,
-            passes=tuple(each for each, runs in wanted.items() if runs),
+            passes=tuple(pass_choice for pass_choice, runs in wanted.items() if runs),
         )
         choice = self._choose(problem)
         row = self._rows.get(problem)
         if row is None:
             counted = 0 if self._is_reported else None
             row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
-        reasons = [each.reason for each in choice.values() if each.reason is not None]
+        reasons = [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]
         if reasons:
             self._refuse(self, problem, _joined(reasons))
         decision = _Decision(row=row)
-        if any(each.engine not in OF_TORCH for each in choice.values()):
+        if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
             engines = engines_of(choice)
             dense = all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()

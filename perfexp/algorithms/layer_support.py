@@ -187,7 +187,9 @@ def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> d
         backend = _backend_of(name, support)
         reason = choice[Pass.forward].reason
         if reason is None:
-            return {which.value: _pass_entry(backend, each, passed_over) for which, each in choice.items()}
+            return {
+                which.value: _pass_entry(backend, pass_choice, passed_over) for which, pass_choice in choice.items()
+            }
         passed_over[backend] = reason
     refused = PassChoice(engine=DEFAULT, reason="; ".join(dict.fromkeys(passed_over.values())))
     return {which.value: _pass_entry(None, refused) for which in problem.passes}

@@ -77,8 +77,8 @@ def benchmark(
     _check_speed_file(plan)
     for note in _notes(asked, precision, plan):
         echo(note)
-    given = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
-    code = main([*arguments, *given])
+    output_dir = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
+    code = main([*arguments, *output_dir])
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
 
 
@@ -107,13 +107,13 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
     Raises:
         UserError: a run would refuse it before it begins, or there are no GPUs for the run mode.
     """
-    given = asked.given
+    overrides = asked.given
     for text in asked.overrides:
         if "=" not in text:
             raise UserError(
                 f"'{text}' is not an override of the configuration; give KEY=VALUE, such as data=cityscapes."
             )
-    for key in given:
+    for key in overrides:
         if key in _SET_BY:
             raise UserError(f"'{key}' is set by {_SET_BY[key]}; leave it out.")
     wanted = {
@@ -126,12 +126,12 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
         **_DEFAULTS,
     }
     arguments = [f"--config-dir={asked.config_dir}"] if asked.config_dir else []
-    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in given]
+    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in overrides]
     arguments += [*asked.overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep
     plain = compose(arguments)
     arguments += [f"data.workers={asked.workers}"] if "workers" in plain["data"] else []
-    count = _num_gpus(asked.run_mode, plain["gpu"], said="gpu.count" in given)
-    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in given else []
+    count = _num_gpus(asked.run_mode, plain["gpu"], said="gpu.count" in overrides)
+    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in overrides else []
     return arguments, config.typed(compose(arguments))
 
 

@@ -64,8 +64,8 @@ def refuse_unfinished(folder: Path) -> None:
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
             f"perfexp {again} measures the rest and makes it."
         )
-    found = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
-    below = list(dict.fromkeys(path.parent for path in found))
+    files = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
+    below = list(dict.fromkeys(path.parent for path in files))
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(

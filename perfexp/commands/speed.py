@@ -61,13 +61,13 @@ def speed(
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
     placing.refuse_no_folder(out, "choose another with --out DIR.")
-    given = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
+    facts = Facts(model=model, batch_size=batch_size, cards=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     for place in places:
         try:
-            for found in _found(place, given, mode, skip):
-                _write(found, out, written, places)
-                worst = max(worst, int(found.failed))
+            for training in _found(place, facts, mode, skip):
+                _write(training, out, written, places)
+                worst = max(worst, int(training.failed))
         except UserError as error:
             echo(f"error: {error}", err=True)
             worst = error.exit_code
@@ -95,10 +95,10 @@ def _of_runs(place: Path) -> Iterator[Speed]:
             f"There is no {_RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
             "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json."
         )
-    found = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
-    if not found:
+    trainings = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
+    if not trainings:
         raise UserError(f"{place} holds no training: only mode=train and mode=train_inference have one.")
-    yield from found
+    yield from trainings
 
 
 def told(found: Speed, path: Path | None) -> str:

@@ -93,9 +93,9 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     if fresh:
         claim(*fresh)
         profile = imported(nsys, profile)
-    found: Found = evaluate(nsys, profile, wanted, place, claim)
-    console, made = Console(), found.facts["reports"]
-    without = found.facts["empty"] | found.facts["problems"]
+    results: Found = evaluate(nsys, profile, wanted, place, claim)
+    console, made = Console(), results.facts["reports"]
+    without = results.facts["empty"] | results.facts["problems"]
     names = list(dict.fromkeys([*made, *without]))
     cells = [f"{made[name]['rows']} rows: {made[name]['file']}" if name in made else without[name] for name in names]
     columns = (
@@ -103,6 +103,6 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
         Column(title="what came out", cells=tuple(cells), prose=True),
     )
     console.show_grid(str(profile), Grid(columns=columns))
-    if kernels := found.facts["kernels"]:
-        console.show_grid(f"top kernels of {found.facts['kernel_names']}", kernel_grid(kernels))
-    return all(name in made or name in found.facts["empty"] for name in wanted)
+    if kernels := results.facts["kernels"]:
+        console.show_grid(f"top kernels of {results.facts['kernel_names']}", kernel_grid(kernels))
+    return all(name in made or name in results.facts["empty"] for name in wanted)

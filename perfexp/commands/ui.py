@@ -185,9 +185,9 @@ def _experiments(base: str) -> list[tuple[str, str]]:
         f"{base}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
     )
     with _direct.open(request, timeout=30) as answer:
-        found = json.load(answer).get("experiments", [])
-    used = [experiment for experiment in found if experiment["experiment_id"] != "0"]
-    return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or found]
+        experiments = json.load(answer).get("experiments", [])
+    used = [experiment for experiment in experiments if experiment["experiment_id"] != "0"]
+    return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or experiments]
 
 
 def _ended(server: subprocess.Popen[str], output: IO[str]) -> PerfexpError:

@@ -121,7 +121,7 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
             inner = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
             node = inner
         if node:
-            return [copy.deepcopy(dict(each)) for each in node]
+            return [copy.deepcopy(dict(step)) for step in node]
     raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare pictures by.")
 
 

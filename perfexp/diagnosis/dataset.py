@@ -35,26 +35,28 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
-    found = f"{facts['pictures']} pictures, {facts['masks']} masks, {facts['pairs']} pairs"
+    observation = f"{facts['pictures']} pictures, {facts['masks']} masks, {facts['pairs']} pairs"
     if not facts["pictures"]:
-        return fail(split, found, "put pictures CITY/*_leftImg8bit.png there")
+        return fail(split, observation, "put pictures CITY/*_leftImg8bit.png there")
     if facts["without_mask"]:
         missing = facts["pictures"] - facts["pairs"]
         return fail(
             split,
-            f"{found}; {missing} without a mask, the first is {facts['without_mask'][0]}",
+            f"{observation}; {missing} without a mask, the first is {facts['without_mask'][0]}",
             "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png",
         )
     if facts["label_ids"]:
-        return ok(split, f"{found}; {facts['label_ids']} masks hold label ids, which become train ids as they are read")
-    return ok(split, found)
+        return ok(
+            split, f"{observation}; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
+        )
+    return ok(split, observation)
 
 
 def _lonely_masks(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
     if facts["without_picture"]:
         lonely = facts["masks"] - facts["pairs"]
-        found = f"{lonely} masks have no picture, the first is {facts['without_picture'][0]}"
-        yield warn(f"{split} masks", found, "get the pictures; these masks are not used")
+        observation = f"{lonely} masks have no picture, the first is {facts['without_picture'][0]}"
+        yield warn(f"{split} masks", observation, "get the pictures; these masks are not used")
 
 
 def _read(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:

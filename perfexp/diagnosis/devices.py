@@ -120,11 +120,13 @@ def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
     capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
     description = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
     check, file = f"cuda:{device['index']}", _file_of(facts, device["name"])
-    found = "; ".join([", ".join(description), f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"])
+    observation = "; ".join(
+        [", ".join(description), f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"]
+    )
     remedy = "" if file else "gpu=auto measures it; add conf/gpu/NAME.yaml for its peaks"
     if rocm:
-        return untested(check, f"{found}; ROCm has not been tried", remedy)
-    return ok(check, found) if file else warn(check, found, remedy)
+        return untested(check, f"{observation}; ROCm has not been tried", remedy)
+    return ok(check, observation) if file else warn(check, observation, remedy)
 
 
 def _unusable(facts: Facts) -> Iterator[Finding]:

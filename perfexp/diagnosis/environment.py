@@ -81,8 +81,8 @@ class _File(msgspec.Struct):
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Differences between two environments that make times incomparable: name, old and new."""
     places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
-    found = ((place, _at(before, place), _at(now, place)) for place in places)
-    return [(place, old, new) for place, old, new in found if old != new]
+    pairs = ((place, _at(before, place), _at(now, place)) for place in places)
+    return [(place, old, new) for place, old, new in pairs if old != new]
 
 
 def _at(facts: dict[str, Any], place: str) -> Any:

@@ -39,10 +39,10 @@ def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
     torch = part(facts, "torch")
     driver = (board or {}).get("facts", {}).get("driver") or "unknown"
-    found = f"driver {driver}, CUDA {torch['cuda']}"
+    observation = f"driver {driver}, CUDA {torch['cuda']}"
     if not torch["cudnn"]:
-        return warn("CUDA", f"{found}, no cuDNN", "convolutions are slow without it: install torch with cuDNN")
-    return ok("CUDA", f"{found}, cuDNN {_cudnn_version(torch['cudnn'])}")
+        return warn("CUDA", f"{observation}, no cuDNN", "convolutions are slow without it: install torch with cuDNN")
+    return ok("CUDA", f"{observation}, cuDNN {_cudnn_version(torch['cudnn'])}")
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:
@@ -66,11 +66,11 @@ def _canary(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Finding:
     if reported is None:
         return ok("clock canary", f"{_megahertz(spin)}; no clock of the driver's to compare with")
     highest = board.get("facts", {}).get("max_sm_clock_hertz")
-    found = f"{_megahertz(spin)}, the driver reports {_megahertz(reported)}"
-    found += f" of at most {_megahertz(highest)}" if highest else ""
+    observation = f"{_megahertz(spin)}, the driver reports {_megahertz(reported)}"
+    observation += f" of at most {_megahertz(highest)}" if highest else ""
     if abs(spin / reported - 1) > _CLOCK_TOLERANCE:
-        return warn("clock canary", found, "the clock varies: repeat when the device is idle and cool")
-    return ok("clock canary", found)
+        return warn("clock canary", observation, "the clock varies: repeat when the device is idle and cool")
+    return ok("clock canary", observation)
 
 
 def _no_board(facts: Facts) -> Finding:
@@ -105,10 +105,10 @@ def _power(board: Mapping[str, Any], sheet: Mapping[str, Any]) -> Finding:
     sold = sheet.get("power_watts")
     if limit is None:
         return missing("power limit", "not reported by the driver", "a newer driver may")
-    found = f"{limit:.0f} W" + (f"; {watts:.0f} W now" if watts is not None else "")
+    observation = f"{limit:.0f} W" + (f"; {watts:.0f} W now" if watts is not None else "")
     if sold and limit < _POWER_SHARE * sold:
-        return warn("power limit", f"{found}; the data sheet has {sold:.0f} W", "figures are those of this limit")
-    return ok("power limit", found)
+        return warn("power limit", f"{observation}; the data sheet has {sold:.0f} W", "figures are those of this limit")
+    return ok("power limit", observation)
 
 
 def _neighbours(state: Mapping[str, Any]) -> Finding:

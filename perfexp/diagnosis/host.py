@@ -40,10 +40,10 @@ def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
 
 def _load(cpu: Mapping[str, Any]) -> Finding:
     load, cores = cpu["load_average_1min"], cpu["logical_cores"] or 1
-    found = f"load average {load:.2f} on {cores} cores"
+    observation = f"load average {load:.2f} on {cores} cores"
     if load > max(_QUIET_CORES, _QUIET_SHARE * cores):
-        return warn("load", found, "end other work on this machine before you measure")
-    return ok("load", found)
+        return warn("load", observation, "end other work on this machine before you measure")
+    return ok("load", observation)
 
 
 def _governor(cpu: Mapping[str, Any]) -> Finding:
@@ -59,8 +59,8 @@ def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
     usable = len(cpu["affinity"] or []) or cores
     remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
     if quota_cores is not None and quota_cores < usable:
-        found = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
-        return warn("processors", found, remedy)
+        observation = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
+        return warn("processors", observation, remedy)
     if usable < cores:
         return warn("processors", f"{usable} of {cores} logical cores may be used", remedy)
     return ok("processors", f"all {cores} logical cores may be used")
@@ -68,19 +68,21 @@ def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
 
 def _clock(clock: Mapping[str, Any]) -> Finding:
     source = clock["source"]
-    found = f"resolution {units.format_seconds(clock['resolution_seconds'], 2)}" + (f", {source}" if source else "")
+    observation = f"resolution {units.format_seconds(clock['resolution_seconds'], 2)}" + (
+        f", {source}" if source else ""
+    )
     if clock["resolution_seconds"] > _FINE_SECONDS or source in _SLOW_CLOCKS:
-        return warn("clock", found, "short calls are timed coarsely; Linux with the clock source tsc does better")
-    return ok("clock", found)
+        return warn("clock", observation, "short calls are timed coarsely; Linux with the clock source tsc does better")
+    return ok("clock", observation)
 
 
 def _outputs(folder: Mapping[str, Any]) -> Finding:
     if not folder["writable"]:
         return fail("outputs", f"{folder['path']} can't be written here", "go to another folder, or output_dir=DIR")
-    found = f"{folder['path']} can be written, {units.format_bytes(folder['free_bytes'])} free"
+    observation = f"{folder['path']} can be written, {units.format_bytes(folder['free_bytes'])} free"
     if folder["free_bytes"] < _LITTLE_BYTES:
-        return warn("outputs", found, "free some space: a point stores all of its samples")
-    return ok("outputs", found)
+        return warn("outputs", observation, "free some space: a point stores all of its samples")
+    return ok("outputs", observation)
 
 
 def _store(machine: Mapping[str, Any]) -> Finding:

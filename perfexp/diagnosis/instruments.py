@@ -42,9 +42,9 @@ def _amdsmi(amd: Mapping[str, Any]) -> Finding:
 
 
 def _tool(name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True) -> Finding:
-    found = tools[name]
-    if found is None:
+    program = tools[name]
+    if program is None:
         return missing(name, "not found" if needed else "not found; only CUDA devices need it", remedy)
-    if not found["on_path"]:
-        return warn(name, f"{found['path']}, not on the PATH", f"PATH={PurePath(found['path']).parent}:$PATH")
-    return ok(name, found["path"]) if tested else untested(name, found["path"])
+    if not program["on_path"]:
+        return warn(name, f"{program['path']}, not on the PATH", f"PATH={PurePath(program['path']).parent}:$PATH")
+    return ok(name, program["path"]) if tested else untested(name, program["path"])

@@ -71,20 +71,24 @@ def _power(meter: Mapping[str, Any]) -> Finding:
     if meter["integral_watts"] is None:
         remedy = "the energy counter is enough; there is nothing to compare it with"
         return missing(check, meter["no_power"] or "too few readings", remedy)
-    found = f"{units.digits(meter['integral_watts'])} W at rest"
+    observation = f"{units.digits(meter['integral_watts'])} W at rest"
     if meter["power_kind"] == PowerKind.average:
         return warn(
-            check, f"{found}, an average over about a second", "a driver of 530 or later reports instantaneous power"
+            check,
+            f"{observation}, an average over about a second",
+            "a driver of 530 or later reports instantaneous power",
         )
-    return ok(check, f"{found}, instantaneous")
+    return ok(check, f"{observation}, instantaneous")
 
 
 def _query(meter: Mapping[str, Any]) -> Finding:
     check, seconds = f"query {meter['name']}", meter["query_seconds"]
-    found = f"took at most {units.format_seconds(seconds, 2)}"
+    observation = f"took at most {units.format_seconds(seconds, 2)}"
     if seconds > _SLOW_SECONDS:
-        return warn(check, found, "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)")
-    return ok(check, found)
+        return warn(
+            check, observation, "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
+        )
+    return ok(check, observation)
 
 
 def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:

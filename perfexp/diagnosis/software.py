@@ -50,8 +50,12 @@ def _system(machine: Mapping[str, Any]) -> Finding:
     parts = [f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"]
     if machine.get("container"):
         parts.append(f"in a container ({machine['container']})")
-    found = ", ".join(parts)
-    return ok("system", found) if machine["system"] == "Linux" else untested("system", f"{found}; tested is Linux only")
+    observation = ", ".join(parts)
+    return (
+        ok("system", observation)
+        if machine["system"] == "Linux"
+        else untested("system", f"{observation}; tested is Linux only")
+    )
 
 
 def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
@@ -76,11 +80,11 @@ def _torch(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
     if error := torch.get("error"):
         yield fail("torch", f"can't be imported: {error}", f"https://pytorch.org/get-started/locally, or {_INSTALL}")
         return
-    found = f"{torch['version']}, {build_name(torch)}"
+    observation = f"{torch['version']}, {build_name(torch)}"
     if required.get("version") and not required["fits"]:
-        yield fail("torch", f"{found}; perfexp needs {required['wanted']}", _INSTALL)
+        yield fail("torch", f"{observation}; perfexp needs {required['wanted']}", _INSTALL)
     else:
-        yield ok("torch", found)
+        yield ok("torch", observation)
 
 
 def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:

@@ -194,7 +194,7 @@ class _Rounds:
 
         self.device.synchronize()
         events = self.profiler(run)
-        return [each for each in attributed(Host(events), events) if each.call is not None]
+        return [kernel for kernel in attributed(Host(events), events) if kernel.call is not None]
 
     def _begin(self) -> None:
         """Discard a process's first profile, which is late and slow."""

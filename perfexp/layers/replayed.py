@@ -27,8 +27,8 @@ class Pattern:
     """
 
     def __init__(self, kernels: Iterable[Attributed]) -> None:
-        self._kernels = [each for each in kernels if each.key is None or each.key.which is not Pass.data]
-        self._names = [each.kernel.name for each in self._kernels]
+        self._kernels = [kernel for kernel in kernels if kernel.key is None or kernel.key.which is not Pass.data]
+        self._names = [kernel.kernel.name for kernel in self._kernels]
         self.replays, self.least_found = 0, 1.0
 
     def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
@@ -59,7 +59,7 @@ class Pattern:
 
     def _count(self, matches: Mapping[int, int]) -> None:
         self.replays += 1
-        whole = sum(each.kernel.duration_ns for each in self._kernels)
+        whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
         matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
         self.least_found = min(self.least_found, matched / whole if whole else 0.0)
 

@@ -82,9 +82,9 @@ def none_because(reason: str, *doubts: Diagnostic) -> Found:
 
 def together(founds: list[Found]) -> Found:
     """The meters of several devices as those of one; if one device has none, the whole has none."""
-    doubts = tuple(doubt for found in founds for doubt in found.doubts)
-    reasons = dict.fromkeys(found.reason for found in founds if not found.meters)
+    doubts = tuple(doubt for device in founds for doubt in device.doubts)
+    reasons = dict.fromkeys(device.reason for device in founds if not device.meters)
     if reasons or not founds:
         return Found(reason="; ".join(reasons) or "no meter: no device", doubts=doubts)
-    unique = {meter.name: meter for found in founds for meter in found.meters}
+    unique = {meter.name: meter for device in founds for meter in device.meters}
     return Found(meters=tuple(unique.values()), doubts=doubts)

@@ -70,7 +70,7 @@ class Power:
     @property
     def integral_uncertainty(self) -> Reading:
         """Relative standard uncertainty of the sum of the integrals."""
-        parts = [(each.integral_watts.value, each.integral_uncertainty) for each in self.windows]
+        parts = [(window.integral_watts.value, window.integral_uncertainty) for window in self.windows]
         pairs = [(watts, relative) for watts, relative in parts if watts is not None and relative is not None]
         total_watts = sum(watts for watts, _ in pairs)
         if len(pairs) < len(parts) or not total_watts:

@@ -119,7 +119,7 @@ class Pictures:
 
     def pin_memory(self) -> Pictures:
         """The same in pinned memory; torch's DataLoader calls it."""
-        return replace(self, tensors=[each.pin_memory() for each in self.tensors])
+        return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])
 
 
 class MmsegSession(TorchSession):
@@ -249,7 +249,7 @@ class MmsegSession(TorchSession):
             self._preprocessor.size_divisor = self._preprocessor.test_cfg = None
         self._preprocessor.size = pictures.size
         overlapped = self.device.kind == "cuda"
-        inputs = [each.to(self.device.identifier, non_blocking=overlapped) for each in pictures.tensors]
+        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in pictures.tensors]
         samples = [SegDataSample() for _ in inputs]
         data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=pictures.training)
         if not isinstance(data["inputs"], torch.Tensor):
@@ -280,15 +280,15 @@ class MmsegSession(TorchSession):
             try:
                 wrapper = build_optim_wrapper(self.module, described)
                 schedules = [
-                    PARAM_SCHEDULERS.build(dict(each), default_args={"optimizer": wrapper})
-                    for each in self._schedules()[0]
+                    PARAM_SCHEDULERS.build(dict(item), default_args={"optimizer": wrapper})
+                    for item in self._schedules()[0]
                 ]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(
                     f"The configuration's optimizer can't be built: {error}. Set model.optimizer=mode for the mode's."
                 ) from error
         if described["optimizer"].get("fused") and described["optimizer"].get("momentum"):
-            begin_momentum(wrapper.optimizer, [each for each in self.module.parameters() if each.requires_grad])
+            begin_momentum(wrapper.optimizer, [item for item in self.module.parameters() if item.requires_grad])
         return wrapper, schedules
 
 
@@ -296,7 +296,7 @@ class _ScoresSum(torch.nn.Module):
     """Replacement of a head's losses by the sum of its scores; a module, so that its work can be separated."""
 
     def forward(self, scores: Any) -> torch.Tensor:
-        return torch.stack([each.sum() for each in tensors_in(scores)]).sum()
+        return torch.stack([tensor.sum() for tensor in tensors_in(scores)]).sum()
 
 
 @contextmanager

@@ -177,8 +177,13 @@ def exported(tool: Tool, report: Path) -> bytes:
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
     if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
-        said = f"{answer.out}\n{answer.err}"
-        why = missing_library(said) or first_line_with(said, ("error", "warning")) or last_words(said) or "it is empty"
+        output = f"{answer.out}\n{answer.err}"
+        why = (
+            missing_library(output)
+            or first_line_with(output, ("error", "warning"))
+            or last_words(output)
+            or "it is empty"
+        )
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
     return ("\n".join(lines[begin:]) + "\n").encode()
 

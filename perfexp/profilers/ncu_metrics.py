@@ -69,13 +69,13 @@ def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[s
     """
     chip = _CHIPS.get(capability or "")
     by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
-    said = ""
+    output = ""
     for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
         answer = ask(command, _QUERY_SECONDS)
-        said += f"{answer.out}\n{answer.err}"
+        output += f"{answer.out}\n{answer.err}"
         if names := frozenset(_NAME.findall(answer.out)):
             return names
-    why = first_line_with(said, ("error", "unsupported", "unknown")) or "it named none"
+    why = first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"
     raise ProfilerFailed(
         f"ncu {tool.version or ''} does not list the counters of a device of compute capability "
         f"{capability or 'unknown'}: {why}. A newer Nsight Compute knows newer chips; "

@@ -186,9 +186,9 @@ def imported(tool: Tool, stream: Path) -> Path:
     command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
     answer = ask(command, _IMPORT_SECONDS)
     if not _has_content(target):
-        said = f"{answer.out}\n{answer.err}"
+        output = f"{answer.out}\n{answer.err}"
         raise ProfilerFailed(
-            f"{stream.name} can't be imported: {missing_library(said) or _libdw() or last_words(said)}"
+            f"{stream.name} can't be imported: {missing_library(output) or _libdw() or last_words(output)}"
         )
     return target
 

@@ -108,14 +108,14 @@ def summarised(ranges: Iterable[Range], work: list[Work]) -> Iterator[dict[str, 
 
 def _busy_seconds(work: list[Work]) -> float:
     busy, until = 0, 0
-    for start, end in sorted((each.start_ns, each.end_ns) for each in work):
+    for start, end in sorted((item.start_ns, item.end_ns) for item in work):
         busy += max(0, end - max(start, until))
         until = max(until, end)
     return busy * 1e-9
 
 
 def _span_seconds(work: list[Work]) -> float:
-    return (max(each.end_ns for each in work) - min(each.start_ns for each in work)) * 1e-9 if work else 0.0
+    return (max(item.end_ns for item in work) - min(item.start_ns for item in work)) * 1e-9 if work else 0.0
 
 
 def _work(connection: sqlite3.Connection) -> Iterator[Work]:

@@ -151,9 +151,9 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
         for text in (*texts, answer.out):
             if (sheet := read(text, name)) is not None:
                 return sheet
-        said = f"{answer.out}\n{answer.err}"
-        said = "\n".join(line for line in said.splitlines() if not line.startswith(_NO_NEWS))
-        why = missing_library(said) or first_line_with(said, _REFUSALS) or last_words(said) or "it has no rows"
+        output = f"{answer.out}\n{answer.err}"
+        output = "\n".join(line for line in output.splitlines() if not line.startswith(_NO_NEWS))
+        why = missing_library(output) or first_line_with(output, _REFUSALS) or last_words(output) or "it has no rows"
     raise ProfilerFailed(why)
 
 
