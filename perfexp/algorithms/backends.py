@@ -120,8 +120,6 @@ class Cudnn:
     """An algorithm of cuDNN's, or its heuristic's first choice.
 
     Attributes:
-        name: name of the algorithm, or `guess`.
-        workspace_bytes: limit per call, or None.
         backward: algorithms of the backward passes that replace the defaults of the forward algorithm.
     """
 
@@ -245,7 +243,6 @@ def supports_of(
     Args:
         name: name of the algorithm; `default` has no backends.
         backend: the only backend to use, or `auto`.
-        workspace_bytes: limit of cuDNN's workspace, or None.
         backward: cuDNN algorithms of the backward passes that replace the defaults of the forward algorithm.
 
     Raises:

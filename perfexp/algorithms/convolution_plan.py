@@ -26,11 +26,7 @@ class Shape:
         stride: down and across.
         padding: zeros down and across, the same on both sides.
         dilation: down and across.
-        groups: G.
-        dtype: data type of all tensors.
         channels_last: whether the tensors are stored as NHWC.
-        math: math type of the products.
-        device: device index.
     """
 
     inputs: tuple[int, ...]
@@ -57,9 +53,6 @@ watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = Non
 
 class Plan:
     """Computes one pass, for dense tensors in the memory format of the shape.
-
-    Args:
-        algorithm: cuDNN algorithm of that pass.
 
     Attributes:
         workspace_bytes: memory that a call takes from torch's allocator.

@@ -35,14 +35,12 @@ class PassReport:
     Attributes:
         selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
         status: whether the engine is the requested one.
-        reason: why not.
         flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
         workspace_bytes: memory beyond the tensors; None where unknown.
         seconds: time of each engine that `fastest` tried.
         errors: relative L2 error of each tried engine against float64.
         kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
         ran: algorithm of the observed kernels; None without profiling.
-        kernels: names of the observed kernels.
     """
 
     which: Pass
@@ -63,10 +61,7 @@ class LayerReport:
     """Report of one layer for inputs of one shape.
 
     Attributes:
-        name: the model's name of the layer.
-        requested: requested algorithm.
         calls: number of calls in one call of the model.
-        dtype: data type of the computation.
         math: cuDNN's math type (`default`, `tensor_op`, `fma`); None where cuDNN did not compute.
         passes: passes that ran; none where nothing was computed.
     """
@@ -120,10 +115,6 @@ class AlgorithmReport:
     """Report of all 2-D convolutions of a model.
 
     A layer has an entry for each kind of inputs (shape, data type, memory format, required gradients).
-
-    Attributes:
-        name: requested algorithm.
-        layers: entries in the model's order of layers.
     """
 
     name: str

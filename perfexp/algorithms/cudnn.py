@@ -71,12 +71,6 @@ class _Choice(ctypes.Structure):
 class Library:
     """cuDNN's functions; any status other than success raises `CudnnError`.
 
-    Args:
-        functions: object with the functions as attributes.
-
-    Attributes:
-        run: convolution function of each pass.
-
     Raises:
         CudnnError: functions are missing.
     """
@@ -155,8 +149,6 @@ class Library:
             padding: zeros down and across.
             stride: down and across.
             dilation: steps down and across.
-            groups: G.
-            math: math type of the products.
         """
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]

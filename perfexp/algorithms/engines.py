@@ -30,13 +30,7 @@ OF_TORCH = (DEFAULT, SEARCH, "onednn", "native")
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engine of each pass of a convolution.
-
-    Attributes:
-        forward: engine of the outputs.
-        backward_data: engine of the gradient of the inputs.
-        backward_filter: engine of the gradient of the weights.
-    """
+    """The engine of each pass of a convolution."""
 
     forward: str = DEFAULT
     backward_data: str = DEFAULT
@@ -48,7 +42,6 @@ class Engines:
         """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
 
         Args:
-            convolution: convolution that the engines support.
             inputs: (N, C, H, W) or (C, H, W).
             weight: (O, C / G, kernel height, kernel width).
             bias: (O,), or None.

@@ -44,10 +44,7 @@ class Fastest:
     three passes of training are one race.
 
     Attributes:
-        device: device that computes and times.
-        workspace_bytes: limit per call, or None.
         max_error: largest relative L2 error against float64; None for the data type's usual error.
-        choices: cache of the winners.
         reuse: whether to reuse winners of earlier processes.
     """
 

@@ -46,14 +46,11 @@ class Forced:
     """Computes convolutions by a named algorithm.
 
     Args:
-        name: name of the algorithm.
-        backend: backend that computes.
         on_unsupported: policy for layers that it cannot compute.
         workspace_bytes: limit of cuDNN's memory beyond the tensors of a call, or None.
         backward_data: cuDNN algorithm for the gradient of the inputs; None for the default of `name`.
         backward_filter: cuDNN algorithm for the gradient of the weights; None for the default of `name`.
         max_error: largest relative L2 error of `fastest` against float64; None for the data type's usual error.
-        objective: quantity that `fastest` minimizes.
         reuse: whether `fastest` reuses choices of earlier runs.
         cache_dir: folder of the choices of `fastest`; None for the user's cache.
         verify: whether to profile a call for the kernels that cuDNN ran.

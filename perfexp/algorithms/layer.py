@@ -60,8 +60,6 @@ class Layer:
     and the class are unchanged.
 
     Args:
-        name: the model's name of the layer.
-        requested: name of an algorithm, or `default`.
         supports: backends in order of preference; none for `default`.
         refuse: called with the layer, the problem and the reason before torch computes in the algorithm's place.
     """

@@ -40,7 +40,6 @@ def survey(
     """Query all algorithms of a device for each distinct convolution of a model.
 
     Args:
-        session: a loaded model.
         key: the point that sets the inputs: phase, input size, batch size.
         backend: the only backend to query, or None for all.
         workspace_bytes: limit of cuDNN's workspace, or None.

@@ -15,10 +15,8 @@ class Problem:
     """A convolution with everything that decides whether and how it can be computed.
 
     Attributes:
-        shape: input shape, (N, C, H, W).
         dtype: data type of the computation, after autocast.
         channels_last: whether the result is stored as NHWC.
-        passes: passes that will run.
     """
 
     convolution: Convolution

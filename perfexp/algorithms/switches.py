@@ -16,12 +16,7 @@ SWITCHED = ("benchmark", "onednn", "native")
 
 @dataclass(frozen=True)
 class Switches:
-    """Global torch settings for convolutions.
-
-    Attributes:
-        benchmark: whether cuDNN searches for its fastest algorithm.
-        onednn: whether oneDNN computes on a CPU.
-    """
+    """Global torch settings for convolutions."""
 
     benchmark: bool
     onednn: bool

@@ -62,12 +62,9 @@ class _Seen:
 
     Attributes:
         folders: folders of runs and sweeps with a manifest, except those in use.
-        busy: folders in use by a measurement.
-        kept: files that a run or a sweep is made of.
         others: number of files with other endings, by ending.
         young: modification times of files with the right ending that are too recent, seconds since the epoch.
         away: files that are links, or lie outside of the folder.
-        unknown: files whose names perfexp never gives.
         foreign: folders with a manifest.json that is not perfexp's.
     """
 

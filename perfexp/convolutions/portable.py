@@ -27,9 +27,7 @@ class Portable:
     """An algorithm in torch operations.
 
     Attributes:
-        name: name in `algorithm=NAME`.
         why_not: reason why it cannot compute a convolution of any data type, or None.
-        half: whether it computes in half precisions.
     """
 
     name: str
@@ -62,7 +60,6 @@ def as_torch_does(
 
     Args:
         compute: from inputs (N, C, H, W), weights and convolution to (N, O, height, width).
-        convolution: convolution that `compute` supports.
         inputs: (N, C, H, W) or (C, H, W).
         weight: (O, C / G, kernel height, kernel width).
         bias: (O,), or None.

@@ -37,7 +37,6 @@ class Data(Protocol):
     Attributes:
         labelled: whether the targets are real, so that an accuracy is meaningful.
         num_classes: number of classes of the labels, or None where the model decides.
-        num_samples: samples of one epoch, or None.
         held_out: whether evaluation uses other samples than training.
         workers: number of processes that load images; 0 for none.
     """
@@ -54,10 +53,7 @@ class Data(Protocol):
         """Batches of one size, closed on leaving.
 
         Args:
-            session: session of the model that takes them.
             input_size: height and width in pixels.
-            training: whether samples are shuffled.
-            seed: seed of shuffling and of random inputs.
 
         Raises:
             UserError: the data cannot be read.

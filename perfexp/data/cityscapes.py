@@ -97,14 +97,7 @@ class Cityscapes:
 
 
 class StreetBatches(LoadedBatches):
-    """Endless batches of images, so that no pass over the data begins with a wait.
-
-    Args:
-        loader: gives inputs and targets on the host.
-        order: order of its samples.
-        batch_size: size of a full batch.
-        session: session of the model that takes them.
-    """
+    """Endless batches of images, so that no pass over the data begins with a wait."""
 
     def __init__(self, loader: DataLoader[Any], order: _Order, batch_size: int, session: Session) -> None:
         super().__init__(loader, len(order), batch_size, session)

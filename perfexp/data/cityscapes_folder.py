@@ -27,12 +27,7 @@ MADE = "made.json"
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and its mask, with the class of each pixel.
-
-    Attributes:
-        picture: file of the image.
-        mask: file of the mask, with train ids or label ids.
-    """
+    """An image and its mask, with the class of each pixel."""
 
     picture: Path
     mask: Path
@@ -49,10 +44,7 @@ class Contents:
 
     Attributes:
         pairs: images with a mask, by name; of two masks the one with train ids.
-        pictures: number of images.
         masks: number of images that have a mask file.
-        without_mask: images without a mask.
-        without_picture: masks without an image.
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -66,10 +58,7 @@ def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Pa
     """Path of an image's mask.
 
     Args:
-        root: folder of the data.
-        split: `train` or `val`.
         name: CITY/CITY_SEQUENCE_FRAME.
-        label_ids: whether the mask holds label ids.
     """
     return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 

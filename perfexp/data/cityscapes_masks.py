@@ -46,13 +46,9 @@ def read_mask(file: Path) -> Mask:
 
 
 def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) -> Mask:
-    """A mask with train ids and void only, which a loss accepts.
+    """A mask (height, width) with train ids and void only, which a loss accepts.
 
-    Args:
-        mask: mask as stored, (height, width).
-        file: file of the mask; its name marks label ids, which are converted to train ids.
-        size: height and width of the image.
-        classes: number of classes of the model, at most that of Cityscapes.
+    The name of its file marks label ids, which are converted to train ids.
 
     Raises:
         UserError: it has another size, or unknown numbers.

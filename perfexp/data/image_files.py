@@ -47,10 +47,6 @@ def find_split(folder: Path, root: Path) -> Split:
 
     Hidden files, and links that lead out of the root, are ignored.
 
-    Args:
-        folder: existing folder.
-        root: folder of the data, this one or one above it.
-
     Raises:
         UserError: it holds no images, or one of its classes holds none.
         OSError: it cannot be read.

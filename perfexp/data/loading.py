@@ -53,11 +53,8 @@ class Loading:
 
         Args:
             dataset: samples or errors, since torch would wrap an exception's message in a stack trace.
-            batch_size: size of a batch; training drops a smaller last one, which would be another measurement.
-            collate: makes a batch of samples for `LoadedBatches`.
             training: whether to shuffle, unless `order` is given.
             seed: seed of the order and of the processes' random numbers.
-            order: order of the samples.
         """
         return DataLoader(
             dataset,
@@ -77,14 +74,7 @@ class Loading:
 
 
 class LoadedBatches:
-    """Batches of a loader, valid while the context of their data is open.
-
-    Args:
-        loader: gives inputs and targets on the host, or the error of one of its samples.
-        count: number of images.
-        batch_size: size of a full batch.
-        session: session of the model that takes them.
-    """
+    """Batches of a loader, valid while the context of their data is open."""
 
     constant = False
 

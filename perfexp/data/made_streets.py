@@ -74,10 +74,7 @@ def make(
     Args:
         root: an empty or new folder.
         photographs: files, or None for those of scikit-learn.
-        counts: number of images by split.
-        size: height and width of an image.
         seed: the same photographs, counts, size and seed give the same pixels.
-        progress: called with a message per image.
 
     Raises:
         UserError: a photograph cannot be read, or the folder is not empty or cannot be written.

@@ -25,12 +25,6 @@ class Pipeline:
     Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
     smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size.
 
-    Args:
-        config: mmengine configuration.
-        size: height and width of the point.
-        training: whether to use the training pipeline.
-        classes: number of classes of the model.
-
     Raises:
         UserError: the configuration has no such pipeline, or it cannot be built.
     """

@@ -29,7 +29,6 @@ class Device(Protocol):
     asynchronous device (a GPU) has a queue: calls return when their work is enqueued, and events mark positions in it.
 
     Attributes:
-        kind: `cpu`, `cuda`, `mps` or `fake`.
         name: product name from the driver or the operating system.
         identifier: torch's name (`cpu`, `cuda:0`), or None for a device unknown to torch.
         asynchronous: whether calls return before their work is done.

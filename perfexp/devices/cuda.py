@@ -287,9 +287,7 @@ def open_device(
     """The device that a file of the gpu group describes.
 
     Args:
-        name: name of the group's file (`h200`).
         match: regular expression for the driver's product name.
-        facts: data sheet, whose product appears in the error.
 
     Raises:
         DeviceMismatch: the machine has no such device.

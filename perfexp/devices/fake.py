@@ -29,14 +29,10 @@ class FakeDevice:
     Args:
         asynchronous: whether launches return before their work is done.
         tick_seconds: resolution of the event clock.
-        enqueue_seconds: host time of one launch.
-        record_seconds: device time of recording an event.
         record_host_seconds: host time of recording an event.
         synchronize_seconds: host time of a synchronization beyond the wait itself.
         queue_depth: maximum number of pending launches.
         graph_gap_seconds: device time between two separately launched kernels; a captured graph saves it.
-        flush_seconds: device time of a cache flush.
-        lock_name: see `Device`.
         clock_hertz: successive readings of the calibration kernel; the last one repeats.
 
     Attributes:
@@ -88,7 +84,6 @@ class FakeDevice:
         """Enqueue work.
 
         Args:
-            work_seconds: device time of the work.
             host_seconds: host time of enqueuing; `enqueue_seconds` by default.
 
         Returns:

@@ -24,13 +24,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one check.
-
-    Attributes:
-        check: name of the check.
-        found: observation.
-        remedy: recommended action, if any.
-    """
+    """Result of one check."""
 
     check: str
     verdict: Verdict
@@ -44,7 +38,6 @@ class Choice:
 
     Attributes:
         name: name of a file of conf/gpu.
-        index: index of the device.
     """
 
     name: str = "auto"

@@ -26,11 +26,6 @@ def try_meters(
 ) -> dict[str, Any]:
     """Watch the meters for about a second while perfexp is idle.
 
-    Args:
-        found: meters, or the reason why there are none.
-        now: host's clock, seconds.
-        sleep: advances the clock.
-
     Returns:
         JSON values: `reason`, `doubts`, and `meters` with the observations of each.
     """

@@ -47,14 +47,12 @@ class Problem:
     """A convolution of tensors.
 
     Attributes:
-        dtype: data type of all tensors.
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
         outputs: (N, O, height, width).
         last: whether inputs and outputs are stored as NHWC.
         processors: number of the device's multiprocessors, each of which needs a program.
         tf32: whether float32 may be multiplied as TF32.
-        interpreted: whether Triton's interpreter runs the kernels.
     """
 
     convolution: Convolution
@@ -92,11 +90,6 @@ class Launch:
 
     Args:
         kernel: result of `triton.jit`; takes tensors, numbers and constants in this order.
-        grid: number of programs along three axes.
-        numbers: sizes and strides.
-        constants: compile-time constants.
-        warps: number of warps of 32 threads.
-        stages: pipeline stages of the loop's loads.
     """
 
     def __init__(
@@ -129,7 +122,6 @@ class Recipe:
     """How to compute a convolution.
 
     Attributes:
-        launch: takes inputs, weights and outputs.
         prepare: takes the weights and the buffer of prepared weights; None if `launch` takes the weights unchanged.
         size: number of elements of the prepared weights.
         dtype: data type of the prepared weights.

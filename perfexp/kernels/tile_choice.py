@@ -56,7 +56,6 @@ def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: 
         name: `direct` or `winograd`.
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        convolution: convolution that the kernels support.
 
     Returns:
         (N, O, height, width), in the inputs' data type and memory format.

@@ -74,8 +74,6 @@ class Kernel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A kernel of a row, over all calls.
 
     Attributes:
-        name: full name.
-        count: number of runs over all calls.
         seconds: time over all calls; concurrent kernels share their time.
     """
 
@@ -105,8 +103,6 @@ class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         clean_seconds: time without profiling (`device` on a GPU, `latency` on a CPU).
-        profiled_seconds: median of the profiled calls.
-        relative: difference as a fraction of the time without profiling.
         gap_share: share of gaps in the profiled time.
         unattributed_share: share of unattributed time in the profiled time.
         tolerance: largest absolute `relative` that counts as closed.
@@ -137,14 +133,12 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         method: how the times were measured; None without times.
         reason: why there are no rows, or None.
         rows: rows in the order in which they first ran.
-        unattributed: unattributed kernels, by name.
         call_seconds: time of each call: the sum of all rows, gaps and unattributed time.
         starved: number of discarded calls, which the device began before they were fully enqueued.
         no_backward: why there are rows of the forward pass only, or None.
         no_graph: why a graph of the call has no layer times, where the call is timed as a graph; else None.
         own_seconds: measuring overhead of a call that was subtracted, or None.
         closure: comparison with the time without profiling; None without such a time.
-        doubts: diagnostics of these times.
     """
 
     method: Method | None = None

@@ -23,7 +23,6 @@ class Operation:
     """A torch function that a module's code called.
 
     Attributes:
-        name: name without underscores.
         number: index among the module's operations; None where no operator ran, as for the shape of a tensor.
         returned: returned value, during the call only.
     """
@@ -38,7 +37,6 @@ class ModuleCall:
     """A call of a module.
 
     Attributes:
-        number: index among the module's calls.
         whole: whether it is one row if no other module is called in it.
         functions: torch functions that its code called, in order.
         steps: modules, functions and operators outside of functions, in order.

@@ -15,13 +15,7 @@ from perfexp.layers.threads import Host
 
 @dataclass
 class Spent:
-    """Time of a row, or of a kernel name, in one call.
-
-    Attributes:
-        busy_ns: kernel time, nanoseconds.
-        gap_ns: idle time of the device before its kernels.
-        kernels: number of runs and time by kernel name.
-    """
+    """Kernel time, idle time before the kernels, and runs and time by kernel name, of a row in one call."""
 
     busy_ns: int = 0
     gap_ns: int = 0
@@ -39,10 +33,7 @@ class CallTimes:
     """The division of one call.
 
     Attributes:
-        number: index of the call.
         span_ns: time from the end of the previous work to the end of its last kernel.
-        rows: time of each row.
-        unattributed: time of kernels without a row, by name.
         starved: whether the device began it before the host had issued all of it.
     """
 

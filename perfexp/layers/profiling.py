@@ -94,8 +94,6 @@ def profile_layers(
     Call it when the step is warm and all timing is done, since profilers slow their process permanently.
 
     Args:
-        step: step whose parts are run.
-        model: the module that the step calls, on the device.
         clean_seconds: `device` time of a call without a profiler, or None.
         calls: number of calls with times for every row.
         first: whether this is the first profile of the process.
@@ -130,14 +128,7 @@ def _parts(step: Step) -> None:
 
 @dataclass
 class _Rounds:
-    """Profiles of a few calls each.
-
-    Attributes:
-        marker: marker of the model's calls.
-        first: whether the profiler has not run in this process before.
-        rowed: adds the rows of kernels whose launches do not identify them.
-        starved: number of discarded calls.
-    """
+    """Profiles of a few calls each."""
 
     step: Step
     device: Device

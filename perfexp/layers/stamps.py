@@ -34,13 +34,6 @@ class Stamps:
     The marker's own work lies between two readings and is counted separately. The backward pass is followed from node
     to node of autograd's graph: a node belongs to the row that was current when the node was made. Its time ends at the
     beginning of the next node, so that autograd's overhead is included.
-
-    Args:
-        now_ns: clock, nanoseconds.
-
-    Attributes:
-        spent: nanoseconds of each row of the current call.
-        own_ns: nanoseconds of the marker's own work.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -145,9 +138,6 @@ def stamp_layers(
     """The time of every row of a step on a synchronous device.
 
     Args:
-        step: step whose parts are run; it has been called before.
-        model: the module that the step calls.
-        device: device whose host clock is read.
         clean_seconds: `latency` of a call without stamps, or None.
         calls: number of calls with times for every row.
 

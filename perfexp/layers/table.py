@@ -17,14 +17,7 @@ Place = tuple[str, int, int | None]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A median with its 95 % interval, and the mean.
-
-    Attributes:
-        mean: mean over calls, seconds.
-        median: median over calls, seconds.
-        low: lower end of the interval, or None with too few calls.
-        high: upper end of the interval, or None with too few calls.
-    """
+    """A median with its 95 % interval (None with too few calls), and the mean, in seconds."""
 
     mean: float
     median: float
@@ -50,21 +43,14 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         key: key of the row; None for unattributed kernels.
-        kind: class of the module, name of the operation, or part of the call.
-        seconds: time of a call, without gaps.
         gap_seconds: idle time before its kernels in a call.
         share: share of the sum of all lines' medians, gaps included; all shares sum to 1.
         macs: multiply-accumulates of the forward pass; None elsewhere, and for unknown work.
-        flops: FLOPs of the pass.
         bytes_min: least bytes read and written; forward pass only.
-        activation_bytes: bytes of activations; forward pass only.
         parameters: elements that this row is the first to read; forward pass only.
         arithmetic_intensity: FLOPs per byte of the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
-        inputs: input shapes.
-        outputs: output shapes.
         convolution: geometry, if the row has exactly one convolution.
-        kernels: runs per call by kernel name.
         ran: cuDNN algorithm of these kernels, or several candidates (`fft or fft_tiling`); only for forward passes with
             a cuDNN algorithm, and None for unknown kernels.
     """

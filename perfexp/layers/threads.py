@@ -95,9 +95,6 @@ class Host:
         number. Numbers grow in each thread, so the last operator with a number not beyond the node's made it, or is
         part of the one that did.
 
-        Args:
-            node: index of the node's event.
-
         Returns:
             Index of the operator; None if the node has no number, or its operator ran before the profile.
         """

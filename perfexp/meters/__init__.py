@@ -30,13 +30,7 @@ class Reading(NamedTuple):
 
 
 class Meter(Protocol):
-    """A counter of the energy of a board, a package or a part of one.
-
-    Attributes:
-        name: unique name on this machine.
-        covers: description of the metered parts.
-        power_kind: meaning of `power_watts`.
-    """
+    """A counter of the energy of a board, a package or a part of one."""
 
     name: str
     covers: str
@@ -67,7 +61,6 @@ class Found:
     Attributes:
         meters: meters whose energies sum to that of the whole, without overlap; empty with a reason.
         reason: why there are none, and how to fix it.
-        doubts: diagnostics of the meters.
     """
 
     meters: tuple[Meter, ...] = ()

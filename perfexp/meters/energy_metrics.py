@@ -22,8 +22,6 @@ class Part(NamedTuple):
     """The reliable figures of one meter.
 
     Attributes:
-        watts: mean power.
-        doubts: diagnostics of the power.
         estimated: whether it is the integral of a meter without a counter.
     """
 
@@ -33,21 +31,7 @@ class Part(NamedTuple):
 
 
 class Power:
-    """The mean power of everything that is metered.
-
-    Args:
-        windows: window of each meter.
-        tracks: track of each meter, in the same order.
-
-    Attributes:
-        windows: window of each meter.
-        parts: reliable figures of each meter.
-        mean_watts: mean power by the counters, or by the integral for meters without one.
-        counter_watts: mean power by the counters alone.
-        integral_watts: mean power by the integrals alone.
-        estimated: whether a meter has no counter.
-        doubts: diagnostics of meters and windows.
-    """
+    """The mean power of everything that is metered."""
 
     def __init__(self, windows: Sequence[Window], tracks: Sequence[Track]) -> None:
         self.windows, self._tracks = windows, tracks
@@ -113,9 +97,6 @@ def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -
     """A metric of the record.
 
     Args:
-        name: name without its group.
-        reading: value, or the reason why there is none.
-        unit: SI unit.
         estimated: whether it is derived from another quantity than its name.
     """
     missing = reading.value is None

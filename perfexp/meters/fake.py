@@ -65,20 +65,13 @@ class FakeMeter:
         now: scripted clock, seconds.
         curve: true power.
         spend: advances that clock; a query advances it by `query_seconds`. None for queries without cost.
-        covers: description of the metered parts.
         tick_seconds: period of the counter's updates.
-        tells_tick: whether the meter reports its period.
         phase_seconds: time of the first tick.
-        query_seconds: duration of a query.
-        start_joules: counter at time 0.
         wrap_joules: energy at which the counter wraps.
-        tells_wrap: whether the meter reports its range.
         stuck_seconds: time at which the counter stops.
         fails_seconds: time from which queries fail.
         gain: factor of the wrong power.
         power_kind: reported kind of the power, which is always instantaneous.
-        has_counter: whether it has an energy counter.
-        found_doubts: diagnostics that it reports.
     """
 
     def __init__(

@@ -21,12 +21,7 @@ _LEAD_SECONDS = 0.02
 
 
 class Mark(NamedTuple):
-    """A position in the stream of calls.
-
-    Attributes:
-        event: event at this position.
-        calls: number of calls before it.
-    """
+    """A position in the stream of calls."""
 
     event: Event
     calls: int
@@ -36,12 +31,6 @@ class Feeder:
     """Keeps a device busy with a call.
 
     On an asynchronous device, calls are enqueued slightly ahead; on a synchronous one they simply run.
-
-    Args:
-        sleep: lets the host's time pass.
-
-    Attributes:
-        start: begin of the window.
     """
 
     def __init__(self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]) -> None:
@@ -112,10 +101,6 @@ class Beside(Protocol):
 
     def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
         """Feed until the watch is over.
-
-        Args:
-            watch: watch to step through.
-            feeder: feeder of the device, notified when the window begins.
 
         Returns:
             Number of calls completed in the window, and their duration, seconds.

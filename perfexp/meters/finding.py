@@ -21,11 +21,7 @@ def find_meters(
     torch's and the driver's indices differ.
 
     Args:
-        kind: `Device.kind`.
-        uuid: torch's UUID of a CUDA device.
         pci_bus_id: `domain:bus:device.function` of a CUDA device.
-        rocm: whether it is an AMD device.
-        powercap: folder of Linux's CPU energy counters.
     """
     if kind == "cpu":
         return rapl.find(powercap)

@@ -24,7 +24,6 @@ class Tick(NamedTuple):
     Attributes:
         seconds: middle of the interval of the change, by the host's clock.
         width_seconds: length of the interval, from the reading before the change to the reading that shows it.
-        joules: counter after the change.
     """
 
     seconds: float
@@ -36,18 +35,13 @@ class Track:
     """Queries a meter and stores every answer with the time of the middle of the query.
 
     Args:
-        now: host's clock, seconds.
         tick_seconds: period of the counter, if known.
 
     Attributes:
         readings: seconds and joules, continued across wraps of the counter.
-        ticks: changes of the counter.
-        powers: seconds and watts.
-        wraps: number of wraps of the counter.
-        query_seconds: longest duration of a query.
         no_energy: why the counter is no longer queried; empty while it is.
         no_power: why the power is no longer queried; empty while it is.
-        doubts: diagnostics of the figures.
+        powers: seconds and watts.
     """
 
     def __init__(self, meter: Meter, now: Callable[[], float], tick_seconds: float | None = None) -> None:
@@ -163,12 +157,6 @@ class Window:
     """Figures of a meter between two ticks.
 
     Attributes:
-        name: name of the meter.
-        covers: description of the metered parts.
-        start_seconds: begin, by the host's clock.
-        seconds: length of the window.
-        counter_watts: mean power by the counter.
-        integral_watts: mean power by the integral of the power.
         uncertainty: relative standard uncertainty of the length; each end lies within a width, and a uniform
             distribution of width w has the standard deviation w/√12.
         integral_uncertainty: relative standard uncertainty of the integral.

@@ -21,7 +21,6 @@ class Rules:
 
     Attributes:
         plateau_seconds: duration of the load before the window begins.
-        window_seconds: least length of the window.
         longest_windows: greatest length of the window relative to `window_seconds`, where its ends are imprecise.
         period_seconds: greatest interval between readings of the power.
         tight_seconds: interval between readings of the counter around an expected tick.
@@ -53,14 +52,7 @@ class Rules:
 
 @dataclass
 class _Watched:
-    """A track during the watch.
-
-    Attributes:
-        start: begin of its window.
-        end: end of its window.
-        asked: time of the last power reading.
-        waited_from: begin of the wait for the first tick.
-    """
+    """A track during the watch."""
 
     track: Track
     rules: Rules
@@ -156,13 +148,7 @@ class _Watched:
 
 @dataclass
 class Watch:
-    """A plateau, and then a window of each meter.
-
-    Attributes:
-        now: host's clock, seconds.
-        begun: whether all windows have begun.
-        windows: a window per meter, after the watch.
-    """
+    """A plateau, and then a window of each meter."""
 
     tracks: Sequence[Track]
     now: Callable[[], float]

@@ -18,7 +18,6 @@ class Precision:
     """The number formats in which a model computes.
 
     Attributes:
-        name: `fp32`, `tf32`, `fp16`, `bf16`, `amp_fp16`, `amp_bf16`.
         storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
         autocast: data type of torch's autocast, or None for none.
         tf32: whether matrix products and convolutions of float32 may use TF32.
@@ -58,11 +57,9 @@ class Execution:
         compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
         channels_last: whether 4-D tensors are stored as NHWC (5-D as NDHWC).
         cuda_graph: whether the call is captured as a CUDA graph and replayed.
-        cudnn_benchmark: torch.backends.cudnn.benchmark.
         deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
         threads: threads within an operation, or None for torch's choice.
         interop_threads: threads between operations, or None for torch's choice.
-        ddp: settings of training by several ranks.
     """
 
     compile: str | None = None
@@ -90,12 +87,7 @@ class Batch:
 
 
 class Session(Protocol):
-    """A loaded model on a device: the operations that the modes combine.
-
-    Attributes:
-        num_classes: number of classes that the model distinguishes, or None.
-        precision: precision in which it computes.
-    """
+    """A loaded model on a device: the operations that the modes combine."""
 
     num_classes: int | None
     precision: Precision
@@ -176,7 +168,6 @@ class Model(Protocol):
 
         Args:
             num_classes: number of classes of data with real labels; None for the model's own.
-            seed: seed of random weights.
 
         Raises:
             UserError: name, weights or settings do not fit.

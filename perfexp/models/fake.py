@@ -53,8 +53,6 @@ class FakeModel:
         base_seconds: device time of a call, independent of its input.
         seconds_per_megapixel: device time per 10⁶ pixels of a batch.
         noise: relative standard deviation of a call's time.
-        launches: launches per forward pass.
-        smallest: shortest supported side of an input.
         waits: whether a forward pass synchronizes inside.
         cold_seconds: extra device time of a pass whose inputs and weights are not in the cache.
         faults: largest number of pixels in a batch without the fault, by fault: `oom` (out of memory), `fail` (an

@@ -104,8 +104,6 @@ class ByOutput:
 
     Args:
         sample_shape: maps an input size to the shape of one sample.
-        loss: maps outputs and targets to a loss; None for cross-entropy.
-        num_classes: number of classes, if known.
     """
 
     name = "by output shape"

@@ -105,7 +105,6 @@ class Pictures:
     """Images of a batch from a pipeline of mmsegmentation, on the host.
 
     Attributes:
-        tensors: uint8 (3, height, width) each.
         size: height and width of the batch, to which smaller ones are padded in training.
         training: whether they are from the training pipeline.
     """
@@ -123,15 +122,7 @@ class Pictures:
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule.
-
-    Args:
-        module: a segmentor.
-        config: mmengine configuration with `optim_wrapper` and `param_scheduler`.
-        output: see `Mmseg`.
-        own_optimizer: whether to use the configuration's optimizer.
-        session: settings of `TorchSession`.
-    """
+    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule."""
 
     def __init__(
         self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any

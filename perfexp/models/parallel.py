@@ -17,13 +17,6 @@ from perfexp.models import Ddp
 class Parallel:
     """A module as all ranks train it.
 
-    Args:
-        module: module on its device; all ranks get the weights of the first.
-        settings: settings of DistributedDataParallel.
-
-    Attributes:
-        shared: the wrapped module.
-
     Raises:
         UserError: it has no parameters, or the settings do not fit.
     """

@@ -35,15 +35,9 @@ class TorchSession:
     """A module on a device.
 
     Args:
-        module: module with its weights, on the host; it is moved and converted in place.
-        kind: inputs, targets and loss of the model.
-        name: name in errors.
         precision: requested precision; where the device lacks it, fp32 and a diagnostic.
         facts: facts of the model (`weights`, …), recorded with the session's own.
         doubts: diagnostics of the model, recorded with the session's own.
-
-    Attributes:
-        module: the module on the device.
 
     Raises:
         UserError: the settings do not fit the device.

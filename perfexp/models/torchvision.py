@@ -35,13 +35,11 @@ class Torchvision:
     """A model that torchvision builds.
 
     Args:
-        name: name of the builder, one of `torchvision.models.list_models()`.
         weights: None for random ones; `DEFAULT`, `torchvision` or the name of one of torchvision's sets, which it
             downloads; otherwise a file.
         weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
         num_classes: number of classes; None for that of the data, or the builder's own.
         frames: frames of a clip, for video models.
-        kwargs: other keyword arguments of the builder.
     """
 
     def __init__(

@@ -89,11 +89,6 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
 def load_weights(module: torch.nn.Module, tensors: dict[str, torch.Tensor], file: Path) -> None:
     """Copy weights into a module after all names and shapes have been checked.
 
-    Args:
-        module: module on the host.
-        tensors: tensors by name.
-        file: source of the tensors, for the error.
-
     Raises:
         UserError: entries are missing, unexpected or of another shape; the module is unchanged.
     """

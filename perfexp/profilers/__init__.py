@@ -55,12 +55,7 @@ def part_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Location of the files of one profile.
-
-    Attributes:
-        folder: folder of the run.
-        stem: common beginning of the file names.
-    """
+    """Location of the files of one profile."""
 
     folder: Path
     stem: str
@@ -84,11 +79,6 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
     """Check that no file is overwritten that is not in the folder's manifest.
-
-    Args:
-        files: files that will be written there.
-        folder: folder of a run, or any other.
-        way_out: remedy for the message.
 
     Raises:
         ProfilerFailed: a file exists that the manifest does not name.
@@ -124,9 +114,7 @@ class About:
     """Inputs of a profiler's command line.
 
     Attributes:
-        phase: `train` or `inference`.
         device: facts of the device from the timed run; empty if nothing was timed.
-        command: overrides that the user typed.
     """
 
     phase: str
@@ -136,13 +124,7 @@ class About:
 
 @dataclass(kw_only=True)
 class Found:
-    """Results of a profile.
-
-    Attributes:
-        files: file names in the run's folder.
-        facts: JSON values.
-        doubts: diagnostics of the profile.
-    """
+    """Results of a profile."""
 
     files: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -172,7 +154,6 @@ class Profiler(Protocol):
     torch; `watching` runs in the worker.
 
     Attributes:
-        name: name of the group's option.
         times: whether the run is timed too.
         warmup: calls before the profiled ones.
         steps: number of profiled calls.
@@ -221,7 +202,6 @@ class Settings:
     """Common base of all profilers.
 
     Args:
-        name: name of the group's option.
         warmup: calls before the profiled ones.
         steps: number of profiled calls.
         modules: whether the modules of the model have ranges too.

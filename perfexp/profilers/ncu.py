@@ -74,7 +74,6 @@ class Ncu(Settings):
         metrics: counters; by default the chip's counters for a roofline.
         sections: further sections of ncu (`SpeedOfLight`, `Occupancy`, …).
         cache_control: cache state before each replay: `all` (flushed) or `none` (unchanged).
-        options: further options of ncu.
         tool: path of ncu; None searches for it.
     """
 

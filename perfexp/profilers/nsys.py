@@ -46,7 +46,6 @@ class Nsys(Settings):
         sample: sampling of instruction pointers (`none`, `process-tree`, …).
         cpuctxsw: recording of thread switches (`none`, `process-tree`, …).
         reports: reports of `nsys stats` to write as CSV.
-        options: further options of `nsys profile`.
         tool: path of nsys; None searches for it.
     """
 
@@ -133,11 +132,8 @@ def evaluate(
 
     Args:
         profile: recorded file, or database exported from one.
-        wanted: names of reports.
-        place: destination of the files.
         claim: called with each file before it is written.
         whole: name of the range around a call, if there is one.
-        top: rows of the table of kernels.
     """
     results = Found(files=[profile.name])
     database = place.file(DATABASE)

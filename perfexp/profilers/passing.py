@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
     """Profile a few calls of a step.
 
-    Args:
-        procedure: constants of all points.
-        key: key of the profile.
-        place: destination of the files.
-
     Returns:
         Numbers of calls, names of ranges, and the profiler's results, as JSON values.
 

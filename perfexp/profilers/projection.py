@@ -36,8 +36,6 @@ class Work:
 
     Attributes:
         issued_ns: start of the call that launched it.
-        start_ns: start on the device.
-        end_ns: end on the device.
         kernel: name of the kernel; None for copies and fills.
     """
 
@@ -49,12 +47,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A process range.
-
-    Attributes:
-        start_ns: start on the host.
-        end_ns: end on the host.
-    """
+    """A process range."""
 
     name: str
     start_ns: int
@@ -63,9 +56,6 @@ class Range:
 
 def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
     """The ranges of a profile with their launched work, and all work of the device.
-
-    Args:
-        database: database that nsys exported.
 
     Returns:
         For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds`

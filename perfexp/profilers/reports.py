@@ -66,14 +66,7 @@ _SECONDS = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """A report with rows.
-
-    Attributes:
-        name: name of the report.
-        header: names of the columns.
-        rows: rows, at least one.
-        text: content as CSV.
-    """
+    """A report with rows."""
 
     name: str
     header: tuple[str, ...]
@@ -127,11 +120,6 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
 def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
     """Make one report.
 
-    Args:
-        source: profile, or its database.
-        report: user's name of the report.
-        those: reports of the installed version.
-
     Raises:
         ProfilerFailed: it has no rows; the message has the reason.
     """
@@ -178,14 +166,7 @@ def read(text: str, name: str = "") -> Sheet | None:
 def write(
     tool: Tool, source: Path, wanted: Sequence[str], place: Place, claim: Callable[[Path], None]
 ) -> tuple[dict[str, Sheet], dict[str, str]]:
-    """Make reports and write those with rows as `STEM_REPORT.csv`; returns them, and the errors of the others.
-
-    Args:
-        source: profile, or its database.
-        wanted: names of reports.
-        place: destination of the files.
-        claim: called with each file before it is written.
-    """
+    """Make reports and write those with rows as `STEM_REPORT.csv`; returns them, and the errors of the others."""
     those = known(tool)
     sheets: dict[str, Sheet] = {}
     problems: dict[str, str] = {}

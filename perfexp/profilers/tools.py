@@ -35,13 +35,7 @@ _PACKAGES = {"libdw": "libdw1 (Debian, Ubuntu) or elfutils-libs (Red Hat)", "lib
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """An installed program.
-
-    Attributes:
-        name: `nsys` or `ncu`.
-        path: path of the program.
-        version: `2025.1.3`, or None if unknown.
-    """
+    """An installed program."""
 
     name: str
     path: str
@@ -54,8 +48,6 @@ class Answer:
 
     Attributes:
         code: exit code, which is unreliable; None after a timeout.
-        out: stdout.
-        err: stderr.
     """
 
     code: int | None
@@ -103,10 +95,6 @@ def find(name: str, given: str | None = None) -> Tool:
 
 def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None) -> Answer:
     """Run a tool and return its output. An interrupt, held or not, ends it with all its children.
-
-    Args:
-        seconds: time limit.
-        folder: working directory.
 
     Raises:
         ProfilerFailed: it cannot be started.

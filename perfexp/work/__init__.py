@@ -30,12 +30,8 @@ class Geometry:
     Attributes:
         in_channels: C.
         out_channels: O.
-        kernel: elements in each direction.
-        stride: stride in each direction.
         padding: zeros on each side in each direction, without those that `padding="same"` or another padding mode adds
             by a separate operator.
-        dilation: dilation in each direction.
-        groups: G.
     """
 
     in_channels: int
@@ -58,8 +54,6 @@ class Row:
         call: index of the module's call. A module with two names is one module.
         operation: index of the operation in that call; None for a module.
         kind: class of the module, or name of the operation without underscores (`conv2d`, `add`, `flatten`).
-        macs: multiply-accumulates of the forward pass.
-        flops: FLOPs of the forward pass.
         input_gradient_flops: FLOPs of gradients with respect to the model's inputs; None without a backward pass.
         weight_gradient_flops: FLOPs of gradients of parameters, and of values computed from parameters alone; None
             without a backward pass.
@@ -67,7 +61,6 @@ class Row:
         activation_bytes: bytes of new outputs; in-place changes add nothing.
         parameters: elements of the parameters that this row is the first to read.
         inputs: shapes of the input tensors, without parameters and buffers.
-        outputs: shapes of the returned tensors.
         convolution: geometry of its only convolution; None for none or several.
     """
 
@@ -106,7 +99,6 @@ class Work:
     Attributes:
         rows: rows in order of execution; together they are the whole call, without overlap.
         parameters: elements of all parameters of the model, shared ones once, whether the call reads them or not.
-        backward: whether the backward pass is counted.
         uncounted: operators of unknown work, prefixed with `backward of` where only that is unknown. The totals lack
             their work, which gives a diagnostic unless the tuple is empty.
     """

@@ -29,7 +29,6 @@ class Product:
     """A sum of products, linear in each operand, so that each operand's gradient takes as many MACs as the sum.
 
     Attributes:
-        macs: multiply-accumulates.
         operands: for each operand, the tensors that it is computed from: mostly itself.
     """
 
@@ -43,7 +42,6 @@ class Contraction:
 
     Attributes:
         other_flops: FLOPs between the products (the softmax of an attention).
-        other_operands: tensors behind `other_flops`.
     """
 
     products: tuple[Product, ...]

@@ -104,12 +104,7 @@ _FREE = _names(
 
 
 def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """FLOPs of an operator other than a contraction; None if unknown.
-
-    Args:
-        arguments: arguments by the names of the schema.
-        outputs: returned values.
-    """
+    """FLOPs of an operator other than a contraction; None if unknown."""
     namespace, _, name = operator._schema.name.partition("::")
     name = name if name in _FREE else name.removesuffix("_")
     tensors, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
@@ -127,13 +122,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
-    """FLOPs by the table above.
-
-    Args:
-        name: name of the operator, without underscore at the end.
-        inputs: number of elements of its first tensor.
-        made: outputs.
-    """
+    """FLOPs by the table above."""
     if name in _REDUCTIONS:
         return inputs * _REDUCTIONS[name] if any(map(_is_number, made)) else 0
     if name in _ADDED:

@@ -37,10 +37,8 @@ def count(
     operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step).
 
     Args:
-        model: model on any device.
         inputs: positional arguments, nested or not: tensors, `torch.Size` for a tensor of that shape (in the data type
             and on the device of the first parameter), and any other values.
-        keywords: keyword arguments of the same kinds.
         backward: whether to count the backward pass of a loss on all outputs.
 
     Raises:

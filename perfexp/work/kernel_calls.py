@@ -31,18 +31,8 @@ class Kernel:
     """Work and memory traffic of one operator.
 
     Attributes:
-        operator: name with its namespace.
-        macs: multiply-accumulates.
-        flops: FLOPs of the forward pass.
         input_gradient_flops: FLOPs of the input gradients, if the backward pass reaches the node.
         weight_gradient_flops: FLOPs of the weight gradients, if the backward pass reaches the node.
-        node: sequence number of its autograd node.
-        reads: regions that it reads.
-        writes: regions that it writes.
-        fresh: storages that it creates.
-        convolution: its convolution, or None.
-        known: whether its work is known.
-        backward_known: whether the work of its backward pass is known.
     """
 
     operator: str
@@ -70,11 +60,7 @@ def kernel_of(
     """The work of an operator call; None if it only made views.
 
     Args:
-        args: positional arguments.
-        keywords: keyword arguments.
-        outputs: returned values.
         weights: storages of parameters, buffers and values computed from them alone.
-        node: sequence number of its autograd node.
     """
     arguments = _by_name(operator, args, keywords)
     inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))

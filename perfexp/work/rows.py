@@ -15,8 +15,6 @@ class RowMaker:
     """Makes rows of a recorded call.
 
     Args:
-        parameters: elements of the parameters in each storage.
-        own: storages of parameters and buffers.
         reached: sequence numbers of the autograd nodes that a backward pass reaches; None without a backward pass.
     """
 
@@ -71,12 +69,7 @@ class RowMaker:
 
 
 def _outside(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
-    """External reads of a row, and writes that outlive it.
-
-    Args:
-        kernels: kernels of the row, in order.
-        returned: storages that it returns.
-    """
+    """External reads of a row, and writes that outlive it."""
     made: set[int] = set()
     reads: list[Region] = []
     written: list[Region] = []

@@ -20,9 +20,6 @@ class Operation:
     """A torch function that a module's code called.
 
     Attributes:
-        name: name without underscores.
-        given: arguments.
-        kernels: operators that ran.
         dispatched: whether any operator ran, including one that makes a view.
     """
 
@@ -38,11 +35,7 @@ class Call:
     """A call of a module.
 
     Attributes:
-        number: index among the module's calls.
-        kind: class of the module.
         whole: whether it is one row if no other module is called in it.
-        given: arguments.
-        steps: recorded calls and operations in it.
     """
 
     path: str
@@ -116,13 +109,7 @@ class Tape:
     def ran(
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], returned: Any
     ) -> None:
-        """Record an operator that ran.
-
-        Args:
-            args: positional arguments.
-            keywords: keyword arguments.
-            returned: returned values.
-        """
+        """Record an operator that ran."""
         # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         kernel = kernel_of(operator, args, keywords, returned, self._weights, node)

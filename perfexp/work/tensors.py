@@ -17,9 +17,7 @@ class Region:
 
     Attributes:
         storage: address of the storage, unique among those that are alive.
-        span: offset, sizes and strides.
         nbytes: bytes of its distinct elements.
-        limit: bytes of the whole storage.
     """
 
     storage: int

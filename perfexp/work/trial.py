@@ -43,11 +43,6 @@ def trial_outputs(
 ) -> Any:
     """The outputs for inputs of a shape, as fake tensors; the module's parameters and buffers are unchanged.
 
-    Args:
-        module: module on `device`, in training or evaluation mode.
-        shape: input shape, with the batch.
-        gradients: whether autograd records, as in training.
-
     Raises:
         Inconclusive: fake tensors cannot follow the module.
         RuntimeError, ValueError, AssertionError, IndexError: the module cannot take the shape.
