@@ -256,6 +256,7 @@ class Layer:
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
             engines = engines_of(choice)
+            # cuDNN's descriptors describe dense tensors only
             dense = all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
                 for size, stride in ((shape, key[2]), (weight_shape, weight_strides))

@@ -78,6 +78,7 @@ def benchmark(
     for note in _notes(asked, precision, plan):
         echo(note)
     output_dir = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
+    # codes above 1 are usage errors, which leave no record
     code = main([*arguments, *output_dir])
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
 
@@ -128,6 +129,7 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
     arguments = [f"--config-dir={asked.config_dir}"] if asked.config_dir else []
     arguments += [f"{key}={value}" for key, value in wanted.items() if key not in overrides]
     arguments += [*asked.overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep
+    # the data and the device decide which further keys exist
     plain = compose(arguments)
     arguments += [f"data.workers={asked.workers}"] if "workers" in plain["data"] else []
     count = _num_gpus(asked.run_mode, plain["gpu"], said="gpu.count" in overrides)

@@ -96,6 +96,7 @@ def clean(
     age_seconds = _age_seconds(older_than)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder.")
+    # the user did not type the default, and a link could lead anywhere
     if folder == _DEFAULT and folder.is_symlink():
         raise UserError(f"{folder} is a link: name the folder to clean.")
     refused: list[OSError] = []
@@ -149,6 +150,7 @@ def _found(
         run = RunPaths(manifest.parent)
         if not is_of_perfexp(run):
             seen.foreign += 1
+            # a manifest beside a plan or a record must carry their identity
             if run.plan.exists() or run.record.exists():
                 why = "does not repeat the identity of the record or the plan beside it: nothing is deleted"
                 refused.append(OSError(errno.EBADMSG, why, str(manifest)))
@@ -245,6 +247,7 @@ def _delete(files: Collection[_File]) -> int:
 
 def _unlink(file: _File) -> None:
     """Delete a listed file; raises `OSError` if it or its folder was replaced, is in use, or refuses."""
+    # an open folder cannot be replaced by a link before the file is deleted
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     home = os.open(file.path.parent, flags)
     try:

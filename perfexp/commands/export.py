@@ -146,6 +146,7 @@ class _Collected:
             return
         self._read.add(file.resolve())
         before = self.runs.get(record.uid)
+        # copies of a run's folder may hold an earlier version of its record
         if before is None or before.ended < record.ended:
             self.runs[record.uid] = _Run(
                 ended=record.ended,
@@ -164,6 +165,7 @@ class _Collected:
         self.sweeps[sweep.uid] = sweep, file.parent
         for _, folder in folders.run_folders(sweep, file.parent):
             record = folder / _RECORD
+            # a summary is data, and links could lead out of the sweep
             if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
                 self._add_record(record, of=sweep.uid)
 

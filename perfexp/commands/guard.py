@@ -88,8 +88,10 @@ class Guard:
         hosts, origins = (_values(scope, name) for name in (b"host", b"origin"))
         if len(hosts) != 1 or not any(_matches(hosts[0], pattern) for pattern in self._hosts):
             return "this name is not allowed; allow it with --allowed-hosts NAME[:PORT]"
+        # browsers send Origin with requests that can change data …
         if origins and any(urlsplit(origin).netloc != hosts[0] for origin in origins):
             return "a page of another address sent this request"
+        # … and Sec-Fetch-Site with all requests
         is_foreign = any(site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site"))
         if is_foreign and not _is_link(scope):
             return "a page of another address sent this request"

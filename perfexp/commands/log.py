@@ -80,6 +80,7 @@ class _Sending:
         tracking = record.plan.get("tracking")
         settings = tracking if isinstance(tracking, Mapping) else {}
         if record.sweep:
+            # a sweep goes to the experiment of its runs
             self._tracking[record.sweep.uid] = settings
         sink = self._sink(settings)
         self._sent(record.name, folder, sink.uri, sink.publish(record, folder))

@@ -110,6 +110,7 @@ def told(found: Speed, path: Path | None) -> str:
 def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
     """Write one training under a unique name of this command, and print it."""
     own, number = found, 2
+    # several trainings may have the same name
     while out / own.file_name in written:
         own, number = replace(found, label=f"{found.label}_{number}" if found.label else str(number)), number + 1
     path = out / own.file_name

@@ -69,6 +69,7 @@ def _profiles(place: Path) -> Iterator[Path]:
         raise UserError(f"{place}: there is no such file or folder.")
     files = sorted(file for file in place.rglob("*") if file.suffix in endings and file.is_file())
     files = [file for file in files if not (file.is_symlink() or file.name.startswith("."))]
+    # a recording beside its imported profile needs no import
     done = {file.with_suffix("") for file in files if file.suffix in ENDINGS}
     files = [file for file in files if file.suffix in ENDINGS or file.with_suffix("") not in done]
     if not files:

@@ -65,6 +65,7 @@ def ui(
 ) -> None:
     """Open MLflow on the tracking store until Ctrl-C."""
     store = store_uri(uri)
+    # a tracking server needs no second server
     if is_server(store):
         echo(f"The tracking server has its own pages: {hide(store)}/#/experiments")
         return
@@ -156,6 +157,7 @@ def _running(command: list[str], environment: dict[str, str], output: IO[str]) -
     try:
         yield server
     finally:
+        # the server has child processes, so the whole group is signaled
         for ending in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(server.pid, ending)

@@ -148,6 +148,7 @@ class CudaDevice:
         try:
             torch.cuda.synchronize()
             torch.ones(1, device=self.identifier).add_(1).item()
+        # a full device still works
         except torch.OutOfMemoryError:
             return False
         except RuntimeError:

@@ -130,6 +130,7 @@ def visible_names() -> list[str] | None:
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    # CUDA lists MIG slices, and by default sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
     is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if is_sliced or not (is_in_order or not names):

@@ -41,6 +41,7 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
         return Chosen(kind="mps", name="Apple's GPU") if part(facts, "mps").get("available") else _none(facts, choice)
+    # without torch's answer, the CPU is not known to be the best device
     if choice.name == "auto" and not _are_known(facts):
         return _none(facts, choice)
     device = next((device for device in cuda_devices(facts) if device["index"] == choice.index), None)

@@ -84,6 +84,7 @@ def _no_board(facts: Facts) -> Finding:
 
 
 def _heat(clocks: Mapping[str, Any], idle: Mapping[str, Any]) -> Iterator[Finding]:
+    # throttling only shows under load
     state = clocks.get("busy") or idle
     reasons = state.get("throttling")
     if reasons is None:

@@ -85,6 +85,7 @@ def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/"
 
 def folder(path: Path) -> dict[str, Any]:
     """Whether files can be written in a folder, which may not exist yet, and its free space."""
+    # a missing folder will be made in its nearest existing parent
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
@@ -116,6 +117,7 @@ def _database_problem(file: Path) -> str | None:
         return None
     except OSError as error:
         return error.strerror or str(error)
+    # an empty file is a valid new database
     if head and head != _SQLITE_MAGIC:
         return "it is not an SQLite database"
     return None if os.access(file, os.W_OK) else "it can't be written"

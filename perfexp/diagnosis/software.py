@@ -67,6 +67,7 @@ def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
         "an error of the driver or of torch: try nvidia-smi, then python -c "
         "'import torch; torch.zeros(1, device=\"cuda\")'; restart the machine if they hang"
     )
+    # a run on the CPU does not touch the devices that failed
     if failure["during"] in ("cuda", "mps", "clocks") and choice.name in ("cpu", "fake"):
         yield warn("devices", failure["text"], remedy)
     else:

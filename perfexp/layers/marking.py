@@ -87,6 +87,7 @@ class Marker:
         """Call a module of the model."""
         planned = self._outline.get((call.path, call.number))
         again = computes_again()
+        # recomputation in a backward pass is not in the outline
         if planned is None and not again:
             self.strayed = self.strayed or f"{call.path or 'the model'} is called more often than before"
         operations = planned is not None and not planned.is_row and not again

@@ -42,6 +42,7 @@ class Feeder:
         self._passed = self.start = Mark(device.new_event(), 0)
         device.record(self._passed.event)
         self._call_seconds = self._busy_until = 0.0
+        # the first estimate of a call's duration
         self._enqueue(1)
         device.synchronize()
         self._collect()
@@ -90,6 +91,7 @@ class Feeder:
             before, self._passed = self._passed, self._pending.popleft()
             seconds = self._device.elapsed_seconds(before.event, self._passed.event)
             self._call_seconds = max(seconds / (self._passed.calls - before.calls), 1e-9)
+            # the first event of the window is needed until its end
             if before is not self.start:
                 self._spare.append(before.event)
         left = (self._calls - self._passed.calls) * self._call_seconds

@@ -138,6 +138,7 @@ class Track:
 
     def _tick(self, before: float, now: float, joules: float) -> Tick:
         """A change between two readings, at most a period before the later one."""
+        # the counter did not stand still for longer than its period
         width = min(now - before, self.tick_seconds or math.inf)
         return Tick(now - width / 2, width, joules)
 

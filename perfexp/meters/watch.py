@@ -140,6 +140,7 @@ class _Watched:
     def _maybe_end(self, start: Tick, tick: Tick) -> None:
         """End the window if it is long enough with precise ends, or too long."""
         rules, seconds = self.rules, tick.seconds - start.seconds
+        # the window may be short by the uncertainty of its ends
         if seconds < rules.window_seconds - (start.width_seconds + tick.width_seconds) / 2:
             return
         if uncertainty(start, tick) <= rules.uncertainty or seconds >= rules.longest_windows * rules.window_seconds:
