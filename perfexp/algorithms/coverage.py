@@ -139,7 +139,6 @@ class AlgorithmReport:
         )
 
     def _with(self, status: LayerStatus) -> list[LayerReport]:
-        """Layers with a pass of a given status."""
         return [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
 
     def metrics(self) -> list[Metric]:

@@ -107,7 +107,6 @@ class Direct:
 class _Direct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, direct: Direct) -> torch.Tensor:
-        """See `torch.autograd.Function`."""
         ctx.save_for_backward(inputs, weight)
         ctx.direct = direct
         return direct.forward(inputs, weight)
@@ -115,7 +114,6 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        """See `torch.autograd.Function`."""
         inputs, weight = ctx.saved_tensors
         grad, plans = grad.contiguous(memory_format=ctx.direct.layout), ctx.direct.plans
         of_inputs = plans[Pass.backward_data](weight, grad) if ctx.needs_input_grad[0] else None

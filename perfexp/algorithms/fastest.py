@@ -228,7 +228,6 @@ def _plain(choice: PassChoice) -> dict[str, Any]:
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
-    """Random tensors that a pass reads."""
     made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
     return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
 

@@ -288,7 +288,6 @@ class Forced:
             raise UserError(f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)}")
 
     def _refuse(self, layer: Layer, problem: Problem, reason: str) -> None:
-        """Handle a layer whose inputs the algorithm cannot compute."""
         self._refused.append(problem)
         refusal = _refusal({layer.name: f"{layer.requested}: {reason}"}, 0)
         if self._on_unsupported is OnUnsupported.skip:
@@ -315,7 +314,6 @@ class Forced:
 
 
 def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
-    """The algorithm of a layer pattern."""
     if name is None:
         raise UserError(f"algorithm.layers: {pattern} has no algorithm; `default` leaves it to torch.")
     if str(name) in SWITCHED:

@@ -89,11 +89,9 @@ class _Recorder:
         self.problems: dict[Problem, None] = {}
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`."""
         return None
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         self.problems[problem] = None
         return {which: PassChoice(engine=DEFAULT) for which in problem.passes}
 
@@ -106,7 +104,6 @@ class _Placed(torch.nn.Module):
         self.module, self._session = module, session
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        """See `torch.nn.Module`."""
         return self._session.eager(self._session.place(Batch(inputs=inputs, targets=None)).inputs)
 
 
@@ -154,7 +151,6 @@ def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
 
 
 def _names(device: torch.device) -> list[str]:
-    """All algorithms of a device, whatever they support."""
     names = list(ALGORITHMS)
     if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
         names += [GUESS, _BENCHMARK]

@@ -28,7 +28,6 @@ def _run(
     which: Pass, engine: str, first: torch.Tensor, second: torch.Tensor, inputs: Sequence[int], weight: Sequence[int],
     settings: tuple[Pair, Pair, Pair, int, bool],
 ) -> torch.Tensor:  # fmt: skip
-    """Compute one pass by one of cuDNN's algorithms."""
     stride, padding, dilation, groups, channels_last = settings
     shape = Shape(
         tuple(inputs), tuple(weight), stride, padding, dilation, groups, first.dtype, channels_last,
@@ -112,7 +111,6 @@ def _of_torch(
     engine: str, wanted: tuple[bool, bool], grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor,
     stride: list[int], padding: list[int], dilation: list[int], groups: int, channels_last: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """One gradient by torch's own backward pass."""
     with _searching(engine):
         both = torch.ops.aten.convolution_backward(
             grad, inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, [*wanted, False]

@@ -98,7 +98,6 @@ class _Asked:
 
     @property
     def given(self) -> dict[str, str]:
-        """The overrides by their keys."""
         return {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in self.overrides}
 
 
@@ -181,7 +180,6 @@ def _check_speed_file(plan: Plan) -> None:
 
 
 def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
-    """Notes on implicit settings of the six words."""
     notes = []
     if precision in MIXED and "precision" not in asked.given:
         notes.append(f"{precision} is mixed precision here: precision={asked.precision}.")
@@ -219,7 +217,6 @@ def _model(name: str, config_dir: Path | None) -> str:
 
 
 def _precision(name: str, config_dir: Path | None) -> str:
-    """The precision of a name of this command."""
     precisions = [*options("precision", config_dir), *MIXED]
     return MIXED[name] if name in MIXED else one_of("precision", name, precisions)
 

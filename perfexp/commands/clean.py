@@ -43,7 +43,6 @@ class _Identity(NamedTuple):
 
     @classmethod
     def of(cls, about: os.stat_result) -> _Identity:
-        """The identity of a file or a folder."""
         return cls(about.st_dev, about.st_ino)
 
 

@@ -117,7 +117,6 @@ def _data_root(settings: Sequence[str]) -> Path:
 
 
 def _examine(root: Path, pairs: int, *, as_json: bool) -> NoReturn:
-    """Check a data set, print the findings, and exit."""
     facts = cityscapes_folder.survey(root, pairs)
     findings = list(dataset.findings(facts))
     works = whole.works(findings)

@@ -125,7 +125,6 @@ class _Collected:
         return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self._refused()])
 
     def blocks(self) -> list[Block]:
-        """The samples of all runs."""
         return [block for run in self.runs.values() for block in run.blocks]
 
     def layer_lines(self) -> list[Line]:
@@ -170,7 +169,6 @@ class _Collected:
                 self._add_record(record, of=sweep.uid)
 
     def _refused(self) -> Iterator[Line]:
-        """The lines of runs without a record."""
         recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):

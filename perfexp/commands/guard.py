@@ -55,7 +55,6 @@ def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
 
 
 def _own_names() -> list[str]:
-    """Names and addresses of this machine."""
     addresses = [
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()
@@ -99,7 +98,6 @@ class Guard:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
-    """All values of a header, in lower case."""
     return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
 
 

@@ -90,7 +90,6 @@ class _Sending:
         self._sent(sweep.name, folder, sink.uri, sink.publish_sweep(sweep, folder))
 
     def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
-        """The sink for a plan."""
         return MlflowSink(uri=self.uri, experiment=self.experiment or settings.get("experiment"))
 
     def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:

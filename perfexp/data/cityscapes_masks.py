@@ -83,7 +83,6 @@ def _wrong_labels(file: Path, wrong: Iterable[int], classes: int) -> str:
 
 
 def _train_id_of() -> Mask:
-    """The train id of each of 256 label ids."""
     table = np.full(256, _UNKNOWN, np.uint8)
     table[: max(LABEL_IDS) + 1] = VOID
     table[VOID] = VOID

@@ -109,7 +109,6 @@ def to_tensor(picture: Image.Image) -> torch.Tensor:
 
 
 def _find_pictures(folder: Path, root: Path) -> Iterator[Path]:
-    """All images in a folder and below."""
     for entry in _entries(folder, root):
         if entry.is_dir():
             if not entry.is_symlink():  # a link upwards would never end

@@ -93,7 +93,6 @@ def _none(facts: Facts, choice: Choice) -> Chosen:
 
 
 def _are_known(facts: Facts) -> bool:
-    """Whether torch could list its devices."""
     return "devices" in part(facts, "cuda")
 
 

@@ -144,7 +144,6 @@ def _container() -> str | None:
 
 
 def _affinity() -> list[int] | None:
-    """Indices of the logical cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 

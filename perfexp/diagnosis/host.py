@@ -54,7 +54,6 @@ def _governor(cpu: Mapping[str, Any]) -> Finding:
 
 
 def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
-    """Number of logical cores that this process may use."""
     cores = cpu["logical_cores"] or 1
     usable = len(cpu["affinity"] or []) or cores
     remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"

@@ -171,7 +171,6 @@ class _Tiling:
         return replace(self, pixel_threads=threads, quad_threads=along_quads, split=split, quads=width)
 
     def programs(self, problem: Problem) -> int:
-        """Number of programs."""
         blocks = -(-problem.convolution.out_group // (4 * self.quad_threads * self.quads))
         return -(-problem.pixels // (self.pixel_threads * self.pixels)) * blocks * problem.convolution.groups
 

@@ -91,7 +91,6 @@ def _busy_disagrees(closure: Closure) -> Diagnostic | None:
 
 
 def _unattributed(times: LayerTimes) -> Diagnostic | None:
-    """Diagnostic of time without a row."""
     share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None

@@ -84,7 +84,6 @@ class Marker:
             self._watch.resume()
 
     def _called(self, call: ModuleCall, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
-        """Call a module of the model."""
         planned = self._outline.get((call.path, call.number))
         again = computes_again()
         # recomputation in a backward pass is not in the outline

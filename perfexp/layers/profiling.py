@@ -177,8 +177,6 @@ class _Rounds:
         return times
 
     def _kernels(self) -> list[Attributed]:
-        """Kernels of one call, with their rows."""
-
         def run() -> None:
             self._call()
             self.device.synchronize()

@@ -106,7 +106,6 @@ class Stamps:
         self._made_in.append(self._rows[-1] if self._rows else in_no_module(None))
 
     def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
-        """A hook for the beginning of a node."""
         place = bisect_right(self._numbers, node._sequence_nr()) - 1
         row = self._made_in[place] if place >= 0 else in_no_module(None)
         key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.backward)

@@ -115,5 +115,4 @@ def _is_power(value: Any) -> bool:
 
 
 def _message(error: Exception) -> str:
-    """The error message on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -75,7 +75,6 @@ class Feeder:
         return self._device.now_ns() * 1e-9
 
     def _enqueue(self, calls: int) -> None:
-        """Enqueue a block of calls and an event behind it."""
         begun = self._now()
         for _ in range(calls):
             self._call()

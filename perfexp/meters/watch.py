@@ -90,7 +90,6 @@ class _Watched:
         return power if self.track.no_energy else min(power, self._next_tight(self.start))
 
     def window(self) -> Window:
-        """The resulting window."""
         assert self.start is not None
         return window(self.track, self.start, self.end)
 
@@ -176,7 +175,6 @@ class Watch:
         self.windows = [item.window() for item in watched]
 
     def _plateau(self) -> Iterator[float]:
-        """Let the load run, and measure the periods of the counters."""
         end = self.now() + self.rules.plateau_seconds
         while self.now() < end:
             unknown = [track for track in self.tracks if track.tick_seconds is None and not track.no_energy]

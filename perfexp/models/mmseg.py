@@ -220,7 +220,6 @@ class MmsegSession(TorchSession):
         return {**super().facts(), **own}
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
-        """See `TorchSession`."""
         if not training:
             return {}
         targets = self._kind.random_targets(inputs.shape[-2:], len(inputs), torch.Generator())

@@ -124,7 +124,6 @@ def build(described: Any, name: str) -> torch.nn.Module:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """All mappings of a configuration."""
     if isinstance(node, Mapping):
         yield node
         for value in list(node.values()):

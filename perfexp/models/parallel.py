@@ -55,7 +55,6 @@ class Parallel:
 
 
 def _no_ranks() -> bool:
-    """Whether there are ranks: never."""
     return False
 
 

@@ -110,13 +110,11 @@ class Torchvision:
         return published[name] if name in published.__members__ else None
 
     def _weights_file(self) -> Path | None:
-        """The requested file, or None for random weights."""
         if self._weights is None and self._weights_dir is None:
             return None
         return find_weights(self.name, self._weights, self._weights_dir)
 
     def _build(self, models: Any, **settings: Any) -> torch.nn.Module:
-        """Call the builder with `weights` and `num_classes`."""
         builder = models.get_model_builder(self.name)
         if "weights_backbone" in inspect.signature(builder).parameters:
             settings["weights_backbone"] = None

@@ -106,7 +106,6 @@ class Torch(Settings):
         self._finish(place, averages)
 
     def _finish(self, place: Place, averages: list[dict[str, Any]]) -> None:
-        """Write the tables, and store the record's part of them."""
         kernels = [row for row in averages if row["on_device"]]
         operators = [row for row in averages if not row["on_device"]]
         which = "self_device_seconds" if kernels else "self_cpu_seconds"

@@ -190,7 +190,6 @@ def imported(tool: Tool, stream: Path) -> Path:
 
 
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
-    """The error of a missing profile."""
     stream = place.file(".qdstrm")
     if _has_content(stream):
         why = (

@@ -90,7 +90,6 @@ def _kernels(call: Call) -> Iterator[Kernel]:
 
 
 def _uncounted(kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[str]) -> tuple[str, ...]:
-    """Distinct names of the uncounted operators."""
     names = []
     for kernel in kernels:
         if not kernel.known:

@@ -117,7 +117,6 @@ def _is_out(operator: torch._ops.OpOverload) -> bool:
 def _work(
     operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, weights: Collection[int]
 ) -> dict[str, Any]:
-    """MACs and FLOPs, as the fields of a kernel."""
     contraction = contraction_of(operator._schema.name, arguments, outputs)
     if contraction is not None:
         recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
