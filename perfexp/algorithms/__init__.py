@@ -1,4 +1,4 @@
-"""Algorithm: how a model's convolutions are computed."""
+"""How a model's convolutions are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Backend(StrEnum):
-    """Source of the kernels: cuDNN, ours in Triton, ours in torch's operations, or the first of them that works."""
+    """Implementation of an algorithm: cuDNN's, perfexp's Triton kernels, torch operations, or the first that can."""
 
     auto = "auto"
     cudnn = "cudnn"
@@ -24,7 +24,7 @@ class Backend(StrEnum):
 
 
 class OnUnsupported(StrEnum):
-    """Treatment of a layer that an algorithm can't compute.
+    """Policy for a layer that an algorithm cannot compute.
 
     `error` refuses the run, `fallback` leaves the layer to torch, `skip` makes the point `unsupported`.
     """

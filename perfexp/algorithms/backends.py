@@ -1,4 +1,4 @@
-"""Backends: who can compute a convolution by an algorithm, asked of cuDNN, Triton's kernels, and torch's operations."""
+"""Backends of an algorithm: whether cuDNN, a Triton kernel or torch operations can compute a convolution."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import UserError
 from perfexp.records.units import format_bytes
 
-#: Algorithms that there are Triton kernels for.
+#: Algorithms with Triton kernels.
 _KERNELS = ("direct", "winograd")
 
-#: cuDNN's heuristic, layer by layer.
+#: The choice of cuDNN's heuristic, layer by layer.
 GUESS = "guess"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassChoice:
-    """What computes one pass.
+    """The engine of one pass.
 
     Attributes:
-        engine: see `perfexp.algorithms.engines`.
-        reason: why it is not what was asked for, or None if it is.
-        workspace_bytes: memory that it takes beside its tensors; None where nobody says.
-        seconds: time of each engine that was tried, where some were.
-        errors: relative L2 error of each against float64.
-        kept_since: date and time of that trial, ISO 8601, where an earlier process made it.
+        engine: name of the engine; see `perfexp.algorithms.engines`.
+        reason: why it is not the requested one, or None if it is.
+        workspace_bytes: memory beyond the tensors; None where unknown.
+        seconds: time of each engine that was tried.
+        errors: relative L2 error of each tried engine against float64.
+        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
     """
 
     engine: str
@@ -59,33 +59,20 @@ class Support(Protocol):
     """One algorithm of one backend."""
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """Why it can't compute a convolution whatever its inputs' size; None if it may.
-
-        Args:
-            convolution: what to compute.
-            dtype: of its inputs.
-        """
+        """Why the backend cannot compute a convolution whatever its inputs' size; None if it may."""
 
     def choose(self, problem: Problem) -> Choice:
-        """What it would compute each pass of a problem with; where it can't, that is torch's own.
-
-        Args:
-            problem: what to compute.
-        """
+        """The engine of each pass of a problem; torch's own where the backend cannot compute it."""
 
 
 def engines_of(choice: Choice) -> Engines:
-    """The engines of a choice; passes that will not run are torch's.
-
-    Args:
-        choice: by pass.
-    """
-    return Engines(**{str(which): each.engine for which, each in choice.items()})
+    """The engines of a choice; passes that do not run are torch's."""
+    return Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm in torch's operations; the backward passes are the same algorithm's."""
+    """An algorithm in torch operations, for all passes."""
 
     name: str
 
@@ -102,7 +89,7 @@ class Portable:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """A Triton kernel of ours: forward, and backward data where that is a convolution of the same kind."""
+    """A Triton kernel of perfexp: forward, and backward data where that is a convolution of the same kind."""
 
     name: str
 
@@ -116,31 +103,24 @@ class Kernels:
         return {which: self.candidate(which, problem) for which in problem.passes}
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        """What it would compute a pass with.
-
-        Args:
-            which: pass.
-            problem: what to compute.
-        """
+        """The engine of one pass of a problem."""
         convolution: Convolution | None = problem.convolution
         if which is Pass.backward_filter:
-            return PassChoice(engine=DEFAULT, reason="there is no Triton kernel of the gradient of the weights")
+            return PassChoice(engine=DEFAULT, reason="there is no Triton kernel for the gradient of the weights")
         if which is Pass.backward_data:
             convolution = turned_around(problem.convolution)
         if convolution is None:
-            return PassChoice(engine=DEFAULT, reason="the gradient of the inputs is no convolution of stride 1")
+            return PassChoice(engine=DEFAULT, reason="the gradient of the inputs is not a convolution of stride 1")
         reason = self.rejects(convolution, problem.dtype)
         return PassChoice(engine=DEFAULT if reason else f"{TRITON}.{self.name}", reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cudnn:
-    """An algorithm of cuDNN's, or what its heuristic ranks first.
+    """An algorithm of cuDNN's, or its heuristic's first choice.
 
     Attributes:
-        name: of the algorithm, or `guess`.
-        workspace_bytes: limit of each call, or None.
-        backward: algorithms of the backward passes that replace what the name means there.
+        backward: algorithms of the backward passes that replace the defaults of the forward algorithm.
     """
 
     name: str
@@ -148,7 +128,7 @@ class Cudnn:
     backward: Mapping[Pass, str] = field(default_factory=dict)
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`; whatever else cuDNN can't do, it has to be asked."""
+        """See `Support`; all other limits show when cuDNN is called."""
         return None if dtype in DATA_TYPES else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
 
     def choose(self, problem: Problem) -> Choice:
@@ -156,12 +136,7 @@ class Cudnn:
         return {which: self._pass(which, problem) for which in problem.passes}
 
     def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
-        """All algorithms of cuDNN's for a pass that can compute it.
-
-        Args:
-            which: pass.
-            problem: what to compute.
-        """
+        """All cuDNN algorithms that can compute a pass."""
         if self.rejects(problem.convolution, problem.dtype) is None:
             choices = (self._by(algorithm, which, problem) for algorithm in CODES[which])
             yield from (choice for choice in choices if choice.reason is None)
@@ -178,18 +153,18 @@ class Cudnn:
             return PassChoice(engine=DEFAULT, reason=f"cuDNN: {error}")
 
     def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
-        """By one algorithm, or torch's own and why."""
+        """The choice of one algorithm, or torch's own with the reason."""
         reason, size = None, 0
         if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
             return PassChoice(engine=DEFAULT, reason=f"{algorithm} is not deterministic")
         try:
-            found = plan(which, algorithm, shape_of(problem))
-            size = found.workspace_bytes
+            cudnn_plan = plan(which, algorithm, shape_of(problem))
+            size = cudnn_plan.workspace_bytes
             if self.workspace_bytes is not None and size > self.workspace_bytes:
                 limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
                 reason = f"it needs {format_bytes(size)} of workspace, more than {limit}"
             else:
-                _try(which, found, problem)
+                _try(which, cudnn_plan, problem)
         except CudnnError as error:
             reason = f"cuDNN: {error}"
         except torch.OutOfMemoryError:
@@ -205,15 +180,11 @@ class Cudnn:
         return self.backward.get(which, data if which is Pass.backward_data else weights)
 
 
-def _try(which: Pass, found: Plan, problem: Problem) -> None:
-    """Run a plan once: cuDNN may name a workspace for what it then refuses.
-
-    Raises:
-        CudnnError: it refuses.
-    """
+def _try(which: Pass, cudnn_plan: Plan, problem: Problem) -> None:
+    """Run a plan once, since cuDNN may refuse a problem after reporting a workspace; raises `CudnnError` then."""
     even = problem.even()
     with unset_fake_temporarily(), torch.inference_mode():
-        found(*(_empty(shape, even) for shape in even.reads(which)))
+        cudnn_plan(*(_empty(shape, even) for shape in even.reads(which)))
 
 
 def _empty(shape: Sequence[int], problem: Problem) -> torch.Tensor:
@@ -222,7 +193,7 @@ def _empty(shape: Sequence[int], problem: Problem) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class OfTorch:
-    """Torch's convolution, once it has been told what to do for the whole model; asked which of its own it takes."""
+    """Torch's own convolution under a global setting, where torch then selects the expected implementation."""
 
     name: str
 
@@ -247,7 +218,7 @@ _KINDS: dict[str, Callable[[str], bool]] = {
 
 
 def _taken_by_torch(problem: Problem) -> str:
-    """Which of its implementations torch would take, by torch's name for it."""
+    """Torch's name of the implementation that it would select."""
     even = problem.even()
     convolution = even.convolution
     padding = (convolution.padding[2], convolution.padding[0])
@@ -258,11 +229,7 @@ def _taken_by_torch(problem: Problem) -> str:
 
 
 def no_kernels(device: torch.device) -> str | None:
-    """Why there are no Triton kernels on a device; None if there are.
-
-    Args:
-        device: where to compute.
-    """
+    """Why there are no Triton kernels on a device; None if there are."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "Triton's kernels are for NVIDIA GPUs"
     return kernels.available(device)
@@ -271,41 +238,39 @@ def no_kernels(device: torch.device) -> str | None:
 def supports_of(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support]:
-    """Who is asked for an algorithm on a device, the most native one first.
+    """Backends of an algorithm on a device, the most native one first.
 
     Args:
-        name: of the algorithm; `default` asks nobody.
-        backend: only this one, or `auto`.
-        device: where to compute.
-        workspace_bytes: limit of cuDNN's workspace, or None.
-        backward: algorithms of cuDNN's for the backward passes, in place of what the name means there.
+        name: name of the algorithm; `default` has no backends.
+        backend: the only backend to use, or `auto`.
+        backward: cuDNN algorithms of the backward passes that replace the defaults of the forward algorithm.
 
     Raises:
-        UserError: there is none.
+        UserError: no backend has the algorithm.
     """
     if name == DEFAULT:
         return []
     if name == "benchmark" and device.type != "cuda":
-        raise UserError(f"algorithm=benchmark has cuDNN search: {why_no_cudnn(device)}.")
+        raise UserError(f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default.")
     if name in SWITCHED:
         return [OfTorch(name=name)]
-    found: list[Support] = []
+    supports: list[Support] = []
     reasons = []
     if backend in (Backend.auto, Backend.cudnn):
         if why_not := why_no_cudnn(device):
             reasons.append(why_not)
         else:
-            found.append(Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward))
+            supports.append(Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward))
     if backend in (Backend.auto, Backend.triton):
         if why_not := no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}":
             reasons.append(why_not)
         else:
-            found.append(Kernels(name=name))
+            supports.append(Kernels(name=name))
     if backend in (Backend.auto, Backend.torch):
         if name in ALGORITHMS:
-            found.append(Portable(name=name))
+            supports.append(Portable(name=name))
         else:
             reasons.append(f"{name} is cuDNN's own")
-    if not found:
+    if not supports:
         raise UserError(f"algorithm={name} algorithm.backend={backend}: {'; '.join(reasons)}.")
-    return found
+    return supports

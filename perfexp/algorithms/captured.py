@@ -1,4 +1,4 @@
-"""Captured: what work enqueues on a CUDA device, as a graph that is launched in its place."""
+"""CUDA graphs captured by the driver API and launched in place of the work that they hold."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 from perfexp.errors import PerfexpError
 
-#: CU_STREAM_CAPTURE_MODE_RELAXED: a library may load its kernels and ask for memory meanwhile.
+#: CU_STREAM_CAPTURE_MODE_RELAXED: a library may load kernels and allocate memory during capture.
 _RELAXED = 2
 
 
 class CaptureError(PerfexpError):
-    """The driver could not capture, or not launch."""
+    """The driver could not capture or launch a graph."""
 
 
 _SIGNATURES: dict[str, list[Any]] = {
@@ -33,53 +33,41 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class Launch:
-    """What was captured, launched at once however many kernels it is: with the same addresses each time.
+    """A captured graph, launched as one unit on the same addresses each time.
 
     Args:
-        enqueue: is called once, with a stream of its own as the current one; what it needs is in memory already.
-        device: a CUDA device.
+        enqueue: enqueues the work on torch's current stream; called once, with everything in memory already.
 
     Raises:
-        CaptureError: the driver can't.
+        CaptureError: the driver cannot capture the work.
     """
 
     def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:
-        # the runtime's function, since torch's profiler does not see the driver's
+        # torch's profiler sees the runtime's function, but not the driver's
         self._launch, self._graph = _runtime().cudaGraphLaunch, c_void_p()
         driver = _driver()
         with _captured(enqueue, device) as graph:
             _check(driver.cuGraphInstantiateWithFlags(byref(self._graph), graph, 0))
-        try:  # takes its memory now, and not with the first launch
+        try:  # allocate now, not on the first launch
             _check(driver.cuGraphUpload(self._graph, torch.cuda.current_stream(device).cuda_stream))
         except CaptureError:
             self.destroy()
             raise
 
     def __call__(self, stream: int) -> None:
-        """Put it on a stream.
-
-        Args:
-            stream: its address.
-
-        Raises:
-            CaptureError: the device fails.
-        """
+        """Launch the graph on the stream of an address; raises `CaptureError` if the device failed."""
         status = self._launch(self._graph, stream)
         if status:
             _check(status)
 
     def destroy(self) -> None:
-        """Give back what it holds, when the device is done with it; it can't be launched any more."""
+        """Free the graph after the device has finished with it; it cannot be launched again."""
         _check(_driver().cuGraphExecDestroy(self._graph))
 
 
 @contextmanager
 def _captured(enqueue: Callable[[], object], device: torch.device) -> Iterator[c_void_p]:
-    """The graph of what is put on torch's current stream, which is one of its own meanwhile; nothing of it runs.
-
-    Raises:
-        CaptureError: the driver can't.
-    """
+    """The graph of the work that is enqueued on a stream of its own, without running it; raises `CaptureError`."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     driver, address, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
     with torch.cuda.stream(stream):
@@ -110,10 +98,10 @@ def _driver() -> Any:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise CaptureError(f"there is no driver: {error}") from error
+        raise CaptureError(f"no CUDA driver: {error}") from error
     missing = [name for name in _SIGNATURES if not hasattr(driver, name)]
     if missing:
-        raise CaptureError(f"the driver is too old: it has no {missing[0]}")
+        raise CaptureError(f"the CUDA driver is too old: {missing[0]} is missing")
     for name, types in _SIGNATURES.items():
         getattr(driver, name).argtypes = types
     return driver
@@ -121,13 +109,13 @@ def _driver() -> Any:
 
 @cache
 def _runtime() -> Any:
-    """The runtime that torch has loaded, whose statuses have the driver's numbers."""
+    """The CUDA runtime that torch has loaded; its status codes equal the driver's."""
     version = str(torch.version.cuda)
     for name in (version.partition(".")[0], version):  # CUDA 11's is libcudart.so.11.0
         with suppress(OSError):
             runtime = ctypes.CDLL(f"libcudart.so.{name}")
             break
     else:
-        raise CaptureError(f"the runtime that torch uses can't be opened: libcudart.so of CUDA {version}")
+        raise CaptureError(f"cannot open torch's CUDA runtime: libcudart.so of CUDA {version}")
     runtime.cudaGraphLaunch.argtypes = [c_void_p, c_void_p]
     return runtime

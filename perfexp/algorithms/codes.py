@@ -1,4 +1,4 @@
-"""Codes: cuDNN's numbers for algorithms, math and data types (cudnn_ops.h and cudnn_graph.h, version 9.19)."""
+"""cuDNN's codes for algorithms, math types and data types (cudnn_ops.h and cudnn_graph.h, version 9.19)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfexp.algorithms.passes import Pass
 
 
 class Math(IntEnum):
-    """cudnnMathType_t: in which numbers products may be taken. For float32 all but `fma` permit TF32."""
+    """Precision of products (cudnnMathType_t). For float32, all but `fma` permit TF32."""
 
     default = 0
     tensor_op = 1
@@ -29,14 +29,7 @@ CODES = {
         "winograd": 6,
         "winograd_nonfused": 7,
     },
-    Pass.backward_data: {
-        "algo_0": 0,
-        "algo_1": 1,
-        "fft": 2,
-        "fft_tiling": 3,
-        "winograd": 4,
-        "winograd_nonfused": 5,
-    },
+    Pass.backward_data: {"algo_0": 0, "algo_1": 1, "fft": 2, "fft_tiling": 3, "winograd": 4, "winograd_nonfused": 5},
     Pass.backward_filter: {
         "algo_0": 0,
         "algo_1": 1,
@@ -48,8 +41,8 @@ CODES = {
     },
 }
 
-#: What a name means in the backward passes: the nearest that there is. Of the GEMMs it is the one that always adds in
-#: the same order and that tensor cores compute.
+#: Algorithms of the backward passes (data, filter) by forward name: the closest match. All GEMMs map to the one with a
+#: fixed summation order and tensor-core support.
 BACKWARD = {
     "implicit_gemm": ("algo_1", "algo_1"),
     "implicit_precomp_gemm": ("algo_1", "algo_1"),
@@ -61,7 +54,7 @@ BACKWARD = {
     "winograd_nonfused": ("winograd_nonfused", "winograd_nonfused"),
 }
 
-#: Those that add in an order that differs from call to call (NVIDIA's documentation of the enumerations).
+#: Algorithms whose summation order differs from call to call (NVIDIA's documentation of the enumerations).
 UNREPEATABLE = {(Pass.backward_data, "algo_0"), (Pass.backward_filter, "algo_0"), (Pass.backward_filter, "algo_3")}
 
 #: cudnnDataType_t.
@@ -69,11 +62,7 @@ DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat
 
 
 def math_of(dtype: torch.dtype) -> Math:
-    """What torch would allow: TF32 where `torch.backends.cudnn.allow_tf32` is set, tensor cores for half precisions.
-
-    Args:
-        dtype: in which the convolution is computed.
-    """
+    """The math type that torch permits: TF32 by `torch.backends.cudnn.allow_tf32`, tensor cores for half precisions."""
     if dtype in (torch.float16, torch.bfloat16):
         return Math.tensor_op
     return Math.fma if dtype is torch.float32 and not torch.backends.cudnn.allow_tf32 else Math.default

@@ -1,4 +1,4 @@
-"""Plan: one pass of one convolution by one of cuDNN's algorithms, with everything made that its calls need."""
+"""A plan: one pass of one convolution by one of cuDNN's algorithms, with all descriptors made in advance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfexp.convolutions.convolution import Convolution, Pair
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a plan is for.
+    """The problem of a plan.
 
     Attributes:
         inputs: (N, C, H, W).
@@ -26,11 +26,7 @@ class Shape:
         stride: down and across.
         padding: zeros down and across, the same on both sides.
         dilation: down and across.
-        groups: G.
-        dtype: of all tensors.
-        channels_last: whether they lie in memory as NHWC.
-        math: in which numbers products may be taken.
-        device: index.
+        channels_last: whether the tensors are stored as NHWC.
     """
 
     inputs: tuple[int, ...]
@@ -46,30 +42,23 @@ class Shape:
 
     @property
     def outputs(self) -> tuple[int, int, int, int]:
-        """(N, O, height, width)."""
+        """Output shape, (N, O, height, width)."""
         convolution = Convolution.of(self.weight, self.stride, self.padding, self.dilation, self.groups)
         return (self.inputs[0], self.weight[0], *convolution.output_size(*self.inputs[-2:]))
 
 
-#: Told of every call of a plan, and how to make it; set while somebody watches.
+#: Called with every plan and its run function in place of the run; set while kernels are recorded.
 watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = None
 
 
 class Plan:
-    """Computes one pass. The tensors that it takes are dense and lie as the shape says.
-
-    Args:
-        which: pass.
-        algorithm: of cuDNN's for that pass.
-        shape: what to compute.
+    """Computes one pass, for dense tensors in the memory format of the shape.
 
     Attributes:
-        which: pass.
-        algorithm: of cuDNN's.
-        workspace_bytes: memory that it takes from torch's allocator during the call.
+        workspace_bytes: memory that a call takes from torch's allocator.
 
     Raises:
-        CudnnError: cuDNN can't compute it so.
+        CudnnError: cuDNN cannot compute it by this algorithm.
     """
 
     def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
@@ -90,8 +79,8 @@ class Plan:
         """The result of the pass, on the current stream.
 
         Args:
-            first: the inputs; for the gradient of the inputs the weights.
-            second: the weights; in the backward passes the gradient of the outputs.
+            first: the inputs; for the gradient of the inputs, the weights.
+            second: the weights; in the backward passes, the gradient of the outputs.
         """
         if current_device() != self._device:
             with torch.cuda.device(self._device):
@@ -101,7 +90,7 @@ class Plan:
     def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         out = torch.empty(self._result, dtype=self._dtype, device=first.device, memory_format=self._format)
         size = self.workspace_bytes
-        # given back once the call has been enqueued: whoever gets it next is behind it on the stream
+        # freed after enqueueing: stream order protects it from its next user
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
         where = 0 if workspace is None else workspace.data_ptr()
         addresses = (first.data_ptr(), second.data_ptr(), out.data_ptr(), where)
@@ -109,7 +98,7 @@ class Plan:
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
-        """On the current stream, by the addresses of everything."""
+        """Enqueue on the current stream, by addresses."""
         handle = self._cudnn.handle(self._device)
         status = self._call(
             handle, self._one, self._first, first, self._second, second, self._how, self._code,
@@ -120,13 +109,7 @@ class Plan:
 
 
 def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
-    """Of the two tensors that a pass reads, the convolution, and the tensor that it writes.
-
-    Args:
-        which: pass.
-        shape: what to compute.
-        cudnn: makes them.
-    """
+    """Descriptors of the two tensors that a pass reads, of the convolution, and of the result."""
     inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
     weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
     outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)
@@ -138,20 +121,15 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
     return inputs, outputs, how, weight
 
 
-#: Plans, and why there is none.
+#: Plans, or the reason why there is none.
 _plans: dict[Any, Plan | str] = {}
 
 
 def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
-    """The plan for a shape, made once; so is the answer that there is none.
-
-    Args:
-        which: pass.
-        algorithm: of cuDNN's for that pass.
-        shape: what to compute.
+    """The plan of a shape; plans and refusals are cached.
 
     Raises:
-        CudnnError: cuDNN can't compute it so.
+        CudnnError: cuDNN cannot compute it by this algorithm.
     """
     key = (which, algorithm, shape)
     found = _plans.get(key)
@@ -167,15 +145,13 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
 
 
 def guess(which: Pass, shape: Shape, limit: int | None) -> str:
-    """The algorithm that cuDNN's heuristic ranks first, of those within the limit.
+    """The first choice of cuDNN's heuristic within the workspace limit.
 
     Args:
-        which: pass.
-        shape: what to compute.
         limit: bytes of workspace, or None for any.
 
     Raises:
-        CudnnError: it has none.
+        CudnnError: there is no such choice.
     """
     cudnn, names = library(), {code: name for name, code in CODES[which].items()}
     ranked = cudnn.guesses(which, cudnn.handle(shape.device), descriptors_of(which, shape, cudnn))

@@ -1,4 +1,4 @@
-"""Report: what computed each convolution of a model, and how much of the work ran as asked."""
+"""Algorithm coverage: the engine of each convolution of a model, and the share of FLOPs that ran as requested."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAMED = 3
 
 
 class LayerStatus(StrEnum):
-    """Whether a layer was computed by what was asked for.
+    """Whether a layer was computed as requested.
 
-    `fallback` is torch's own in its place, `substituted` a library that ran another algorithm than it was handed,
-    `unproven` a kernel of which it is not known what it belongs to.
+    `fallback`: torch computed in the algorithm's place. `substituted`: the library ran another algorithm than
+    requested. `unproven`: the algorithm behind an observed kernel is unknown. `unseen`: nothing was computed.
     """
 
     ok = "ok"
@@ -32,20 +32,17 @@ class LayerStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PassReport:
-    """What one pass of a layer did.
+    """Report of one pass of a layer.
 
     Attributes:
-        which: pass.
-        selected: what computed it (`cudnn.gemm`, `torch.fft`, `default`).
-        status: whether that is what was asked for.
-        reason: why not.
-        flops: of all calls, two for each multiplication that the definition of a convolution has.
-        workspace_bytes: memory that it took beside its tensors; None where nobody says.
-        seconds: time of each engine that was tried, where `fastest` tried some.
-        errors: relative L2 error of each against float64.
-        kept_since: date and time when they were tried, ISO 8601, where an earlier process did.
-        ran: the algorithm whose kernels were seen; None where nobody looked.
-        kernels: that were seen.
+        selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
+        status: whether the engine is the requested one.
+        flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
+        workspace_bytes: memory beyond the tensors; None where unknown.
+        seconds: time of each engine that `fastest` tried.
+        errors: relative L2 error of each tried engine against float64.
+        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
+        ran: algorithm of the observed kernels; None without profiling.
     """
 
     which: Pass
@@ -63,16 +60,12 @@ class PassReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """What one layer did with inputs of one shape.
+    """Report of one layer for inputs of one shape.
 
     Attributes:
-        name: as the model calls it.
-        requested: algorithm that was asked for.
-        input_shape: of the inputs.
-        calls: in one call of the model.
-        dtype: in which it was computed.
-        math: which products cuDNN was allowed (`default`, `tensor_op`, `fma`); None where it was not asked.
-        passes: that ran; none where nothing was computed.
+        calls: number of calls in one call of the model.
+        math: cuDNN's math type (`default`, `tensor_op`, `fma`); None where cuDNN did not compute.
+        passes: passes that ran; none where nothing was computed.
     """
 
     name: str
@@ -85,47 +78,45 @@ class LayerReport:
 
     @property
     def used(self) -> str | None:
-        """What computed the outputs, without its backend: `gemm`, or `default` for torch's own; None for nothing."""
+        """Algorithm of the outputs, without its backend: `gemm`, or `default` for torch's own; None for nothing."""
         return self.passes[0].selected.rpartition(".")[2] if self.passes else None
 
     @property
     def status(self) -> LayerStatus:
-        """`ok` if all passes are, otherwise that of the first that is not."""
-        others = [each.status for each in self.passes if each.status is not LayerStatus.ok]
+        """`ok` if all passes are, otherwise the status of the first that is not."""
+        others = [report.status for report in self.passes if report.status is not LayerStatus.ok]
         return others[0] if others else LayerStatus.ok if self.passes else LayerStatus.unseen
 
     @property
     def reason(self) -> str | None:
-        """Why the status is not `ok`, with the passes that it is true of where it is not true of all."""
+        """Why the status is not `ok`, with the affected passes where not all are affected."""
         if not self.passes:
             return "it computed no convolution"
-        others = [each for each in self.passes if each.reason is not None]
-        reasons = list(dict.fromkeys(str(each.reason) for each in others))
+        others = [report for report in self.passes if report.reason is not None]
+        reasons = list(dict.fromkeys(str(report.reason) for report in others))
         if not reasons or (len(reasons) == 1 and len(others) == len(self.passes)):
             return reasons[0] if reasons else None
-        return ", ".join(f"{each.which.replace('_', ' ')}: {each.reason}" for each in others)
+        return ", ".join(f"{report.which.replace('_', ' ')}: {report.reason}" for report in others)
 
     @property
     def flops(self) -> int:
-        """Of all passes."""
-        return sum(each.flops for each in self.passes)
+        """FLOPs of all passes."""
+        return sum(report.flops for report in self.passes)
 
     def facts(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """All fields and derived values as JSON."""
         derived = {"used": self.used, "status": self.status.value, "reason": self.reason, "flops": self.flops}
-        passes = [{**asdict(each), "which": each.which.value, "status": each.status.value} for each in self.passes]
+        passes = [
+            {**asdict(report), "which": report.which.value, "status": report.status.value} for report in self.passes
+        ]
         return {**asdict(self), **derived, "passes": passes}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """What all 2-D convolutions of a model did.
+    """Report of all 2-D convolutions of a model.
 
-    A layer has an entry for each kind of inputs (shape, data type, memory format, gradients that are wanted).
-
-    Attributes:
-        name: algorithm that was asked for.
-        layers: in the order in which the model names them.
+    A layer has an entry for each kind of inputs (shape, data type, memory format, required gradients).
     """
 
     name: str
@@ -133,42 +124,43 @@ class AlgorithmReport:
 
     @property
     def _passes(self) -> list[PassReport]:
-        return [each for layer in self.layers for each in layer.passes]
+        return [report for layer in self.layers for report in layer.passes]
 
     @property
     def share(self) -> float | None:
-        """Share of the convolutions' FLOPs, those of the backward passes included, that ran as asked; None for none."""
-        total = sum(each.flops for each in self._passes)
-        asked = sum(each.flops for each in self._passes if each.status is LayerStatus.ok)
+        """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
+        total = sum(report.flops for report in self._passes)
+        asked = sum(report.flops for report in self._passes if report.status is LayerStatus.ok)
         return asked / total if total else None
 
     @property
     def workspace_peak_bytes(self) -> int | None:
-        """The largest workspace of any call; None where nobody says."""
-        return max((each.workspace_bytes for each in self._passes if each.workspace_bytes is not None), default=None)
+        """Largest workspace of any call; None where unknown."""
+        return max(
+            (report.workspace_bytes for report in self._passes if report.workspace_bytes is not None), default=None
+        )
 
     def _with(self, status: LayerStatus) -> list[LayerReport]:
-        """Layers of which a pass has a status."""
-        return [layer for layer in self.layers if any(each.status is status for each in layer.passes)]
+        return [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
 
     def metrics(self) -> list[Metric]:
-        """The share and the workspace as metrics of a point."""
+        """FLOPs share and peak workspace as metrics of a point."""
         reason = None if self.share is not None else "no 2-D convolution ran"
         peak = self.workspace_peak_bytes
-        unknown = None if peak is not None else "only cuDNN tells the workspace of an algorithm"
+        unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
         return [
             Metric(name="algorithm/flops_share", value=self.share, unit="1", reason=reason),
             Metric(name="algorithm/workspace_peak_bytes", value=peak, unit="bytes", reason=unknown),
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        backends = {each.selected.partition(".")[0] for each in self._passes if each.status is LayerStatus.ok}
+        """All fields and derived values as JSON."""
+        backends = {report.selected.partition(".")[0] for report in self._passes if report.status is LayerStatus.ok}
         layers = [layer.facts() for layer in self.layers]
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 
     def doubts(self) -> list[Diagnostic]:
-        """One for each way in which layers did not run as requested."""
+        """Diagnostics where not all of the work ran as requested."""
         share = "none" if self.share is None else f"{self.share:.1%}"
         doubts = []
         if layers := _named(self._with(LayerStatus.fallback)):

@@ -1,4 +1,4 @@
-"""cuDNN as torch has loaded it, by its v7 interface, in which algorithms have names; torch does not offer it."""
+"""cuDNN as loaded by torch, through its v7 interface, whose named algorithms torch does not expose."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from perfexp.errors import PerfexpError
 
 _NCHW, _NHWC = 0, 1
 _CROSS_CORRELATION = 1
-#: Choices of the heuristic that are asked for: more than there are algorithms.
+#: Requested choices of the heuristic: more than there are algorithms.
 _CHOICES = 10
 
-#: What cuDNN calls the passes.
+#: cuDNN's names of the passes.
 ENTRY = {Pass.forward: "Forward", Pass.backward_data: "BackwardData", Pass.backward_filter: "BackwardFilter"}
 
 _SIGNATURES: dict[str, list[Any]] = {
@@ -55,7 +55,7 @@ class CudnnError(PerfexpError):
 
 
 class _Choice(ctypes.Structure):
-    """cudnnConvolutionFwdAlgoPerf_t and its two sisters, which are laid out alike."""
+    """cudnnConvolutionFwdAlgoPerf_t and the two structures of the backward passes, which have the same layout."""
 
     _fields_ = (
         ("algo", c_int),
@@ -69,16 +69,10 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions, checked: a status other than success is a `CudnnError`.
-
-    Args:
-        functions: what has them as attributes.
-
-    Attributes:
-        run: the convolution of each pass.
+    """cuDNN's functions; any status other than success raises `CudnnError`.
 
     Raises:
-        CudnnError: it lacks some.
+        CudnnError: functions are missing.
     """
 
     def __init__(self, functions: Any) -> None:
@@ -94,37 +88,19 @@ class Library:
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:
-        """Nothing, if a call went well.
-
-        Args:
-            status: that it returned.
-
-        Raises:
-            CudnnError: it did not.
-        """
+        """Raise `CudnnError` unless a status is success."""
         if status:
             text = self._functions.cudnnGetErrorString(status)
             raise CudnnError(text.decode().removeprefix("CUDNN_STATUS_"))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function by its name.
-
-        Args:
-            name: of the function.
-            arguments: its own.
-
-        Raises:
-            CudnnError: it refused.
-        """
+        """Call a function by name; raises `CudnnError` if it fails."""
         self.check(getattr(self._functions, name)(*arguments))
 
     def handle(self, device: int) -> int:
-        """The handle for a device in this thread, at work on torch's current stream there.
+        """The handle of a device index in this thread, bound to torch's current stream there.
 
         A handle may be used by one thread at a time, and the backward pass has a thread of its own.
-
-        Args:
-            device: index.
         """
         key = (device, threading.get_ident())
         handle = self._handles.get(key)
@@ -141,30 +117,18 @@ class Library:
         return handle.address
 
     def one_and_zero(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """By how much a result is multiplied, and what was there before: float64 for float64, otherwise float32."""
+        """Scaling factors of the result and of its previous value, in float64 for float64 and otherwise in float32."""
         return self._constants[c_double if dtype is torch.float64 else c_float]
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
-        """A descriptor of a dense tensor.
-
-        Args:
-            shape: (N, C, H, W).
-            dtype: of its numbers.
-            channels_last: whether it lies in memory as NHWC.
-        """
+        """A descriptor of a dense tensor (N, C, H, W), stored as NHWC if `channels_last`."""
         descriptor = self._new("Tensor")
         layout = _NHWC if channels_last else _NCHW
         self.call("cudnnSetTensor4dDescriptor", descriptor, layout, DATA_TYPES[dtype], *shape)
         return descriptor
 
     def filter(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
-        """A descriptor of dense weights.
-
-        Args:
-            shape: (O, C / G, kernel height, kernel width).
-            dtype: of their numbers.
-            channels_last: whether they lie in memory as OHWC.
-        """
+        """A descriptor of dense weights (O, C / G, kernel height, kernel width), stored as OHWC if `channels_last`."""
         descriptor = self._new("Filter")
         layout = _NHWC if channels_last else _NCHW
         self.call("cudnnSetFilter4dDescriptor", descriptor, DATA_TYPES[dtype], layout, *shape)
@@ -179,15 +143,12 @@ class Library:
         dtype: torch.dtype,
         math: Math,
     ) -> int:
-        """A descriptor of a convolution; sums are kept in float32, those of float64 in float64.
+        """A descriptor of a convolution; sums are float32, or float64 for float64.
 
         Args:
             padding: zeros down and across.
             stride: down and across.
-            dilation: likewise.
-            groups: G.
-            dtype: of the tensors.
-            math: in which numbers products may be taken.
+            dilation: steps down and across.
         """
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
@@ -199,29 +160,17 @@ class Library:
         return descriptor
 
     def workspace_bytes(self, which: Pass, handle: int, descriptors: Sequence[int], code: int) -> int:
-        """How much memory an algorithm wants beside what it reads and writes.
-
-        Args:
-            which: pass.
-            handle: of the device.
-            descriptors: of the two tensors that are read, the convolution, and the tensor that is written.
-            code: of the algorithm.
+        """Memory that an algorithm needs beyond its tensors; `descriptors` are those of `descriptors_of`.
 
         Raises:
-            CudnnError: the algorithm can't compute it.
+            CudnnError: the algorithm cannot compute it.
         """
         size = c_size_t()
         self.call(f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize", handle, *descriptors, code, byref(size))
         return size.value
 
     def guesses(self, which: Pass, handle: int, descriptors: Sequence[int]) -> list[tuple[int, int]]:
-        """Algorithms as cuDNN's heuristic ranks them, the best first, with the bytes of workspace that each wants.
-
-        Args:
-            which: pass.
-            handle: of the device.
-            descriptors: of the two tensors that are read, the convolution, and the tensor that is written.
-        """
+        """Algorithm codes as cuDNN's heuristic ranks them, the best first, with the bytes of workspace of each."""
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
@@ -235,7 +184,7 @@ class Library:
 
 
 class _Handle:
-    """A handle, and the stream on which it works."""
+    """A handle and its current stream."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -249,21 +198,13 @@ capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.
 
 
 def current_stream(device: int) -> int:
-    """The address of torch's current stream.
-
-    Args:
-        device: index.
-    """
+    """The address of torch's current stream on a device."""
     address: int = torch._C._cuda_getCurrentRawStream(device)
     return address
 
 
 def why_no_cudnn(device: torch.device) -> str | None:
-    """Why no algorithm of cuDNN can be named on a device; None if it can.
-
-    Args:
-        device: where to compute.
-    """
+    """Why cuDNN's algorithms cannot be chosen on a device; None if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "cuDNN is for NVIDIA GPUs"
     if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
@@ -292,4 +233,4 @@ def library() -> Library:
     try:
         return Library(ctypes.CDLL(f"libcudnn.so.{major}"))
     except OSError as error:
-        raise CudnnError(f"the cuDNN that torch uses can't be opened: {error}") from error
+        raise CudnnError(f"cannot open torch's cuDNN: {error}") from error

@@ -1,4 +1,4 @@
-"""algorithm=default: what PyTorch picks, untouched."""
+"""algorithm=default: PyTorch's own choice, unmodified."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from perfexp.models import Session
 
 
 def open_default(*, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any) -> Algorithm:
-    """Return torch's own convolutions, except for layers that name another algorithm.
+    """Build torch's own convolution, with other algorithms for the layers that name one (see `forced.Forced`).
 
-    Args:
-        name: name of the algorithm in names of files and runs.
-        layers: algorithms by layer; see `perfexp.algorithms.forced.Forced`.
-        settings: settings of other algorithms, accepted for sweeps over all of them; used only with `layers`.
+    All settings of the other algorithms are accepted, so that one sweep can cover them.
     """
     if not layers:
         return Default()
@@ -26,7 +23,10 @@ def open_default(*, name: str = "default", layers: Mapping[str, str] | None = No
 
 
 class Default:
-    """Leaves every convolution to torch."""
+    """Leaves every convolution as it is."""
+
+    def __init__(self, *, name: str = "default") -> None:
+        self.name = name
 
     @contextmanager
     def applied(self, session: Session) -> Iterator[None]:

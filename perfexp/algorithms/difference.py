@@ -1,4 +1,4 @@
-"""Difference: by how much what a model returns differs from what it should."""
+"""Relative error between a model's outputs and reference outputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def relative_error(found: Any, reference: Any) -> float | None:
-    """Relative L2 error over all floating-point numbers; None where one is not finite, or the reference is all zero.
-
-    Args:
-        found: a tensor, or tensors in lists, tuples and mappings.
-        reference: likewise, of the same structure.
-    """
+    """Relative L2 error over nested floating-point tensors; None if one is not finite or the reference is all zero."""
     pairs = list(zip(_tensors(found), _tensors(reference), strict=True))
     apart = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
     length = sum(float(other.double().square().sum()) for _, other in pairs)
@@ -29,26 +24,23 @@ def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
         if outputs.is_floating_point():
             yield outputs
     elif isinstance(outputs, Mapping):
-        for each in outputs.values():
-            yield from _tensors(each)
+        for output in outputs.values():
+            yield from _tensors(output)
     elif isinstance(outputs, list | tuple):
-        for each in outputs:
-            yield from _tensors(each)
+        for output in outputs:
+            yield from _tensors(output)
 
 
 @contextmanager
 def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Iterator[None]:
-    """While entered, batch norms that have seen nothing yet hold the statistics of what a call gives them.
+    """While entered, a model's untrained batch norms hold the statistics of the activations of one call.
 
-    Without, the outputs of a deep model with random weights hardly depend on its inputs (ResNet-152: by 1 %, GoogLeNet:
-    by 0.001 %), nor on errors on the way; or they are not finite.
-
-    Args:
-        module: of which they are part.
-        run: the call; where it can't be made in training mode (one number for each channel), nothing is changed.
+    Without them, the outputs of a deep model with random weights hardly depend on its inputs (ResNet-152: by 1 %,
+    GoogLeNet: by 0.001 %) or on numerical errors, or they are not finite. A call that fails in training mode (one
+    number per channel) changes nothing.
     """
-    norms = [each for each in module.modules() if isinstance(each, _BatchNorm) and _is_new(each)]
-    before = [({name: value.clone() for name, value in each.named_buffers()}, each.momentum) for each in norms]
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and _is_untrained(norm)]
+    before = [({name: value.clone() for name, value in norm.named_buffers()}, norm.momentum) for norm in norms]
     try:
         for norm in norms:
             norm.train()
@@ -65,7 +57,7 @@ def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Itera
         _restore(norms, before, buffers=True)
 
 
-def _is_new(norm: _BatchNorm) -> bool:
+def _is_untrained(norm: _BatchNorm) -> bool:
     mean, variance = norm.running_mean, norm.running_var
     return mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
 

@@ -1,8 +1,8 @@
-"""Engines: what computes one pass of one convolution, and the operator by which torch calls them.
+"""Engines, the implementations of one pass of one convolution, and the operator by which torch calls them.
 
-An engine is a word: `default` and `benchmark` are torch's own choice and its own search, `cudnn.gemm` and the like are
-cuDNN's algorithms, `triton.direct` and `triton.winograd` kernels of ours, `torch.gemm` and the like the algorithms in
-torch's operations, through which autograd runs by itself.
+An engine is a word: `default` and `benchmark` are torch's own choice and search, `cudnn.gemm` and the like are cuDNN's
+algorithms, `triton.direct` and `triton.winograd` are perfexp's kernels, `torch.gemm` and the like are algorithms in
+torch operations, which autograd differentiates itself.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, is_channels
 
 SEARCH, TORCH = "search", "torch"
 
-#: Passes by these are torch's `conv2d` as it stands; the last three say what torch has been told for the whole model.
+#: Engines that are torch's unmodified `conv2d`; the last three name settings that apply to the whole model.
 OF_TORCH = (DEFAULT, SEARCH, "onednn", "native")
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What computes each pass of a convolution.
-
-    Attributes:
-        forward: engine of the outputs.
-        backward_data: of the gradient of the inputs.
-        backward_filter: of the gradient of the weights.
-    """
+    """The engine of each pass of a convolution."""
 
     forward: str = DEFAULT
     backward_data: str = DEFAULT
@@ -45,10 +39,9 @@ class Engines:
     def compute(
         self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would: the memory format of its result, its casts under autocast.
+        """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
 
         Args:
-            convolution: one that the engines can compute.
             inputs: (N, C, H, W) or (C, H, W).
             weight: (O, C / G, kernel height, kernel width).
             bias: (O,), or None.
@@ -70,7 +63,7 @@ class Engines:
             padding,
             convolution.dilation,
             convolution.groups,
-            any(is_channels_last(each.shape, each.stride()) for each in (inputs, weight)),
+            any(is_channels_last(tensor.shape, tensor.stride()) for tensor in (inputs, weight)),
             self.forward,
             self.backward_data,
             self.backward_filter,
@@ -79,11 +72,7 @@ class Engines:
 
 
 def shape_of(problem: Problem) -> Shape:
-    """What cuDNN's plans of a problem are for.
-
-    Args:
-        problem: on an NVIDIA GPU.
-    """
+    """The shape of cuDNN's plans for a problem on an NVIDIA GPU."""
     even = problem.even()
     convolution = even.convolution
     return Shape(
@@ -101,24 +90,14 @@ def shape_of(problem: Problem) -> Shape:
 
 
 class Direct:
-    """A convolution for which nothing but cuDNN has to be called, without torch's dispatcher: for eager calls.
-
-    Args:
-        plans: by pass; the forward one at least.
-        layout: of all tensors.
-    """
+    """A convolution that only needs cuDNN and bypasses torch's dispatcher, for eager calls; one plan per pass."""
 
     def __init__(self, plans: dict[Pass, Plan], layout: torch.memory_format) -> None:
         self.forward = plans[Pass.forward]
         self.plans, self.layout = plans, layout
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The outputs, with their gradients where the plans have them.
-
-        Args:
-            inputs: (N, C, H, W), dense.
-            weight: (O, C / G, kernel height, kernel width), dense.
-        """
+        """The outputs for dense inputs and weights, with their gradients where the plans have them."""
         if len(self.plans) == 1:
             return self.forward(inputs, weight)
         outputs: torch.Tensor = _Direct.apply(inputs, weight, self)  # type: ignore[no-untyped-call]
@@ -128,7 +107,6 @@ class Direct:
 class _Direct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, direct: Direct) -> torch.Tensor:
-        """See `torch.autograd.Function`."""
         ctx.save_for_backward(inputs, weight)
         ctx.direct = direct
         return direct.forward(inputs, weight)
@@ -136,7 +114,6 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        """See `torch.autograd.Function`."""
         inputs, weight = ctx.saved_tensors
         grad, plans = grad.contiguous(memory_format=ctx.direct.layout), ctx.direct.plans
         of_inputs = plans[Pass.backward_data](weight, grad) if ctx.needs_input_grad[0] else None
@@ -145,30 +122,19 @@ class _Direct(torch.autograd.Function):
 
 
 def direct(engines: Engines, problem: Problem) -> Direct | None:
-    """What computes a problem if all of its passes are cuDNN's and nothing has to be padded; else None.
-
-    Args:
-        engines: of the problem.
-        problem: what to compute.
-    """
+    """The direct implementation of a problem; None unless all passes are cuDNN's and the padding is symmetric."""
     if problem.even() is not problem:
         return None
     plans = {}
     for which in problem.passes:
-        found = plan_of(which, getattr(engines, which), problem)
-        if found is None:
+        plan_of_pass = plan_of(which, getattr(engines, which), problem)
+        if plan_of_pass is None:
             return None
-        plans[which] = found
+        plans[which] = plan_of_pass
     return Direct(plans, problem.layout)
 
 
 def plan_of(which: Pass, engine: str, problem: Problem) -> Plan | None:
-    """The plan of cuDNN's that an engine is for a pass of a problem; None for other engines.
-
-    Args:
-        which: pass.
-        engine: that computes it.
-        problem: what to compute.
-    """
+    """The cuDNN plan behind an engine for a pass of a problem; None for other engines."""
     backend, _, name = engine.partition(".")
     return plan(which, name, shape_of(problem)) if backend == CUDNN else None

@@ -1,11 +1,10 @@
-"""Families: which algorithm the kernels that cuDNN ran belong to, learnt from calls whose algorithm is known.
+"""Kernel families: attribute cuDNN's kernels to algorithms, learned from calls of known algorithms.
 
 `families.json` holds how often each kernel's bare name was seen among the calls of each algorithm, over layers, data
-types and memory formats (`benchmarks/kernel_families.py` made it). What a call was is then the algorithm under which
-its kernels are most likely, each name being there or not by itself (naive Bayes with Bernoulli features; Manning,
-Raghavan and Schütze, Introduction to Information Retrieval, 13.3). A name that says an algorithm's own word counts for
-that algorithm alone, whichever call it was seen in: that is how a direct convolution is told that cuDNN runs for
-another.
+types and memory formats (made by `benchmarks/kernel_families.py`). A call is then attributed to the algorithm under
+which its kernels are most likely, with independent presence of names (naive Bayes with Bernoulli features; Manning,
+Raghavan and Schütze, Introduction to Information Retrieval, 13.3). A name that contains an algorithm's own word counts
+for that algorithm alone. This detects the direct convolutions that cuDNN runs in place of another algorithm.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from typing import Any
 from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
 from perfexp.algorithms.passes import Pass
 
-#: Words in kernels' names that say what they are.
+#: Words in kernel names that identify an algorithm.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
-#: What is in the names of kernels that are PyTorch's own, and of copies and fills.
+#: Parts of the names of PyTorch's own kernels, copies and fills.
 _NOT_CUDNN = ("at::native", "Memcpy", "Memset")
-#: An algorithm that is so many times less likely than the best is ruled out.
+#: An algorithm that is less likely than the best by this factor is ruled out.
 _RULED_OUT = 20.0
-#: What a name counts for that was never seen with an algorithm, in calls.
+#: Pseudo-count of a name that was never seen with an algorithm, in calls.
 _SMOOTHING = 0.5
 
 _XMMA = re.compile(r"sm\d+_xmma_(?:(fprop|dgrad|wgrad|depthwise_convolution|gemm)_?(\w*))")
@@ -39,11 +38,7 @@ _SIZES = re.compile(r"_?\d+x\d+\w*")
 
 
 def bare(kernel: str) -> str:
-    """A kernel's name without types, tile sizes and architecture.
-
-    Args:
-        kernel: name as a profiler gives it.
-    """
+    """A kernel's name without types, tile sizes and architecture."""
     if found := _XMMA.search(kernel):
         kind, rest = found.groups()
         if kind == "gemm":
@@ -60,7 +55,7 @@ def bare(kernel: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """What stands outside of angle and round brackets."""
+    """The text outside of angle and round brackets."""
     depth, kept = 0, []
     for character in text:
         if character in "<(":
@@ -73,22 +68,13 @@ def _without_brackets(text: str) -> str:
 
 
 class Families:
-    """What was seen among the calls of each algorithm.
-
-    Args:
-        counts: by pass and algorithm, `calls` and how often each bare name was seen in them (`kernels`).
-    """
+    """Kernel counts by pass and algorithm: the number of `calls`, and the count of each bare name (`kernels`)."""
 
     def __init__(self, counts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         self._counts = counts
 
     def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
-        """The algorithms to which the kernels of a call can belong, the likeliest first; none if they are unknown.
-
-        Args:
-            which: pass.
-            kernels: names as a profiler gives them.
-        """
+        """Algorithms to which the kernels of a call can belong, the likeliest first; empty for unknown kernels."""
         seen = {bare(kernel) for kernel in kernels}
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
         if named:
@@ -103,12 +89,7 @@ class Families:
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
     def has_seen(self, which: Pass, kernels: Iterable[str]) -> bool:
-        """Whether each of the kernels is known of some algorithm, or its name says whose it is.
-
-        Args:
-            which: pass.
-            kernels: names as a profiler gives them.
-        """
+        """Whether each kernel is known from some algorithm or names its algorithm."""
         names = {name for each in self._counts.get(which.value, {}).values() for name in each["kernels"]}
         return all(name in names or _says(name) for name in map(bare, kernels))
 
@@ -118,7 +99,7 @@ def _says(name: str) -> bool:
 
 
 def _score(counts: Mapping[str, Any], seen: set[str], names: set[str]) -> float:
-    """Logarithm of the likelihood of what was seen and what was not, of an algorithm's calls."""
+    """Log-likelihood of the names that were and were not seen, for one algorithm's calls."""
     total, score = counts["calls"], 0.0
     for name in names:
         share = (counts["kernels"].get(name, 0) + _SMOOTHING) / (total + 2 * _SMOOTHING)
@@ -127,12 +108,7 @@ def _score(counts: Mapping[str, Any], seen: set[str], names: set[str]) -> float:
 
 
 def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
-    """A pass with the kernels that were seen of it: whether they are those of the algorithm that cuDNN was handed.
-
-    Args:
-        report: of a pass that cuDNN computed as it was asked to.
-        kernels: names as a profiler gives them; at least one.
-    """
+    """The report of a pass as requested, with its observed kernels, and whether they belong to the algorithm."""
     likely = learnt().likely(report.which, kernels)
     status, reason = LayerStatus.ok, None
     if not likely:
@@ -143,23 +119,15 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
 
 
 def known(which: Pass, kernels: Iterable[str]) -> bool:
-    """Whether all kernels of a call that can be cuDNN's were seen when the families were learnt.
-
-    Args:
-        which: pass.
-        kernels: names as a profiler gives them; PyTorch's own, copies and fills don't count.
-    """
+    """Whether all kernels of a call that may be cuDNN's (not PyTorch's own, copies or fills) are in the families."""
     others = [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
     return bool(others) and learnt().has_seen(which, others)
 
 
 def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]]) -> AlgorithmReport:
-    """A report with the kernels that were seen of layers' forward passes, where cuDNN was handed an algorithm.
+    """A report with the observed kernels of layers' forward passes, where cuDNN was handed an algorithm.
 
-    Args:
-        report: of a model.
-        kernels: by layer, of all its calls. A layer that has several kinds of inputs is left as it is, and one of which
-            a kernel is not known: another chip, another cuDNN.
+    Layers with several kinds of inputs, or with an unknown kernel (another chip, another cuDNN), stay unchanged.
     """
     names = [layer.name for layer in report.layers]
 
@@ -180,5 +148,5 @@ def _short(kernels: Iterable[str]) -> str:
 
 @cache
 def learnt() -> Families:
-    """The families that come with perfexp."""
+    """The families that are shipped with perfexp."""
     return Families(json.loads(files("perfexp.algorithms").joinpath("families.json").read_text())["counts"])

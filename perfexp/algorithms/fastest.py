@@ -1,4 +1,4 @@
-"""Fastest: every algorithm that can compute a convolution has a race, and the winner computes it."""
+"""Race all algorithms that can compute a convolution, and compute it by the fastest."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache
 
-#: Torch's own choice stays unless another is faster by this fraction: so much two runs of the same may differ.
+#: Torch's own choice stays unless another engine is faster by this fraction, the usual difference of equal runs.
 _MARGIN = 0.02
-#: The largest relative L2 error that an algorithm may have unless the user says otherwise, against float64: some times
-#: what the products and sums of the data type have themselves.
+#: Default limit of the relative L2 error against float64: a multiple of the rounding error of the data type.
 _MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 _MAX_ERROR_TF32 = 3e-3
 
@@ -38,18 +37,15 @@ _Winners = dict[Pass, PassChoice]
 
 @dataclass(frozen=True, kw_only=True)
 class Fastest:
-    """Asks everybody, and takes whoever is the fastest; see `Support`.
+    """Races all candidates and chooses the fastest; see `Support`.
 
-    On an NVIDIA GPU each pass has a race of its own between torch's own choice, its own search, cuDNN's algorithms and
-    Triton's kernels. Elsewhere the algorithms in torch's operations compete, whose backward passes are their own, and a
-    training's three passes are one race.
+    On an NVIDIA GPU each pass has a race of its own between torch's choice, torch's search, cuDNN's algorithms and
+    Triton kernels. Elsewhere the algorithms in torch operations compete; they include their own backward passes, so the
+    three passes of training are one race.
 
     Attributes:
-        device: whose time counts.
-        workspace_bytes: limit of each call, or None.
-        max_error: largest relative L2 error against float64, or None for what the data type is good for.
-        choices: where winners are kept.
-        reuse: whether winners of earlier processes are looked up there.
+        max_error: largest relative L2 error against float64; None for the data type's usual error.
+        reuse: whether to reuse winners of earlier processes.
     """
 
     device: Device
@@ -63,7 +59,7 @@ class Fastest:
     _apart: dict[str, Apart] = field(default_factory=lambda: defaultdict(Apart), compare=False)
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`: torch itself competes, so there is always a winner."""
+        """See `Support`; torch itself competes, so there is always a winner."""
         return None
 
     def choose(self, problem: Problem) -> Choice:
@@ -73,53 +69,45 @@ class Fastest:
         return self._remembered(problem, problem.passes, self._of_all_passes)
 
     def _remembered(
-        self,
-        problem: Problem,
-        passes: tuple[Pass, ...],
-        ask: Callable[[Problem, tuple[Pass, ...]], _Winners],
+        self, problem: Problem, passes: tuple[Pass, ...], hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners]
     ) -> _Winners:
-        """What was chosen for such a problem before, or else the winner of a race."""
+        """The cached choice for such a problem, or the winner of a new race."""
         kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
         key = f"{kind} {' '.join(passes)}"
-        found = self._known.get(key) or self._read(key, passes, problem)
-        if found is None:
+        winners = self._known.get(key) or self._read(key, passes, problem)
+        if winners is None:
             with torch.no_grad():
-                found = self._apart["race"](partial(ask, problem, passes))
-            self.choices.add(key, {which.value: _plain(each) for which, each in found.items()})
-        self._known[key] = found
+                winners = self._apart["race"](partial(hold_race, problem, passes))
+            self.choices.add(key, {which.value: _plain(winner) for which, winner in winners.items()})
+        self._known[key] = winners
         self._chosen.append(key)
-        return found
+        return winners
 
     def discard_choices(self) -> None:
-        """Remove this process's choices from the cache; in the process itself they stay."""
+        """Remove all choices from the cache for other processes; this process continues to use them."""
         self.choices.remove(self._chosen)
 
     def end(self) -> None:
-        """There are no more races."""
+        """End the threads of the races."""
         for thread in self._apart.values():
             thread.end()
         self._apart.clear()
 
     def _read(self, key: str, passes: tuple[Pass, ...], problem: Problem) -> _Winners | None:
-        """The choice of an earlier process, if it can be made today."""
-        kept = self.choices.find(key) if self.reuse else None
+        """The choice of an earlier process, if it is still possible."""
+        entry = self.choices.find(key) if self.reuse else None
         try:
-            found = {which: PassChoice(**kept[which.value]) for which in passes} if kept else None
-            for which, choice in (found or {}).items():
+            winners = {which: PassChoice(**entry[which.value]) for which in passes} if entry else None
+            for which, choice in (winners or {}).items():
                 if choice.kept_since is None:
-                    raise ValueError("kept by an earlier version, which did not say when")
+                    raise ValueError("cached by an earlier version, without a date")
                 self._check(which, choice.engine, problem)
         except (KeyError, TypeError, ValueError, CudnnError):
             return None
-        return found
+        return winners
 
     def _check(self, which: Pass, engine: str, problem: Problem) -> None:
-        """Nothing, if an engine can compute a pass.
-
-        Raises:
-            ValueError: it can't.
-            CudnnError: it can't.
-        """
+        """Check that an engine can compute a pass; raises `ValueError` or `CudnnError` otherwise."""
         backend, _, name = engine.partition(".")
         if backend == CUDNN:
             plan_of(which, engine, problem)
@@ -136,7 +124,7 @@ class Fastest:
         problem = problem.even()
         try:
             return {which: self._raced(which, problem)}
-        except torch.OutOfMemoryError:  # a race needs more than the model
+        except torch.OutOfMemoryError:  # a race needs more memory than the model
             return {which: PassChoice(engine=DEFAULT)}
         finally:
             torch.cuda.empty_cache()  # the losers' workspaces
@@ -150,9 +138,11 @@ class Fastest:
         return _won(entrants[winner], errors, seconds)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
-        """The winner of all passes together, among the algorithms in torch's operations."""
+        """The winner of all passes together, among the algorithms in torch operations."""
         convolution = problem.convolution
-        able = [name for name, each in ALGORITHMS.items() if each.supports(convolution, problem.dtype) is None]
+        able = [
+            name for name, algorithm in ALGORITHMS.items() if algorithm.supports(convolution, problem.dtype) is None
+        ]
         names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
         tensors = [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
 
@@ -185,7 +175,7 @@ class Fastest:
         return {passes[0]: _won(PassChoice(engine=winner), errors, seconds), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
-        """Who can compute a pass on an NVIDIA GPU."""
+        """Engines that can compute a pass on an NVIDIA GPU."""
         yield DEFAULT, PassChoice(engine=DEFAULT)
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
         for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
@@ -199,7 +189,7 @@ class Fastest:
     def _winner(
         self, runs: Mapping[str, Run], error: Callable[[Run], float], problem: Problem
     ) -> tuple[str, dict[str, float], dict[str, float]]:
-        """The fastest of those that are right, the errors of all, and the times of those that are right."""
+        """The fastest of the sufficiently exact engines, the errors of all, and the times of the exact ones."""
         limit = self.max_error if self.max_error is not None else _usual_error(problem)
         errors: dict[str, float] = {}
         for name, run in runs.items():
@@ -208,13 +198,13 @@ class Fastest:
             except torch.OutOfMemoryError:
                 if name == DEFAULT:
                     raise
-        right = {name: run for name, run in runs.items() if name == DEFAULT or errors.get(name, limit + 1) <= limit}
-        seconds = race(right, self.device, self._thread)
+        exact = {name: run for name, run in runs.items() if name == DEFAULT or errors.get(name, limit + 1) <= limit}
+        seconds = race(exact, self.device, self._thread)
         best = min(seconds, key=lambda name: seconds[name])
         return (best if seconds[best] < (1 - _MARGIN) * seconds[DEFAULT] else DEFAULT), errors, seconds
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
-        """Where an engine computes: torch's search must not find what its heuristic has left."""
+        """The thread of an engine: torch's search must not use the cached choice of its heuristic."""
         return self._apart["search"] if name == BENCHMARK else _here
 
 
@@ -227,7 +217,7 @@ def _won(choice: PassChoice, errors: dict[str, float], seconds: dict[str, float]
 
 
 def _plain(choice: PassChoice) -> dict[str, Any]:
-    """As another process reads it."""
+    """The choice as JSON values."""
     return {
         "engine": choice.engine,
         "workspace_bytes": choice.workspace_bytes,
@@ -238,20 +228,12 @@ def _plain(choice: PassChoice) -> dict[str, Any]:
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
-    """Random numbers for what a pass reads."""
     made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
     return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
 
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
-    """A call of an engine for a pass.
-
-    Args:
-        which: pass.
-        engine: that computes.
-        problem: what to compute, with as many zeros on both sides.
-        tensors: that the pass reads.
-    """
+    """A call of an engine for a pass of a problem with symmetric padding."""
     convolution, operators = problem.convolution, torch.ops.perfexp
     padding = (convolution.padding[2], convolution.padding[0])
     settings = (convolution.stride, padding, convolution.dilation, convolution.groups, problem.channels_last)
@@ -265,9 +247,9 @@ def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.
     return lambda: operators.convolution_backward_filter(second, first, weight, *settings, engine)
 
 
-def _error(found: torch.Tensor, reference: torch.Tensor) -> float:
+def _error(outputs: torch.Tensor, reference: torch.Tensor) -> float:
     """Relative L2 error; infinite where a number is not finite."""
-    error = float((found.double() - reference).norm() / reference.norm().clamp_min(1e-300))
+    error = float((outputs.double() - reference).norm() / reference.norm().clamp_min(1e-300))
     return error if error == error else float("inf")
 
 

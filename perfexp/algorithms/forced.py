@@ -1,4 +1,4 @@
-"""algorithm=NAME: every 2-D convolution of a model by one algorithm, or by one for each layer."""
+"""algorithm=NAME: compute every 2-D convolution of a model by one algorithm, or by one per layer."""
 
 from __future__ import annotations
 
@@ -37,28 +37,25 @@ from perfexp.records.record import Metric
 
 #: Layers that an error names before it counts the rest.
 _NAMED = 5
-#: The best for each layer.
+#: The fastest algorithm of each layer.
 FASTEST = "fastest"
 _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
 class Forced:
-    """Computes convolutions by the algorithm that is named.
+    """Computes convolutions by a named algorithm.
 
     Args:
-        name: of the algorithm.
-        backend: whose code computes.
-        on_unsupported: what becomes of layers that it can't compute.
-        workspace_bytes: limit of what cuDNN may take beside the tensors of a call, or None.
-        backward_data: algorithm of cuDNN's for the gradient of the inputs, in place of what the name means there.
-        backward_filter: likewise for the gradient of the weights.
-        max_error: of `fastest`: largest relative L2 error against float64, or None for what the data type is good for.
-        objective: of `fastest`.
-        reuse: of `fastest`: whether choices of earlier runs are taken.
-        cache_dir: of `fastest`: folder of its choices, or None for the user's own cache.
-        verify: whether a call is looked at for the kernels that cuDNN ran.
-        layers: another algorithm, or `default`, by a layer's name or a pattern; an exact name beats a pattern, then the
-            last wins.
+        on_unsupported: policy for layers that it cannot compute.
+        workspace_bytes: limit of cuDNN's memory beyond the tensors of a call, or None.
+        backward_data: cuDNN algorithm for the gradient of the inputs; None for the default of `name`.
+        backward_filter: cuDNN algorithm for the gradient of the weights; None for the default of `name`.
+        max_error: largest relative L2 error of `fastest` against float64; None for the data type's usual error.
+        reuse: whether `fastest` reuses choices of earlier runs.
+        cache_dir: folder of the choices of `fastest`; None for the user's cache.
+        verify: whether to profile a call for the kernels that cuDNN ran.
+        layers: algorithm, or `default`, by layer name or pattern; an exact name beats a pattern, then the last match
+            wins.
 
     Raises:
         UserError: there is no such algorithm.
@@ -87,21 +84,23 @@ class Forced:
         if not isinstance(layers, Mapping | None):
             raise UserError(f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}.")
         self._patterns = {
-            str(pattern): _of_layer(str(pattern), each, valid) for pattern, each in (layers or {}).items()
+            str(pattern): _of_layer(str(pattern), algorithm, valid) for pattern, algorithm in (layers or {}).items()
         }
         if self.name in (FASTEST, *SWITCHED) and self.backend is not Backend.auto:
             raise UserError(f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out.")
         if workspace_bytes is not None and workspace_bytes < 0:
-            raise UserError(f"algorithm.workspace_bytes={workspace_bytes} has to be at least 0, or null for no limit.")
+            raise UserError(f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no limit.")
         self._workspace_bytes = workspace_bytes
         named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
         self._backward = {
-            which: canonical(given, list(CODES[which]), f"{which} algorithm of cuDNN's")
-            for which, given in named.items()
-            if given is not None
+            which: canonical(algorithm, list(CODES[which]), f"{which} algorithm of cuDNN's")
+            for which, algorithm in named.items()
+            if algorithm is not None
         }
         if max_error is not None and not max_error > 0:
-            raise UserError(f"algorithm.max_error={max_error} has to be positive, or null for what is usual.")
+            raise UserError(
+                f"algorithm.max_error={max_error}: give a positive number, or null for the data type's usual error."
+            )
         self._max_error, self._objective, self._reuse = max_error, Objective(objective), reuse
         self._cache_folder = Path(cache_dir).expanduser() if cache_dir else cache_folder("algorithms")
         self._verify = verify
@@ -117,8 +116,8 @@ class Forced:
         """See `Algorithm`.
 
         Raises:
-            UserError: the model has no such layers, none that the algorithm can compute, or, where that is an error,
-                one that it can't.
+            UserError: the model has no such layers, none that the algorithm can compute, or, under
+                `on_unsupported=error`, one that it cannot.
         """
         with ExitStack() as stack:
             self._usual = Switches.now()
@@ -127,14 +126,14 @@ class Forced:
             self._layers = self._layers_of(session)
             self._check()
             if self._verify and (reason := why_no_cudnn(self._device)):
-                raise UserError(f"algorithm.verify=true looks at cuDNN's kernels: {reason}. Leave it out.")
+                raise UserError(f"algorithm.verify=true profiles cuDNN's kernels: {reason}. Leave it out.")
             stack.callback(self._end)
             stack.callback(self._remove)
             self._install()
             yield self
 
     def _end(self) -> None:
-        """No thread stays, and no launch."""
+        """End all threads and free all captured launches."""
         replays.forget()
         for thread in self._apart.values():
             thread.end()
@@ -143,7 +142,7 @@ class Forced:
             races.end()
 
     def begin_point(self) -> None:
-        """See `AppliedAlgorithm`; frees the memory of earlier points as well."""
+        """Discard reports, cached constants and captured launches; called before a point is measured."""
         self._refused.clear()
         constants.clear()
         replays.forget()
@@ -157,17 +156,17 @@ class Forced:
 
     def report(self) -> AlgorithmReport:
         """See `AppliedAlgorithm`."""
-        layers = tuple(each for layer in self._layers for each in layer.reports())
+        layers = tuple(report for layer in self._layers for report in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers)
-        if self._refused and all(each.status is LayerStatus.fallback for layer in layers for each in layer.passes):
-            reasons = {each.name: f"{each.requested}: {each.reason}" for each in layers if each.reason}
-            raise Unsupported(f"{_told(reasons, len(self._layers))} {self._remedy(self._refused)}")
+        if self._refused and all(report.status is LayerStatus.fallback for layer in layers for report in layer.passes):
+            reasons = {report.name: f"{report.requested}: {report.reason}" for report in layers if report.reason}
+            raise Unsupported(f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}")
         return report
 
     def _layers_of(self, session: Session) -> list[Layer]:
         module = getattr(session, "module", None)
         if not isinstance(module, torch.nn.Module):
-            raise UserError(f"algorithm={self.name} is for torch models; for this one choose algorithm=default.")
+            raise UserError(f"algorithm={self.name} is for torch models; choose algorithm=default for this one.")
         names: dict[torch.nn.Conv2d, list[str]] = {}
         for name, child in module.named_modules(remove_duplicate=False):
             if isinstance(child, torch.nn.Conv2d):
@@ -199,11 +198,11 @@ class Forced:
 
     def discard_choices(self) -> None:
         """See `AppliedAlgorithm`."""
-        for race in self._races():
-            race.discard_choices()
+        for races in self._races():
+            races.discard_choices()
 
     def _races(self) -> list[Fastest]:
-        return [each for layer in self._layers for each in layer.supports if isinstance(each, Fastest)][:1]
+        return [support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)][:1]
 
     def launched_share(self) -> Metric | None:
         """See `AppliedAlgorithm`."""
@@ -211,9 +210,9 @@ class Forced:
         return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
 
     def output_error(self, inputs: Any) -> Metric:
-        """See `AppliedAlgorithm`; relative L2 error in evaluation mode, without a compiler.
+        """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler.
 
-        Batch norms without statistics take those of these inputs.
+        Untrained batch norms have the statistics of these inputs.
         """
         session = self._session
 
@@ -273,28 +272,27 @@ class Forced:
         )
 
     def _check(self) -> None:
-        """What can be said before there are inputs; a point that is to be skipped says it itself."""
+        """Raise errors that are known without inputs; under `on_unsupported=skip`, each point reports them itself."""
         if self._on_unsupported is OnUnsupported.skip:
             return
         forced = [layer for layer in self._layers if layer.requested != DEFAULT]
         reasons = {layer: reason for layer in forced if (reason := layer.why_not())}
-        told = {layer.name: f"{layer.requested}: {reason}" for layer, reason in reasons.items()}
+        descriptions = {layer.name: f"{layer.requested}: {reason}" for layer, reason in reasons.items()}
         if reasons and self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{_told(told, len(forced))} {self._remedy(layers=reasons)} {_OTHERWISE}")
+            raise UserError(f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)} {_OTHERWISE}")
         if forced and len(reasons) == len(forced):
-            raise UserError(f"{_told(told, len(forced))} {self._remedy(layers=reasons)}")
+            raise UserError(f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)}")
 
     def _refuse(self, layer: Layer, problem: Problem, reason: str) -> None:
-        """A layer can't compute its inputs by its algorithm."""
         self._refused.append(problem)
-        told = _told({layer.name: f"{layer.requested}: {reason}"}, 0)
+        refusal = _refusal({layer.name: f"{layer.requested}: {reason}"}, 0)
         if self._on_unsupported is OnUnsupported.skip:
-            raise Unsupported(f"{told} {self._remedy([problem])}")
+            raise Unsupported(f"{refusal} {self._remedy([problem])}")
         if self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{told} {self._remedy([problem])} {_OTHERWISE}")
+            raise UserError(f"{refusal} {self._remedy([problem])} {_OTHERWISE}")
 
     def _remedy(self, problems: Iterable[Problem] = (), layers: Iterable[Layer] = ()) -> str:
-        """The algorithms that can compute all of these, and layers of which no inputs are known."""
+        """A sentence with the algorithms that can compute all of these problems and layers without known inputs."""
         able = [name for name in ALGORITHMS if self._can(name, problems, layers)]
         return f"What can: {', '.join([*able, DEFAULT])}."
 
@@ -303,14 +301,15 @@ class Forced:
             supports = self._supports(name, self._device)
         except UserError:
             return False
-        computed = ((each.choose(problem).values() for each in supports) for problem in dict.fromkeys(problems))
-        return all(any(all(not one.reason for one in choice) for choice in each) for each in computed) and not any(
-            layer.why_not(supports) for layer in layers
+        computed = (
+            (candidate.choose(problem).values() for candidate in supports) for problem in dict.fromkeys(problems)
         )
+        return all(
+            any(all(not pass_choice.reason for pass_choice in choice) for choice in candidate) for candidate in computed
+        ) and not any(layer.why_not(supports) for layer in layers)
 
 
 def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
-    """The algorithm that was given for a layer."""
     if name is None:
         raise UserError(f"algorithm.layers: {pattern} has no algorithm; `default` leaves it to torch.")
     if str(name) in SWITCHED:
@@ -318,9 +317,9 @@ def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
     return canonical(str(name), valid)
 
 
-def _told(reasons: Mapping[str, str], asked: int) -> str:
-    """Which layers can't be computed, and why."""
+def _refusal(reasons: Mapping[str, str], asked: int) -> str:
+    """A sentence with the layers that cannot be computed, and the reasons."""
     named = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_NAMED]]
     rest = [f"{len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
     count = f"{len(reasons)} of {asked} convolutions" if asked else "A convolution"
-    return f"{count} can't be computed by the algorithm that is asked for: {', '.join(named + rest)}."
+    return f"{count} can't be computed by the requested algorithm: {', '.join(named + rest)}."

@@ -1,7 +1,7 @@
-"""Apart: work in a thread of its own, because what cuDNN was seen to do best is kept for each thread.
+"""Run work in an isolated thread, because torch caches cuDNN's chosen algorithms per thread.
 
-Torch looks into that memory before it looks whether it is to search (`benchmark`) or to ask the heuristic: whichever of
-the two comes first in a thread is what the other one gets there, for the same shape (ATen's Conv_v8.cpp).
+Torch consults that cache before it searches (`benchmark`) or calls the heuristic: for the same shape, whichever of the
+two ran first in a thread decides for both (ATen's Conv_v8.cpp).
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ T = TypeVar("T")
 
 
 class Apart:
-    """A thread that computes as the one that asks it does, backward passes included."""
+    """A thread with the caller's grad mode and device; backward passes run in it too."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, which is waited for.
-
-        Args:
-            work: runs with torch's grad mode and current device of this thread.
-        """
+        """Run `work` in the thread and return its result or raise its error."""
         inferring, recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -43,5 +39,5 @@ class Apart:
         return self._thread.submit(run).result()
 
     def end(self) -> None:
-        """No more work is to come."""
+        """Shut the thread down."""
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""Layer: one 2-D convolution of a model, which is computed by an algorithm while it is replaced."""
+"""Replace the computation of one 2-D convolution of a model by an algorithm."""
 
 from __future__ import annotations
 
@@ -26,29 +26,22 @@ from perfexp.errors import PerfexpError
 
 @dataclass
 class _Row:
-    """What a layer does with one problem, and how often it did so.
-
-    Attributes:
-        problem: that it computes.
-        report: of one call.
-        calls: so far.
-        counted: those that the report is about, once it has been asked for.
-    """
+    """A problem that a layer computed, the report of one call, and the calls, `counted` until the first report."""
 
     problem: Problem
     report: LayerReport
     calls: int = 0
     counted: int | None = None
 
-    def told(self) -> LayerReport:
-        """The report of all calls that are counted; a compiler's are not seen one by one, and count as one."""
+    def total(self) -> LayerReport:
+        """The report of all counted calls; compiled calls are not seen one by one and count as one."""
         calls = max(1, self.calls if self.counted is None else self.counted)
-        passes = tuple(replace(each, flops=calls * each.flops) for each in self.report.passes)
+        passes = tuple(replace(report, flops=calls * report.flops) for report in self.report.passes)
         return replace(self.report, calls=calls, passes=passes)
 
 
 class _Decision(NamedTuple):
-    """What computes inputs of one kind: no engines for torch itself, `direct` where cuDNN can be called without it."""
+    """Implementation for one kind of inputs: no engines for torch itself, `direct` for cuDNN without the dispatcher."""
 
     engines: Engines | None = None
     direct: Direct | None = None
@@ -60,18 +53,15 @@ _NOTHING = _Decision()
 
 
 class Layer:
-    """Computes the convolutions of a module by an algorithm where that can, and by torch otherwise.
+    """Computes the convolutions of a module by an algorithm where possible, and by torch otherwise.
 
-    Only two attributes of the instance are covered: `_conv_forward`, or `forward` where the module's class has a
-    forward pass of its own; then the calls of `torch.nn.functional.conv2d` in it are computed by the algorithm.
-    Weights, hooks, names and the class stay.
+    Only two attributes of the instance are covered: `_conv_forward`, or `forward` where the module's class overrides
+    the forward pass; then the algorithm computes the calls of `torch.nn.functional.conv2d` in it. Weights, hooks, names
+    and the class are unchanged.
 
     Args:
-        name: as the model calls it.
-        module: the convolution.
-        requested: name of an algorithm, or `default`.
-        supports: backends that are asked for it, the first one first; none for `default`.
-        refuse: called with the layer, the problem and the reason when they can't compute it, before torch does.
+        supports: backends in order of preference; none for `default`.
+        refuse: called with the layer, the problem and the reason before torch computes in the algorithm's place.
     """
 
     def __init__(
@@ -93,30 +83,28 @@ class Layer:
         self._own: Callable[..., Any] = module.forward
         self._decided: dict[Any, _Decision] = {}
         self._rows: dict[Problem, _Row] = {}
-        self._told = False
+        self._is_reported = False
 
     def __deepcopy__(self, memo: Any) -> Layer:
         """Itself: a copy of the model computes by the same plans, with weights of its own."""
         return self
 
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
-        """Why backends can't compute the layer, as far as that can be said before it has inputs.
-
-        Args:
-            supports: any; by default the layer's own.
-        """
-        asked = self.supports if supports is None else supports
-        reasons = [each.rejects(self._convolution, self._module.weight.dtype) for each in asked]
+        """Why backends, by default the layer's own, cannot compute the layer for any inputs; None if they may."""
+        backends = self.supports if supports is None else supports
+        reasons = [backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends]
         return None if None in reasons else _joined(reasons)
 
     def install(self) -> None:
-        """From now on the algorithm computes."""
+        """Let the algorithm compute from now on."""
         kind = type(self._module)
-        patched = [each for key in ("forward", "_conv_forward") if (each := self._module.__dict__.get(key)) is not None]
+        patched = [
+            override for key in ("forward", "_conv_forward") if (override := self._module.__dict__.get(key)) is not None
+        ]
         own = (
             kind.forward is torch.nn.Conv2d.forward
             and kind._conv_forward is torch.nn.Conv2d._conv_forward
-            and all(isinstance(getattr(each, "__self__", None), Layer) for each in patched)
+            and all(isinstance(getattr(override, "__self__", None), Layer) for override in patched)
         )
         name, replacement = ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
         self._covered[name] = before = self._module.__dict__.get(name)
@@ -125,7 +113,7 @@ class Layer:
         self._module.__dict__[name] = replacement
 
     def remove(self) -> None:
-        """From now on the module computes as it did."""
+        """Restore the module's own computation."""
         for name, before in self._covered.items():
             del self._module.__dict__[name]
             if before is not None:
@@ -133,45 +121,41 @@ class Layer:
         self._covered.clear()
 
     def forget(self) -> None:
-        """What was seen so far is no longer reported."""
+        """Discard all decisions and counts."""
         self._decided.clear()
         self._rows.clear()
-        self._told = False
+        self._is_reported = False
 
     def recount(self) -> None:
-        """From now on calls are counted, from none."""
-        self._told = False
+        """Restart the count of calls from zero."""
+        self._is_reported = False
         for row in self._rows.values():
             row.calls, row.counted = 0, None
 
     def prove(self, seen: Seen) -> None:
-        """What was seen of the kernels of its passes is in the reports from now on.
-
-        Args:
-            seen: of a call of the whole model.
-        """
+        """Add the observed kernels of one call of the model to the reports."""
         for row in self._rows.values():
-            plans = (plan_of(each.which, each.selected, row.problem) for each in row.report.passes)
-            passes = tuple(seen.proven(each, plan) for each, plan in zip(row.report.passes, plans, strict=True))
+            plans = (plan_of(report.which, report.selected, row.problem) for report in row.report.passes)
+            passes = tuple(seen.proven(report, plan) for report, plan in zip(row.report.passes, plans, strict=True))
             row.report = replace(row.report, passes=passes)
 
     def reports(self) -> list[LayerReport]:
-        """An entry for each problem that was computed, or the one that says that there was none.
+        """One entry per problem that was computed, or a single entry without passes if there was none.
 
-        Calls after the first time that it is asked count no more.
+        Calls after the first request for the reports are not counted.
         """
-        rows, self._told = list(self._rows.values()), True
+        rows, self._is_reported = list(self._rows.values()), True
         for row in rows:
             row.counted = row.calls if row.counted is None else row.counted
-        ran = [row.told() for row in rows if row.counted] or [row.told() for row in rows]
+        ran = [row.total() for row in rows if row.counted] or [row.total() for row in rows]
         return ran or [LayerReport(name=self.name, requested=self.requested)]
 
     def _conv_forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """In place of `torch.nn.Conv2d._conv_forward`."""
+        """Replacement of `torch.nn.Conv2d._conv_forward`."""
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
         engines, called, _ = self._decision(inputs, weight)
-        if called is not None and _needs_no_more(inputs):
+        if called is not None and _is_plain(inputs):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
         if engines is not None:
@@ -179,7 +163,7 @@ class Layer:
         return conv2d(inputs, weight, bias, *self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
-        """In place of a forward pass of the class's own."""
+        """Replacement of a forward pass that the class overrides."""
         with _Intercepted(self):
             return self._own(*arguments, **named)
 
@@ -193,24 +177,18 @@ class Layer:
         dilation: Any = 1,
         groups: int = 1,
     ) -> torch.Tensor:
-        """In place of `torch.nn.functional.conv2d`, with its arguments."""
-        given = (stride, padding, dilation, groups)
-        settings: Any = tuple(tuple(each) if isinstance(each, list) else each for each in given)
+        """Replacement of `torch.nn.functional.conv2d`, with its arguments."""
+        options = (stride, padding, dilation, groups)
+        settings: Any = tuple(tuple(option) if isinstance(option, list) else option for option in options)
         engines, _, _ = self._decision(input, weight, settings)
         if engines is not None:
             return engines.compute(Convolution.of(weight.shape, *settings), input, weight, bias)
         return conv2d(input, weight, bias, stride, padding, dilation, groups)
 
     def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
-        """What computes these inputs; decided once for each kind of inputs, by a compiler while it traces.
-
-        Args:
-            inputs: of the convolution.
-            weight: likewise.
-            settings: stride, padding, dilation and groups; None for what the module's attributes say.
-        """
+        """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces."""
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
-            return _NOTHING  # torch says what is wrong
+            return _NOTHING  # torch raises the error
         recorded = torch.is_grad_enabled()
         key = (
             inputs.shape,
@@ -224,12 +202,12 @@ class Layer:
             inputs.device,
         )
         if not torch.compiler.is_compiling():
-            found = self._decided.get(key)
-            if found is None:
-                found = self._decide(key, inputs.dtype == weight.dtype == key[1])
-            if found.row is not None:
-                found.row.calls += 1
-            return found
+            decision = self._decided.get(key)
+            if decision is None:
+                decision = self._decide(key, inputs.dtype == weight.dtype == key[1])
+            if decision.row is not None:
+                decision.row.calls += 1
+            return decision
         constants = self._decide_before((tuple(key[0]), *key[1:3], tuple(key[3]), *key[4:]))
         if constants is None:
             constants = self._decide_now(key)
@@ -237,30 +215,25 @@ class Layer:
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _decide_before(self, key: Any) -> tuple[str, ...] | None:
-        """While a compiler traces; None if it is refused, since an error would be taken for the compiler's."""
+        """Decide while a compiler traces; None if refused, since an error would be taken for the compiler's."""
         try:
-            found: tuple[str, ...] = self._decide_now((torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:]))
-            return found
+            names: tuple[str, ...] = self._decide_now((torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:]))
+            return names
         except PerfexpError:
             return None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _decide_now(self, key: Any) -> tuple[str, ...]:
-        """When what was compiled runs, which ends with the error."""
+        """Decide when the compiled code runs, which raises the error."""
         engines = self._decide(key, False).engines
         return (engines.forward, engines.backward_data, engines.backward_filter) if engines else ()
 
     def _decide(self, key: Any, uncast: bool) -> _Decision:
-        """What computes a kind of inputs that comes for the first time.
-
-        Args:
-            key: of the kind.
-            uncast: whether inputs and weights have the data type in which they are computed.
-        """
+        """The implementation for a new kind of inputs; `uncast`: they already have the data type of the computation."""
         shape, dtype, strides, weight_shape, weight_strides, wants_data, wants_filter, settings, device = key
         convolution = Convolution.of(weight_shape, *(self._settings if settings is None else settings))
         if misfit(convolution, shape) or 0 in shape:
-            return _NOTHING  # torch says what is wrong, or has nothing to compute
+            return _NOTHING  # torch raises the error, or has nothing to compute
         batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
         last = is_channels_last(batched, strides) or is_channels_last(convolution.weight_shape, weight_strides)
         wanted = {Pass.forward: True, Pass.backward_data: wants_data, Pass.backward_filter: wants_filter}
@@ -270,22 +243,23 @@ class Layer:
             dtype=dtype,
             device=device,
             channels_last=last,
-            passes=tuple(each for each, runs in wanted.items() if runs),
+            passes=tuple(pass_choice for pass_choice, runs in wanted.items() if runs),
         )
         choice = self._choose(problem)
         row = self._rows.get(problem)
         if row is None:
-            counted = 0 if self._told else None
+            counted = 0 if self._is_reported else None
             row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
-        reasons = [each.reason for each in choice.values() if each.reason is not None]
+        reasons = [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]
         if reasons:
             self._refuse(self, problem, _joined(reasons))
         decision = _Decision(row=row)
-        if any(each.engine not in OF_TORCH for each in choice.values()):
+        if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
             engines = engines_of(choice)
+            # cuDNN's descriptors describe dense tensors only
             dense = all(
-                given == torch.empty(size, device="meta", memory_format=problem.layout).stride()
-                for size, given in ((shape, key[2]), (weight_shape, weight_strides))
+                stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
+                for size, stride in ((shape, key[2]), (weight_shape, weight_strides))
                 if len(size) == 4
             )
             called = direct(engines, problem) if uncast and dense and len(shape) == 4 else None
@@ -294,7 +268,7 @@ class Layer:
         return decision
 
     def _choose(self, problem: Problem) -> Choice:
-        """By the first backend that can compute the outputs; where none can, torch itself computes everything."""
+        """The choice of the first backend that can compute the outputs; where none can, torch computes everything."""
         reasons: list[str | None] = []
         for support in self.supports:
             choice = support.choose(problem)
@@ -309,18 +283,18 @@ class Layer:
         passes = tuple(
             PassReport(
                 which=which,
-                selected=each.engine,
-                status=LayerStatus.ok if each.reason is None else LayerStatus.fallback,
-                reason=each.reason,
+                selected=choice_of_pass.engine,
+                status=LayerStatus.ok if choice_of_pass.reason is None else LayerStatus.fallback,
+                reason=choice_of_pass.reason,
                 flops=flops,
-                workspace_bytes=each.workspace_bytes,
-                seconds=each.seconds,
-                errors=each.errors,
-                kept_since=each.kept_since,
+                workspace_bytes=choice_of_pass.workspace_bytes,
+                seconds=choice_of_pass.seconds,
+                errors=choice_of_pass.errors,
+                kept_since=choice_of_pass.kept_since,
             )
-            for which, each in choice.items()
+            for which, choice_of_pass in choice.items()
         )
-        by_cudnn = any(each.selected.startswith(CUDNN) for each in passes)
+        by_cudnn = any(choice_of_pass.selected.startswith(CUDNN) for choice_of_pass in passes)
         return LayerReport(
             name=self.name,
             requested=self.requested,
@@ -331,8 +305,8 @@ class Layer:
         )
 
 
-def _needs_no_more(inputs: torch.Tensor) -> bool:
-    """Whether a call of cuDNN with the tensors' addresses is all that has to be done: nobody watches or traces."""
+def _is_plain(inputs: torch.Tensor) -> bool:
+    """Whether calling cuDNN with the tensors' addresses suffices: no subclass, dispatch mode or autocast is active."""
     return (
         type(inputs) is torch.Tensor
         and not torch._C._len_torch_dispatch_stack()
@@ -352,7 +326,7 @@ class _Intercepted(TorchFunctionMode):
         self._layer = layer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`; within it the mode is off."""
+        """See `TorchFunctionMode`; the mode is off inside."""
         if function is conv2d:
             return self._layer.functional(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))

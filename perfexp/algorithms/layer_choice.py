@@ -1,4 +1,4 @@
-"""Choice: which layer gets which algorithm, by its name or a pattern."""
+"""Assign an algorithm to each layer, by layer name or pattern."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from perfexp.errors import UserError, did_you_mean
 
 
 def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, str]) -> list[str]:
-    """The algorithm of each layer. An exact name beats a pattern, then the last one wins.
+    """The algorithm of each layer: an exact name beats a pattern, then the last match wins.
 
     Args:
-        layers: the names of each; a module that is used in several places has several.
-        name: algorithm of those that no pattern is for.
-        patterns: algorithms by a layer's name or a pattern (`features.*`), as a shell has them.
+        layers: names of each layer; a shared module has several.
+        name: algorithm of layers without a match.
+        patterns: algorithms by layer name or shell pattern (`features.*`).
 
     Raises:
-        UserError: a pattern fits no layer.
+        UserError: a pattern matches no layer.
     """
     for pattern in patterns:
         if not any(_fits(pattern, names) for names in layers):
-            known = [names[0] for names in layers]
-            hint = did_you_mean(pattern, known)
-            raise UserError(f"algorithm.layers: no 2-D convolution of the model is called {pattern!r}. {hint}")
+            hint = did_you_mean(pattern, [names[0] for names in layers])
+            raise UserError(f"algorithm.layers: no 2-D convolution of the model matches {pattern!r}. {hint}")
     return [_choice(names, name, patterns) for names in layers]
 
 

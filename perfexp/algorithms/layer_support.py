@@ -1,4 +1,4 @@
-"""Survey: by what each convolution of a model can be computed; the model itself is not computed."""
+"""List which algorithms can compute each convolution of a model, without running the model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from typing import Any
 import torch
 
 from perfexp.algorithms import Backend
-from perfexp.algorithms.backends import (
-    GUESS,
-    Choice,
-    Cudnn,
-    Kernels,
-    PassChoice,
-    Support,
-    supports_of,
-)
+from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, supports_of
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
@@ -31,9 +23,9 @@ from perfexp.models import Batch
 from perfexp.records.record import Key
 from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs, why_refused
 
-#: What is switched for the whole model.
+#: Algorithms that are set for the whole model.
 _BENCHMARK, _ONEDNN, _NATIVE = "benchmark", "onednn", "native"
-_NOBODY: Mapping[str, str] = {}
+_NONE: Mapping[str, str] = {}
 
 
 def survey(
@@ -45,35 +37,34 @@ def survey(
     backward: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Ask all algorithms that there are on a device for each different convolution of a model.
+    """Query all algorithms of a device for each distinct convolution of a model.
 
     Args:
-        session: a loaded model.
-        key: the point whose inputs the model has: phase, input size, batch size.
-        backend: only this one, or None for any.
+        key: the point that sets the inputs: phase, input size, batch size.
+        backend: the only backend to query, or None for all.
         workspace_bytes: limit of cuDNN's workspace, or None.
-        backward: algorithms of cuDNN's for the backward passes, by the passes' names, in place of what a name means.
-        progress: told which layer comes next.
+        backward: cuDNN algorithms by backward pass, in place of the defaults of a forward algorithm.
+        progress: called with the name of the next layer.
 
     Returns:
-        `algorithms`, the names; `unused`, layers that compute nothing; and `layers`, an entry for all that compute the
-        same: `names`, `convolution`, `input_shape`, `dtype`, `channels_last`, and, by algorithm and pass, `algorithms`
-        with `backend` and `engine` or the `reason` why there is none, `workspace_bytes` where that is known, and
-        `passed_over`, the reasons of backends that were asked before. JSON values.
+        JSON values: `algorithms`, the names; `unused`, layers that compute nothing; `layers`, one entry per distinct
+            problem with `names`, `convolution`, `input_shape`, `dtype`, `channels_last`, and `algorithms`. The latter
+            has, by algorithm and pass, `backend` and `engine` or the `reason` why there is none, `workspace_bytes`
+            where known, and `passed_over`, the reasons of backends that were queried before.
 
     Raises:
-        UserError: it is no torch model, computes no 2-D convolution, or can't take such inputs.
+        UserError: the model is not a torch model, computes no 2-D convolution, or cannot take such inputs.
     """
     module = getattr(session, "module", None)
     if not isinstance(module, torch.nn.Module):
-        raise UserError("This is no torch model: its layers are not known. Choose another model.")
+        raise UserError("This model is not a torch model and has no known layers; choose another model.")
     problems = _problems_of(session, module, key)
     layers: dict[Problem, list[str]] = {}
-    for name, found in problems.items():
-        for problem in found:
+    for name, requests in problems.items():
+        for problem in requests:
             layers.setdefault(problem, []).append(name)
     if not layers:
-        raise UserError("The model computes no 2-D convolution, so no algorithm can be chosen for it.")
+        raise UserError("The model computes no 2-D convolution; choose another model.")
     device = next(iter(layers)).device
     chosen = Backend(backend or Backend.auto)
     named = {Pass(which): canonical(name, list(CODES[Pass(which)])) for which, name in (backward or {}).items()}
@@ -87,40 +78,37 @@ def survey(
     return {
         "algorithms": names,
         "layers": entries,
-        "unused": [name for name, found in problems.items() if not found],
+        "unused": [name for name, requests in problems.items() if not requests],
     }
 
 
 class _Recorder:
-    """In place of a backend: leaves everything to torch and keeps what it was asked for; see `Support`."""
+    """Records the problems of a layer and leaves all computation to torch; see `Support`."""
 
     def __init__(self) -> None:
         self.problems: dict[Problem, None] = {}
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`."""
         return None
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         self.problems[problem] = None
         return {which: PassChoice(engine=DEFAULT) for which in problem.passes}
 
 
 class _Placed(torch.nn.Module):
-    """A session's model, with its inputs where and as a run has them, and its autocast."""
+    """A session's model that places its inputs as a run does and applies the session's autocast."""
 
     def __init__(self, session: Any, module: torch.nn.Module) -> None:
         super().__init__()
         self.module, self._session = module, session
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        """See `torch.nn.Module`."""
         return self._session.eager(self._session.place(Batch(inputs=inputs, targets=None)).inputs)
 
 
 def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
-    """What each 2-D convolution of a model is asked for in a forward pass, by its name."""
+    """The problems of each 2-D convolution in a forward pass of the model, by layer name."""
     training = key.phase == "train"
     module.train(training)
     inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
@@ -135,7 +123,7 @@ def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, l
 
 
 def _pass_forward(session: Any, module: torch.nn.Module, inputs: torch.Tensor, *, training: bool) -> None:
-    """On fake tensors if they can tell, which takes neither time nor memory."""
+    """Run a forward pass, on fake tensors where they are conclusive, which takes neither time nor memory."""
     try:
         placed = _Placed(session, module).train(training)
         trial_outputs(placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training)
@@ -146,7 +134,7 @@ def _pass_forward(session: Any, module: torch.nn.Module, inputs: torch.Tensor, *
 
 @contextmanager
 def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
-    """While entered, a recorder for each 2-D convolution is asked for all that it computes."""
+    """While entered, each 2-D convolution has a recorder of its problems."""
     recorders: dict[str, _Recorder] = {}
     layers = []
     for name, child in module.named_modules():
@@ -163,7 +151,6 @@ def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
 
 
 def _names(device: torch.device) -> list[str]:
-    """The algorithms that there are on a device, whatever they can compute."""
     names = list(ALGORITHMS)
     if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
         names += [GUESS, _BENCHMARK]
@@ -176,7 +163,7 @@ def _names(device: torch.device) -> list[str]:
 def _supports(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support] | str:
-    """Who is asked for an algorithm, or why there is nobody."""
+    """Backends of an algorithm, or the reason why there is none."""
     try:
         return supports_of(name, backend, device, workspace_bytes, backward)
     except UserError as error:
@@ -184,18 +171,20 @@ def _supports(
 
 
 def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
-    """What would compute each pass by an algorithm: the first backend that can compute the outputs."""
+    """The engine of each pass by an algorithm, from the first backend that can compute the outputs."""
     if isinstance(supports, str):
         return {which.value: _pass_entry(None, PassChoice(engine=DEFAULT, reason=supports)) for which in problem.passes}
     passed_over: dict[str, str] = {}
     choice: Choice = {}
     for support in supports:
-        with _told(name):
+        with _onednn_set(name):
             choice = support.choose(problem)
         backend = _backend_of(name, support)
         reason = choice[Pass.forward].reason
         if reason is None:
-            return {which.value: _pass_entry(backend, each, passed_over) for which, each in choice.items()}
+            return {
+                which.value: _pass_entry(backend, pass_choice, passed_over) for which, pass_choice in choice.items()
+            }
         passed_over[backend] = reason
     refused = PassChoice(engine=DEFAULT, reason="; ".join(dict.fromkeys(passed_over.values())))
     return {which.value: _pass_entry(None, refused) for which in problem.passes}
@@ -207,7 +196,7 @@ def _backend_of(name: str, support: Support) -> str:
     return (Backend.triton if isinstance(support, Kernels) else Backend.torch).value
 
 
-def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str] = _NOBODY) -> dict[str, Any]:
+def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str] = _NONE) -> dict[str, Any]:
     able = choice.reason is None
     return {
         "backend": backend if able else None,
@@ -230,8 +219,8 @@ def _entry(problem: Problem, names: Sequence[str], answers: Mapping[str, Any]) -
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """While entered, torch may use oneDNN or not, as an algorithm of its own has it."""
+def _onednn_set(name: str) -> Iterator[None]:
+    """While entered, oneDNN is enabled or disabled as torch's own algorithm requires."""
     before = torch._C._get_mkldnn_enabled()
     if name in (_ONEDNN, _NATIVE):
         torch._C._set_mkldnn_enabled(name == _ONEDNN)

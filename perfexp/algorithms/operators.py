@@ -1,4 +1,4 @@
-"""Operators: by which torch's autograd, compiler and graphs call an engine (see `perfexp.algorithms.engines`)."""
+"""Operators by which torch's autograd, compiler and graphs call an engine (see `perfexp.algorithms.engines`)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ from perfexp.convolutions.portable import Compute
 DEFAULT, BENCHMARK = "default", "benchmark"
 CUDNN, TRITON = "cudnn", "triton"
 
-#: Forward kernels of ours, by engine.
-_KERNELS: dict[str, Compute] = {
-    f"{TRITON}.direct": kernels.direct,
-    f"{TRITON}.winograd": kernels.winograd,
-}
+#: Triton kernels by engine.
+_KERNELS: dict[str, Compute] = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.winograd}
 
 
 def _run(
     which: Pass, engine: str, first: torch.Tensor, second: torch.Tensor, inputs: Sequence[int], weight: Sequence[int],
     settings: tuple[Pair, Pair, Pair, int, bool],
 ) -> torch.Tensor:  # fmt: skip
-    """One pass by one of cuDNN's algorithms."""
     stride, padding, dilation, groups, channels_last = settings
     shape = Shape(
         tuple(inputs), tuple(weight), stride, padding, dilation, groups, first.dtype, channels_last,
@@ -44,7 +40,7 @@ def _run(
 
 @contextmanager
 def _searching(engine: str) -> Iterator[None]:
-    """While entered, torch searches for the fastest of its own algorithms if that is what is asked for."""
+    """While entered, torch searches for its fastest algorithm if the engine is `benchmark`."""
     before = torch._C._get_cudnn_benchmark()
     torch._C._set_cudnn_benchmark(before or engine == BENCHMARK)
     try:
@@ -115,7 +111,6 @@ def _of_torch(
     engine: str, wanted: tuple[bool, bool], grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor,
     stride: list[int], padding: list[int], dilation: list[int], groups: int, channels_last: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """One gradient by torch's own backward pass."""
     with _searching(engine):
         both = torch.ops.aten.convolution_backward(
             grad, inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, [*wanted, False]
@@ -125,11 +120,7 @@ def _of_torch(
 
 
 def turned_around(convolution: Convolution) -> Convolution | None:
-    """The convolution of the outputs' gradient that is the gradient of the inputs; None if there is none.
-
-    Args:
-        convolution: any.
-    """
+    """The convolution that turns the outputs' gradient into the inputs' gradient; None if there is none."""
     if convolution.stride != (1, 1):
         return None
     reach = [d * (k - 1) for d, k in zip(convolution.dilation, convolution.kernel, strict=True)]
@@ -148,7 +139,7 @@ def turned_around(convolution: Convolution) -> Convolution | None:
 
 
 def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """Rotated by half a turn, with the channels of each group changed about: (C, O / G, kernel height, width)."""
+    """Weights rotated by 180° with each group's channels transposed: (C, O / G, kernel height, kernel width)."""
     grouped = torch.unflatten(weight.flip(2, 3), 0, (groups, -1))
     return grouped.transpose(1, 2).flatten(0, 1).contiguous()
 
@@ -175,11 +166,10 @@ def _empty(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> tor
 
 
 class _Differentiable(torch.autograd.Function):
-    """Autograd of the operator; `torch.library.register_autograd` costs ten times as much host time for each call."""
+    """Autograd of the operator; `torch.library.register_autograd` costs ten times the host time per call."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        """See `torch.autograd.Function`."""
         ctx.save_for_backward(inputs, weight)
         *ctx.settings, _, ctx.data, ctx.filter = arguments
         return _without_autograd(inputs, weight, *arguments)
@@ -187,7 +177,6 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """See `torch.autograd.Function`."""
         inputs, weight = ctx.saved_tensors
         of_inputs = of_weight = None
         if ctx.needs_input_grad[0]:

@@ -1,4 +1,4 @@
-"""Pass: the three convolutions of one layer."""
+"""The three passes of a convolution layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Pass(StrEnum):
-    """The outputs, the gradient of the inputs, the gradient of the weights."""
+    """One convolution of a layer: the outputs, the gradient of the inputs, or the gradient of the weights."""
 
     forward = "forward"
     backward_data = "backward_data"

@@ -1,4 +1,4 @@
-"""Problem: what is asked of a backend before it computes a convolution."""
+"""A convolution together with its inputs' shape, data type, device and memory format."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ class Problem:
     """A convolution with everything that decides whether and how it can be computed.
 
     Attributes:
-        convolution: what to compute.
-        shape: of the inputs, (N, C, H, W).
-        dtype: in which it is computed, as autocast leaves it.
-        device: where.
-        channels_last: whether the result lies in memory as NHWC.
-        passes: those that will run.
+        dtype: data type of the computation, after autocast.
+        channels_last: whether the result is stored as NHWC.
     """
 
     convolution: Convolution
@@ -32,20 +28,16 @@ class Problem:
 
     @property
     def outputs(self) -> tuple[int, int, int, int]:
-        """(N, O, height, width)."""
+        """Output shape, (N, O, height, width)."""
         return (self.shape[0], self.convolution.out_channels, *self.convolution.output_size(*self.shape[-2:]))
 
     @property
     def layout(self) -> torch.memory_format:
-        """How the result lies in memory."""
+        """Memory format of the result."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the two tensors that a pass reads, in the order in which cuDNN takes them.
-
-        Args:
-            which: pass.
-        """
+        """Shapes of the two tensors that a pass reads, in cuDNN's order."""
         weight = self.convolution.weight_shape
         return {
             Pass.forward: (self.shape, weight),
@@ -54,7 +46,7 @@ class Problem:
         }[which]
 
     def even(self) -> Problem:
-        """The same problem with as many zeros on both sides; where they differ, the inputs have them already."""
+        """The same problem with symmetric padding; asymmetric padding counts as already applied to the inputs."""
         left, right, top, bottom = self.convolution.padding
         if (left, top) == (right, bottom):
             return self

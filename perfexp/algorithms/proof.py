@@ -1,4 +1,4 @@
-"""Proof: the kernels that cuDNN's calls launched while a model ran, told apart by markers in the queue."""
+"""Prove which kernels each cuDNN call launched, by markers in the stream."""
 
 from __future__ import annotations
 
@@ -15,28 +15,19 @@ from perfexp.algorithms.convolution_plan import Plan
 from perfexp.algorithms.coverage import LayerStatus, PassReport
 from perfexp.algorithms.families import judge
 
-#: A kernel that torch has for spinning, of which a few cycles mark a place in the queue.
+#: Torch's spin kernel, of which a few cycles mark a place in the stream.
 _MARKER = "spin_kernel"
 _MARKER_CYCLES = 1
 
 
 @dataclass
 class Seen:
-    """Kernels of each plan that ran, in the order in which it launched them.
-
-    Attributes:
-        kernels: names by plan.
-    """
+    """Observed kernels of each plan, in launch order."""
 
     kernels: dict[Plan, tuple[str, ...]] = field(default_factory=dict)
 
     def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
-        """A pass with what was seen of it: whether the kernels are those of the algorithm that cuDNN was handed.
-
-        Args:
-            report: of a pass, which is returned as it is where nothing was seen.
-            plan: that computed it, or None.
-        """
+        """A pass report with its observed kernels, and whether they belong to the requested algorithm."""
         if plan is None or report.status is not LayerStatus.ok:
             return report
         kernels = self.kernels.get(plan, ())
@@ -46,11 +37,7 @@ class Seen:
 
 
 def watch(call: Callable[[], Any]) -> Seen:
-    """Run a call once and see which kernels each of its plans launched.
-
-    Args:
-        call: on an NVIDIA GPU, on one stream; not a captured graph.
-    """
+    """Run a call once, on one stream and not as a graph, and record the kernels that each of its plans launched."""
     order: list[Plan] = []
 
     def around(plan: Plan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -70,13 +57,10 @@ def watch(call: Callable[[], Any]) -> Seen:
 
 
 def kernel_names(call: Callable[[], Any]) -> list[str]:
-    """Names of what a call has the device do, in the order in which it ran.
+    """Names of a call's activities on an NVIDIA GPU, in order of execution.
 
-    Copies and fills of memory on other streams than the markers' are left out: those are not of the call. Kernels are,
-    since cuDNN has streams of its own for some, which it joins to the caller's.
-
-    Args:
-        call: on an NVIDIA GPU.
+    Memory copies and fills on other streams than the markers' are left out, since they are not of the call. Kernels are
+    included: cuDNN has streams of its own for some and joins them to the caller's.
     """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -97,7 +81,7 @@ def _mark() -> None:
 
 
 def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The names between each first and second marker."""
+    """The names between each pair of markers."""
     found: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for name in names:

@@ -1,4 +1,4 @@
-"""Race: which of several calls that do the same is the fastest, in turns, so that all of them see the same clock."""
+"""Time equivalent calls in alternating turns, so that all of them run at the same clock."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import numpy as np
 from perfexp.devices import Device
 from perfexp.probes import depth, queue, timing
 
-#: So often each one has its turn.
+#: Turns of each call.
 _ROUNDS = 5
-#: So long a turn lasts at least; a sample of an asynchronous device spans so many calls of it that it lasts a part.
+#: Minimum duration of a turn, and of a sample on an asynchronous device, which groups calls to reach it.
 _TURN_SECONDS, _SAMPLE_SECONDS = 2e-3, 100e-6
 _MOST_SAMPLES = 16
-#: Whoever is so many times slower than the best in both of the first rounds has lost.
+#: A call that is slower than the best by this factor in both of the first rounds is dropped.
 _HOPELESS = 1.5
 
 
 def race(
     calls: Mapping[str, timing.Call], device: Device, where: Callable[[str], Callable[[Callable[[], Any]], Any]]
 ) -> dict[str, float]:
-    """Median time of each call, the device's own where it has one, seconds; those that lost early have two rounds.
+    """Median seconds of each call, in device time where available; hopeless calls stop after two rounds.
 
     Args:
-        calls: by name; each has run before; the first one stays until the end.
-        device: that computes.
-        where: what runs the work of a name, in a thread of its own or in this one.
+        calls: calls by name, each of which has run before; the first one is never dropped.
+        where: maps a name to the function that runs its work, in this thread or an isolated one.
     """
     blocks = {name: where(name)(partial(_block, call, device)) for name, call in calls.items()}
     first = next(iter(calls))
@@ -46,7 +45,7 @@ def race(
 
 
 def _block(call: timing.Call, device: Device) -> Callable[[], float]:
-    """A turn of a call: the median of a few samples."""
+    """One turn of a call: the median of a few samples."""
     if not device.asynchronous:
         chain = timing.HostChain(call, device)
         chain(1)
@@ -54,7 +53,7 @@ def _block(call: timing.Call, device: Device) -> Callable[[], float]:
         samples = max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough)))
         return lambda: float(np.median(chain(samples)))
     fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
-    if not fits:  # thousands of launches: it is timed as the host issues it
+    if not fits:  # thousands of launches exceed the queue: time them as the host issues them
         loop = queue.Loop(call, device)
         return lambda: float(np.median(loop(2)))
     single = queue.Chain(call, device, min(fits, 4))

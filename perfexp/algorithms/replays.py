@@ -1,7 +1,7 @@
-"""Replays: work that comes again with the same addresses, launched as it was captured.
+"""Replay work as a captured graph when it returns with the same addresses.
 
-A call of cuDNN's v7 interface builds a plan, enqueues its kernels one by one and throws the plan away: 24 to 148 µs of
-the host's time on an H200's. A graph of them is launched in 2 to 7 µs, however many they are.
+A call of cuDNN's v7 interface builds a plan, enqueues its kernels one by one and discards the plan: 24 to 148 µs of
+host time on an H200. Launching a graph of them takes 2 to 7 µs, whatever their number.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ import torch
 from perfexp.algorithms.captured import CaptureError, Launch
 from perfexp.algorithms.cudnn import CudnnError, capturing, current_stream
 
-#: Launches that are kept in all, at about 0.1 MB of the device's memory each. Where there are more sets of addresses,
-#: those that come later are enqueued: making room would mean to capture again and again.
+#: Maximum number of cached launches, at about 0.1 MB of device memory each. Further sets of addresses are enqueued,
+#: since evicting launches would cause repeated captures.
 _MOST_LAUNCHES = 4096
-#: Addresses that came once and are remembered, of each work.
+#: Maximum number of remembered first-time addresses of each `Replays`.
 _MOST_ONCE = 256
 
 
 class Replays:
-    """Work by its addresses. Torch's allocator gives a model's calls the same ones again and again.
+    """Captured work by address; torch's allocator repeats the addresses of a model's calls.
 
-    One thread at a time may use it, as one thread at a time computes a pass: autograd's works while its caller waits.
-
-    Args:
-        enqueue: puts the work on torch's current stream, by its addresses.
-        device: index of a CUDA device.
+    `enqueue` puts the work on torch's current stream by its addresses. One thread at a time may use it, as one thread
+    at a time computes a pass: autograd's thread works while its caller waits.
     """
 
     def __init__(self, enqueue: Callable[..., None], device: int) -> None:
@@ -39,14 +36,11 @@ class Replays:
         self._possible = True
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
-        """Put the work on torch's current stream; enqueued the first time, and where it is or can't be captured.
-
-        Args:
-            addresses: of everything that the work reads and writes.
+        """Put the work on torch's current stream; first-time, currently captured and uncapturable work is enqueued.
 
         Raises:
-            CaptureError: the device fails.
-            CudnnError: cuDNN refuses.
+            CaptureError: the device failed.
+            CudnnError: cuDNN refused.
         """
         launch = None
         if not capturing():
@@ -59,7 +53,7 @@ class Replays:
             launch(current_stream(self._device))
 
     def _new(self, addresses: tuple[int, ...]) -> Launch | None:
-        """What launches it from now on, if it comes for the second time."""
+        """A new launch of work whose addresses occur for the second time."""
         _tally.used[self] = None
         if addresses not in self._once:
             if len(self._once) >= _MOST_ONCE:
@@ -78,7 +72,7 @@ class Replays:
         return made
 
     def forget(self) -> None:
-        """Give back what it holds."""
+        """Free all launches."""
         for launch in self._launches.values():
             with suppress(CaptureError):  # a device that is lost holds nothing
                 launch.destroy()
@@ -88,7 +82,7 @@ class Replays:
 
 
 class _Tally:
-    """What all work together has been and holds since it was last forgotten."""
+    """Counts of all work since the last `forget`."""
 
     def __init__(self) -> None:
         self.used: dict[Replays, None] = {}
@@ -99,7 +93,7 @@ _tally = _Tally()
 
 
 def forget() -> None:
-    """Give back what all launches hold: other sizes have other addresses."""
+    """Free all launches, since another input size has other addresses."""
     global _tally
     for replays in _tally.used:
         replays.forget()
@@ -107,6 +101,6 @@ def forget() -> None:
 
 
 def launched_share() -> float | None:
-    """The share of all work since it was last forgotten that was launched; None where there was none."""
+    """Share of the work since the last `forget` that was launched as a graph; None without any work."""
     everything = _tally.launched + _tally.enqueued
     return _tally.launched / everything if everything else None

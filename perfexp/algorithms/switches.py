@@ -1,4 +1,4 @@
-"""Switches: what torch is told for a whole model, where an algorithm is one of torch's own ways of computing."""
+"""Torch settings that select an algorithm for a whole model."""
 
 from __future__ import annotations
 
@@ -10,35 +10,27 @@ import torch
 
 from perfexp.errors import UserError
 
-#: Algorithms that are switched on for the whole model, and so not for a layer.
+#: Algorithms that apply to a whole model and cannot be chosen for one layer.
 SWITCHED = ("benchmark", "onednn", "native")
 
 
 @dataclass(frozen=True)
 class Switches:
-    """How torch is set.
-
-    Attributes:
-        benchmark: whether cuDNN searches for the fastest of its algorithms.
-        onednn: whether oneDNN computes on a CPU.
-    """
+    """Global torch settings for convolutions."""
 
     benchmark: bool
     onednn: bool
 
     @classmethod
     def now(cls) -> Switches:
-        """As they are."""
+        """The current settings."""
         return cls(torch._C._get_cudnn_benchmark(), torch._C._get_mkldnn_enabled())
 
     def of(self, algorithm: str) -> Switches:
-        """As an algorithm wants them; these where it wants nothing.
-
-        Args:
-            algorithm: its name.
+        """The settings for an algorithm; unchanged for algorithms that need none.
 
         Raises:
-            UserError: this torch lacks what it needs.
+            UserError: this torch has no oneDNN.
         """
         if algorithm == "benchmark":
             return replace(self, benchmark=True)
@@ -50,7 +42,7 @@ class Switches:
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        """While entered, torch is set so."""
+        """Apply these settings while entered."""
         before = Switches.now()
         self._put()
         try:

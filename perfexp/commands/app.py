@@ -1,4 +1,4 @@
-"""The Typer application; each command's module registers its command when it is imported."""
+"""The Typer application; each command's module registers its command on import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmark: the training of one model, asked for in six words, and its speed file."""
+"""perfexp benchmark: train one model by six words, and write its speed file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from perfexp.speed import Speed
 
 _MODES = ("sp", "mp")
-#: Keys that the six words say.
-_SAID = {
+#: Keys that the six words set.
+_SET_BY = {
     "model": "MODEL",
     "mode": "the command: it trains",
     "batch_size": "BATCH_SIZE",
@@ -36,7 +36,7 @@ _SAID = {
     "stopping.measure": "ITERATIONS",
     "data.workers": "WORKERS",
 }
-#: What is taken for granted; said otherwise by KEY=VALUE.
+#: Defaults, which KEY=VALUE overrides.
 _DEFAULTS = {"input_size": "512x1024", "speed_dir": "."}
 _LARGEST = 1_000_000
 
@@ -44,24 +44,23 @@ _LARGEST = 1_000_000
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a number to refuse, not an option
 def benchmark(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
-    run_mode: Annotated[str, typer.Argument(metavar="sp|mp", help="One card, or all that are visible.")],
+    run_mode: Annotated[str, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")],
     precision: Annotated[str, typer.Argument(metavar="PRECISION", help="fp32, fp16 or amp (mixed), tf32, ….")],
-    batch_size: Annotated[str, typer.Argument(metavar="BATCH_SIZE", help="Images per card and step.")],
-    iterations: Annotated[str, typer.Argument(metavar="ITERATIONS", help="Steps that are timed after the warm-up.")],
-    workers: Annotated[str, typer.Argument(metavar="WORKERS", help="Processes that load data, per card.")],
+    batch_size: Annotated[str, typer.Argument(metavar="BATCH_SIZE", help="Images per GPU and step.")],
+    iterations: Annotated[str, typer.Argument(metavar="ITERATIONS", help="Timed steps after the warm-up.")],
+    workers: Annotated[str, typer.Argument(metavar="WORKERS", help="Processes that load data, per GPU.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE",
-            help="As of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
+            metavar="KEY=VALUE", help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, …."
         ),
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
 ) -> None:
-    """Train a model and leave MODEL_RUNMODE_bsN_PRECISION_GPUS_speed where you stand (speed_dir=DIR: elsewhere).
+    """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed into the working directory (or speed_dir=DIR).
 
-    The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 if nothing else is said. The exit code is 1
-    where the training failed.
+    The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
+    training failed.
     """
     asked = _Asked(
         model=_model(model, config_dir),
@@ -75,17 +74,18 @@ def benchmark(
     )
     arguments, plan = settle(asked)
     folder = naming.run_folder(plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {}))
-    _look_ahead(plan)
+    _check_speed_file(plan)
     for note in _notes(asked, precision, plan):
         echo(note)
-    given = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
-    code = main([*arguments, *given])
-    raise typer.Exit(code if code > 1 else max(code, _tell(folder)))
+    output_dir = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
+    # codes above 1 are usage errors, which leave no record
+    code = main([*arguments, *output_dir])
+    raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What a command line asks for, each word by itself checked."""
+    """A command line whose words have been checked individually."""
 
     model: str
     run_mode: str
@@ -98,26 +98,24 @@ class _Asked:
 
     @property
     def given(self) -> dict[str, str]:
-        """The overrides by their keys."""
         return {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in self.overrides}
 
 
 def settle(asked: _Asked) -> tuple[list[str], Plan]:
-    """The command line of the run, and the plan that it makes.
-
-    Args:
-        asked: by the user.
+    """The command line of the run, and its plan.
 
     Raises:
-        UserError: what a run would refuse before it begins, or a run mode that there are no cards for.
+        UserError: a run would refuse it before it begins, or there are no GPUs for the run mode.
     """
-    given = asked.given
+    overrides = asked.given
     for text in asked.overrides:
         if "=" not in text:
-            raise UserError(f"'{text}' is no override of the configuration: say key=value, data=cityscapes.")
-    for key in given:
-        if key in _SAID:
-            raise UserError(f"'{key}' is said by {_SAID[key]}: leave it out.")
+            raise UserError(
+                f"'{text}' is not an override of the configuration; give KEY=VALUE, such as data=cityscapes."
+            )
+    for key in overrides:
+        if key in _SET_BY:
+            raise UserError(f"'{key}' is set by {_SET_BY[key]}; leave it out.")
     wanted = {
         "model": asked.model,
         "mode": "train",
@@ -128,61 +126,47 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
         **_DEFAULTS,
     }
     arguments = [f"--config-dir={asked.config_dir}"] if asked.config_dir else []
-    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in given]
-    arguments += [*asked.overrides, "hydra.mode=RUN"]  # a file of an experiment's may ask for a sweep
+    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in overrides]
+    arguments += [*asked.overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep
+    # the data and the device decide which further keys exist
     plain = compose(arguments)
     arguments += [f"data.workers={asked.workers}"] if "workers" in plain["data"] else []
-    count = _cards(asked.run_mode, plain["gpu"], said="gpu.count" in given)
-    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in given else []
+    count = _num_gpus(asked.run_mode, plain["gpu"], said="gpu.count" in overrides)
+    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in overrides else []
     return arguments, config.typed(compose(arguments))
 
 
-def _cards(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
-    """How many cards a run mode comes to; None where the device knows no number of them.
-
-    Args:
-        run_mode: `sp` or `mp`.
-        gpu: node of the plan.
-        said: whether the user says how many.
-
-    Raises:
-        UserError: there are none for it.
-    """
+def _num_gpus(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
+    """Number of GPUs of a run mode (`sp` or `mp`), None where the device has no such number; raises `UserError`."""
     count, name = gpu.get("count"), gpu["name"]
     if run_mode == "sp":
         if said and count != 1:
-            raise UserError(f"sp is one card, and gpu.count={count}: say mp, or leave gpu.count out.")
+            raise UserError(f"sp is one GPU, but gpu.count={count}; use mp, or leave gpu.count out.")
         return None if count is None else 1
     if count is None:
-        raise UserError(f"mp takes several cards, and gpu={name} has no gpu.count: say sp.")
+        raise UserError(f"mp needs several GPUs, but gpu={name} has no gpu.count; use sp.")
     if said:
         if count < 2:
-            raise UserError(f"mp takes two cards or more, and gpu.count={count}: say sp, or leave gpu.count out.")
+            raise UserError(f"mp needs two GPUs or more, but gpu.count={count}; use sp, or leave gpu.count out.")
         return int(count)
     if name in ("cpu", "mps"):
-        raise UserError(f"mp takes all visible cards, and gpu={name} is none: say sp, or gpu.count=N for N processes.")
+        raise UserError(f"mp needs visible GPUs, but gpu={name} is not a GPU; use sp, or gpu.count=N for N processes.")
     visible = gpu_count.visible() - int(gpu.get("index") or 0)
     if visible < 2:
-        seen = "no card is" if visible < 1 else "one card is"
-        raise UserError(
-            f"mp takes two cards or more, and {seen} visible here: say sp, or look at CUDA_VISIBLE_DEVICES."
-        )
+        seen = "no GPU is" if visible < 1 else "one GPU is"
+        raise UserError(f"mp needs two GPUs or more, but {seen} visible; use sp, or check CUDA_VISIBLE_DEVICES.")
     return visible
 
 
-def _look_ahead(plan: Plan) -> None:
-    """See before the training that its speed file can go where it is to.
-
-    Raises:
-        UserError: it can't.
-    """
+def _check_speed_file(plan: Plan) -> None:
+    """Raise `UserError` before the training if its speed file cannot be written."""
     if not plan.speed_dir:
         return
     folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
     placing.refuse_no_folder(folder, remedy)
     count = int(plan.gpu.get("count") or 1)
     keys = plan.timed_keys()
-    if len(keys) == 1:  # several have names that their record makes
+    if len(keys) == 1:  # names of several depend on their record
         speed = Speed(
             log_file="",
             model=plan.model_name,
@@ -196,7 +180,6 @@ def _look_ahead(plan: Plan) -> None:
 
 
 def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
-    """What the six words come to where they do not say it themselves."""
     notes = []
     if precision in MIXED and "precision" not in asked.given:
         notes.append(f"{precision} is mixed precision here: precision={asked.precision}.")
@@ -206,13 +189,13 @@ def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
         data = plan.choices.get("data", "the data")
         notes.append(
             f"{data} has no workers: {asked.workers} is not used, and no loading is in the figure. "
-            "data=cityscapes data.root=DIR trains on pictures."
+            "data=cityscapes data.root=DIR trains on images."
         )
     return notes
 
 
-def _tell(folder: Path) -> int:
-    """Print what came out, place and figure; returns 1 where a training failed or has no file where it was to go."""
+def _print_speed(folder: Path) -> int:
+    """Print path and figure; returns 1 where a training failed or its file is not in the requested folder."""
     record = Record.load(folder)
     asked, worst = record.plan.get("speed_dir"), 0
     for speed, path in speed_files.where(record, folder):
@@ -223,7 +206,7 @@ def _tell(folder: Path) -> int:
 
 
 def _went_wrong(speed: Speed, path: Path | None, asked: str | None) -> bool:
-    """Whether a training failed, or its file is not in the folder that was asked for."""
+    """Whether a training failed, or its file is not in the requested folder."""
     if speed.failed or path is None:
         return True
     return bool(asked) and path.parent.resolve() != Path(str(asked)).expanduser().resolve()
@@ -234,17 +217,12 @@ def _model(name: str, config_dir: Path | None) -> str:
 
 
 def _precision(name: str, config_dir: Path | None) -> str:
-    """The precision that a name means here."""
-    known = [*options("precision", config_dir), *MIXED]
-    return MIXED[name] if name in MIXED else one_of("precision", name, known)
+    precisions = [*options("precision", config_dir), *MIXED]
+    return MIXED[name] if name in MIXED else one_of("precision", name, precisions)
 
 
 def _number(what: str, text: str, *, least: int) -> int:
-    """A number, not too small.
-
-    Raises:
-        UserError: it is none.
-    """
+    """A number within the limits; raises `UserError` for any other text."""
     number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
     if not least <= number <= _LARGEST:
         raise UserError(f"{what} is a whole number from {least} to {_LARGEST}, not '{text}'.")

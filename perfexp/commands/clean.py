@@ -1,4 +1,4 @@
-"""clean: deletes what runs have written and can do without, after asking; measurements stay."""
+"""perfexp clean: delete optional files of runs, after a confirmation; measurements stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perfexp.records.paths import RunPaths, SweepPaths, is_artifact
 
 _MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
-#: What a run is made of; everything else can be made again from it, or measured.
+#: Files that a run is made of; everything else can be made from them, or measured again.
 _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
     *("sweep.json", "multirun.yaml", _MANIFEST, "mlflow.db"),
@@ -36,26 +36,18 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class _Identity(NamedTuple):
-    """What a path led to when it was listed: a device and an inode."""
+    """Device and inode of a path when it was listed."""
 
     device: int
     inode: int
 
     @classmethod
     def of(cls, about: os.stat_result) -> _Identity:
-        """The identity of a file or a folder."""
         return cls(about.st_dev, about.st_ino)
 
 
 class _File(NamedTuple):
-    """A file to delete.
-
-    Attributes:
-        path: below the folder that is cleaned.
-        size_bytes: of it.
-        identity: the file's device and inode.
-        home: identity of the folder that holds it.
-    """
+    """A file to delete, with its path below the cleaned folder, and its folder's identity (`home`)."""
 
     path: Path
     size_bytes: int
@@ -65,17 +57,14 @@ class _File(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What was looked at and stays.
+    """Counts of everything that stays.
 
     Attributes:
-        folders: of runs and sweeps, with a manifest; those that are being measured into are not among them.
-        busy: how many are.
-        kept: files that a run or a sweep is made of.
-        others: how many files end otherwise, by ending.
-        young: when files of the wanted endings were last written that are not old enough, seconds since the epoch.
+        folders: folders of runs and sweeps with a manifest, except those in use.
+        others: number of files with other endings, by ending.
+        young: modification times of files with the right ending that are too recent, seconds since the epoch.
         away: files that are links, or lie outside of the folder.
-        unknown: files whose names perfexp gives to nothing.
-        foreign: folders with a manifest.json that is not that of a run or a sweep of perfexp.
+        foreign: folders with a manifest.json that is not perfexp's.
     """
 
     folders: int = 0
@@ -90,81 +79,77 @@ class _Seen:
 
 @app.command()
 def clean(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")] = _DEFAULT,
-    kind: Annotated[str, typer.Option(help="Endings of the files that go, with commas between them.")] = _KINDS,
-    older_than: Annotated[str | None, typer.Option(help="Only what was last written so long ago: 12h, 7d, 2w.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")] = _DEFAULT,
+    kind: Annotated[str, typer.Option(help="Endings of the files to delete, separated by commas.")] = _KINDS,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only files last written at least this long ago: 12h, 7d, 2w.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List, and delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
     """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
 
-    Only regular files in the folder of a run or a sweep go, which its manifest names and whose names perfexp gives.
+    Deletes only regular files in the folder of a run or a sweep that are named by its manifest and by perfexp's rules.
     """
     endings = _endings(kind)
     age_seconds = _age_seconds(older_than)
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder.")
+        raise UserError(f"{folder} is not a folder.")
+    # the user did not type the default, and a link could lead anywhere
     if folder == _DEFAULT and folder.is_symlink():
         raise UserError(f"{folder} is a link: name the folder to clean.")
     refused: list[OSError] = []
     seen = _Seen()
-    found = sorted(_found(folder, endings, age_seconds, refused, seen))
+    files = sorted(_found(folder, endings, age_seconds, refused, seen))
     for error in refused:
         echo(f"error: {error.filename}: {error.strerror}", err=True)
-    if not found:
+    if not files:
         for line in _why_nothing(folder, endings, older_than, seen):
             echo(line)
         raise typer.Exit(1 if refused else 0)
-    for file in found:
+    for file in files:
         echo(f"{units.format_bytes(file.size_bytes):>10}  {file.path}")
-    size = units.format_bytes(sum(file.size_bytes for file in found))
-    total = f"{len(found)} file{'s' if len(found) > 1 else ''}, {size}"
+    size = units.format_bytes(sum(file.size_bytes for file in files))
+    total = f"{len(files)} file{'s' if len(files) > 1 else ''}, {size}"
     if dry_run:
         echo(f"{total} would go.")
         raise typer.Exit(1 if refused else 0)
     if not yes and not _agreed(total):
         echo("Nothing was deleted.")
         raise typer.Exit(1)
-    failed = _delete(found)
-    echo(f"Deleted {len(found) - failed} of {total}.")
+    failed = _delete(files)
+    echo(f"Deleted {len(files) - failed} of {total}.")
     raise typer.Exit(1 if failed or refused else 0)
 
 
 def _endings(kind: str) -> list[str]:
-    """Endings with their dots, each once.
-
-    Raises:
-        UserError: there are none, or one is none.
-    """
+    """Unique endings with their dots; raises `UserError` if there are none, or one is invalid."""
     endings = list(dict.fromkeys("." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()))
     if not endings or any(not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings):
-        raise UserError(f"--kind {kind!r} names no ending of a file: say --kind csv,sqlite.")
+        raise UserError(f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite.")
     return endings
 
 
 def _age_seconds(text: str | None) -> float:
-    """An age in seconds; 0 for none.
-
-    Raises:
-        UserError: it is no age.
-    """
+    """An age in seconds, 0 for none; raises `UserError` for any other text."""
     if text is None:
         return 0.0
     match = _AGE.fullmatch(text.strip())
     if not match:
-        raise UserError(f"--older-than {text!r} is no age: say 90m, 12h, 7d or 2w.")
+        raise UserError(f"--older-than {text!r} is not an age; give for example 90m, 12h, 7d or 2w.")
     return float(match[1]) * _SECONDS[match[2]]
 
 
 def _found(
     folder: Path, endings: Collection[str], age_seconds: float, refused: list[OSError], seen: _Seen
 ) -> Iterator[_File]:
-    """What may go: named by a manifest, a plain file in its folder, of such an ending, and old enough."""
+    """Deletable files: named by a manifest, plain files in its folder, with such an ending, and old enough."""
     latest = datetime.now(UTC).timestamp() - age_seconds
     for manifest in below(folder, _MANIFEST, refused=refused.append):
         run = RunPaths(manifest.parent)
         if not is_of_perfexp(run):
             seen.foreign += 1
+            # a manifest beside a plan or a record must carry their identity
             if run.plan.exists() or run.record.exists():
                 why = "does not repeat the identity of the record or the plan beside it: nothing is deleted"
                 refused.append(OSError(errno.EBADMSG, why, str(manifest)))
@@ -183,7 +168,7 @@ def _is_in_use(run: RunPaths) -> bool:
 
 
 def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: _Seen) -> _File | None:
-    """A file that may go, or None and the reason among what was seen."""
+    """A deletable file, or None with the reason counted in `seen`."""
     path = home / name
     try:
         about, place = path.lstat(), home.lstat()
@@ -205,9 +190,9 @@ def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: 
 
 
 def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None, seen: _Seen) -> Iterator[str]:
-    """What was looked at, and why nothing of it goes, a line each."""
+    """Lines that explain why nothing is deleted."""
     if not seen.folders:
-        if not seen.busy:  # otherwise it has been told
+        if not seen.busy:  # otherwise already reported
             yield (
                 f"Nothing in or below {folder} is to go: no folder there has the {_MANIFEST} of a run or a sweep, "
                 "with the identity that its record or plan repeats."
@@ -217,14 +202,14 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
     yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"
     if seen.young:
         age = units.format_seconds(datetime.now(UTC).timestamp() - min(seen.young), 2)
-        found = f"{_counted(len(seen.young), 'file', 'files')} ending in {', '.join(endings)}"
-        yield f"  {found}, none older than {older_than or '0s'}: the oldest was written {age} ago"
+        description = f"{_counted(len(seen.young), 'file', 'files')} ending in {', '.join(endings)}"
+        yield f"  {description}, none older than {older_than or '0s'}: the oldest was written {age} ago"
     else:
         yield f"  no file ending in {', '.join(endings)} that is still there"
-        known = {*seen.others, *_KINDS.split(",")}
+        known_kinds = {*seen.others, *_KINDS.split(",")}
         for kind in (ending.removeprefix(".") for ending in endings):
-            if kind not in known:
-                yield f"  nothing of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
+            if kind not in known_kinds:
+                yield f"  nothing of the kind {kind}. {did_you_mean(kind, known_kinds)}".rstrip()
     if seen.others:
         kinds = ", ".join(f"{count} {ending}" for ending, count in seen.others.most_common())
         yield f"  {_counted(seen.others.total(), 'file', 'files')} with other endings, which --kind chooses: {kinds}"
@@ -241,18 +226,14 @@ def _counted(number: int, one: str, several: str) -> str:
 
 
 def _agreed(total: str) -> bool:
-    """Whether whoever sits there says yes.
-
-    Raises:
-        UserError: nobody sits there.
-    """
+    """Whether the user confirms; raises `UserError` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
     return typer.confirm(f"Delete {total}?")
 
 
 def _delete(files: Collection[_File]) -> int:
-    """Delete files; returns how many could not be."""
+    """Delete files; returns the number of failures."""
     failed = 0
     for file in files:
         try:
@@ -264,11 +245,8 @@ def _delete(files: Collection[_File]) -> int:
 
 
 def _unlink(file: _File) -> None:
-    """Delete what was listed, or nothing: since then a folder can have become a link, or a file another one.
-
-    Raises:
-        OSError: it is something else now, is being measured into, or cannot be deleted.
-    """
+    """Delete a listed file; raises `OSError` if it or its folder was replaced, is in use, or refuses."""
+    # an open folder cannot be replaced by a link before the file is deleted
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     home = os.open(file.path.parent, flags)
     try:

@@ -1,4 +1,4 @@
-"""doctor: whether this machine can measure, what is missing, and how to get it."""
+"""perfexp doctor: check whether this machine can measure, and how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _OVERRIDES = ("data", "data.root")
 def doctor(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="data.root=DIR", help="Look at this data set, as data=cityscapes takes it, instead."),
+        typer.Argument(metavar="data.root=DIR", help="Check this data set for data=cityscapes instead."),
     ] = None,
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="The device that is meant, as in gpu=NAME.")] = "auto",
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="Device to check, as in gpu=NAME.")] = "auto",
     gpu_index: Annotated[int, typer.Option(metavar="N", min=0, help="Its number, as in gpu.index=N.")] = 0,
     pairs: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Pictures and masks of each split that are read whole; 0 for all.")
+        int, typer.Option(metavar="N", min=0, help="Images and masks of each split to read whole; 0 for all.")
     ] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, with all facts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with all facts.")] = False,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
 ) -> None:
-    """Tell whether this machine can measure, what is missing, and how to get it; or whether a data set is whole.
+    """Check whether this machine can measure and how to get what is missing; or whether a data set is complete.
 
-    Exit code 0 if everything works that measuring on the device needs, 1 if something does not.
+    Exit code 0 if everything necessary for measuring on the device works, 1 otherwise.
     """
     if settings:
         _examine(_data_root(settings), pairs, as_json=as_json)
@@ -67,20 +67,14 @@ def doctor(
 
 
 def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
-    """Everything that a diagnosis is made from.
-
-    Args:
-        choice: the device that is asked for.
-        gpu_files: those of conf/gpu, by name.
-
-    Raises:
-        UserError: no file has the device's name.
-    """
+    """All facts for a diagnosis; raises `UserError` if no file of conf/gpu has the device's name."""
     if choice.name not in gpu_files:
         raise UserError(f"There is no gpu '{choice.name}'. {did_you_mean(choice.name, gpu_files)}")
     store = database(store_uri(None))
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
-    here = machine.facts(folders | ({"store": store.parent} if store else {}), store)  # first: the survey is a load too
+    here = machine.facts(
+        folders | ({"store": store.parent} if store else {}), store
+    )  # first, since the survey is a load itself
     surveyed = capabilities.conduct(None if choice.name in ("cpu", "fake", "mps") else choice.index)
     locks = ["cpu", *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ()))]
     return {
@@ -92,11 +86,7 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
 
 
 def table(findings: Sequence[Finding]) -> Grid:
-    """The findings as a table, a line each; what is to be done follows what was found.
-
-    Args:
-        findings: of a diagnosis.
-    """
+    """A table with a line per finding; remedies follow observations."""
     texts = (f"{finding.found} → {finding.remedy}" if finding.remedy else finding.found for finding in findings)
     return Grid(
         columns=(
@@ -112,26 +102,21 @@ def table(findings: Sequence[Finding]) -> Grid:
 
 
 def _data_root(settings: Sequence[str]) -> Path:
-    """The folder that overrides name.
-
-    Raises:
-        UserError: they name none, or something else.
-    """
-    given = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
-    if wrong := [key for key in given if key not in _OVERRIDES]:
+    """The folder in the overrides; raises `UserError` without one, or for another override."""
+    overrides = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
+    if wrong := [key for key in overrides if key not in _OVERRIDES]:
         raise UserError(
-            f"doctor takes data.root=DIR, not {wrong[0]}; a device is said by --gpu NAME. "
+            f"doctor takes data.root=DIR, not {wrong[0]}; choose a device with --gpu NAME. "
             f"{did_you_mean(wrong[0], _OVERRIDES)}"
         )
-    if given.get("data", _LAYOUT) != _LAYOUT:
-        raise UserError(f"data={given['data']}: doctor knows the folders of data={_LAYOUT} only.")
-    if not given.get("data.root"):
-        raise UserError("Which data? Say data.root=DIR.")
-    return Path(given["data.root"]).expanduser()
+    if overrides.get("data", _LAYOUT) != _LAYOUT:
+        raise UserError(f"data={overrides['data']}: doctor only checks folders of data={_LAYOUT}.")
+    if not overrides.get("data.root"):
+        raise UserError("data.root is required; set data.root=DIR.")
+    return Path(overrides["data.root"]).expanduser()
 
 
 def _examine(root: Path, pairs: int, *, as_json: bool) -> NoReturn:
-    """Tell whether a data set is whole, and end."""
     facts = cityscapes_folder.survey(root, pairs)
     findings = list(dataset.findings(facts))
     works = whole.works(findings)
@@ -150,12 +135,14 @@ def _show(choice: Choice, findings: list[Finding], *, works: bool) -> None:
 def _print(title: str, findings: list[Finding], verdict: str) -> None:
     console = Console()
     console.show_grid(title, table(findings))
-    counts = {each.value: sum(finding.verdict is each for finding in findings) for each in Verdict}
+    counts = {
+        verdict_value.value: sum(finding.verdict is verdict_value for finding in findings) for verdict_value in Verdict
+    }
     console.note(f"{verdict}: {', '.join(f'{count} {name}' for name, count in counts.items() if count)}")
 
 
 def _gpu_files(config_dir: Path | None) -> dict[str, dict[str, Any]]:
-    """What the files of the gpu group say of the devices that they are for, by the files' names."""
+    """Match, product and power of the files of the gpu group, by the files' names."""
     files = gpu_sheets.read([installation.conf_dir(), *([config_dir] if config_dir else [])])
     return {
         name: {"match": file.match, "product": file.facts.product, "power_watts": file.facts.power_watts}

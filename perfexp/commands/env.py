@@ -1,4 +1,4 @@
-"""env: the facts of this machine that a record would carry, for a report of a problem."""
+"""perfexp env: print the facts of this machine that a record would contain, for bug reports."""
 
 from __future__ import annotations
 

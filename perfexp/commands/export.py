@@ -1,4 +1,4 @@
-"""export: the points, and if wished the raw samples, of many runs as one tidy table in CSV and Parquet."""
+"""perfexp export: write the points, and optionally the raw samples, of many runs as one tidy table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RECORD, _SWEEP = "record.json", "sweep.json"
 
 
 class Format(StrEnum):
-    """What is written."""
+    """Format of the tables."""
 
     csv = "csv"
     parquet = "parquet"
@@ -40,25 +40,25 @@ class Format(StrEnum):
 def export(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="A run's folder or record.json, a sweep's, or any folder above some."),
+        typer.Argument(metavar="DIR", help="A run's folder or record.json, a sweep's, or any folder above runs."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to; its suffix may say the format.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; its suffix may set the format.")] = Path(
         "export"
     ),
     form: Annotated[
-        Format | None, typer.Option("--format", help="By default what FILE's suffix says, or both.")
+        Format | None, typer.Option("--format", help="By default the format of FILE's suffix, or both.")
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write one table of many runs: a line for each point, complete in itself.
+    """Write one table of many runs: a complete line per point.
 
-    A point is what is compared, and its figures have different units, so each has a line with a column for each figure:
-    run, machine and axes of the sweep first, then those of MODEL_ALGORITHM_overall.csv with their units. A run that was
-    refused in a sweep has a line that says why. The samples are long, a line for each, those of the first prediction
-    among them. The layers of runs with probes.layers=true have a line for each row and pass; that of a layer or an
-    operation names the algorithm that was the fastest for it among these runs: default, or one that computed it itself.
+    Figures have different units, so each has a column: run, machine and axes of the sweep first, then those of
+    MODEL_ALGORITHM_overall.csv with their units. A refused run of a sweep has a line with the reason. Samples have a
+    line each, those of the cold start included. The layers of runs with probes.layers=true have a line per row and
+    pass; that of a layer or an operation names its fastest algorithm among these runs: default, or one that computed it
+    itself.
     """
     targets = _targets(out, form, samples=samples, layers=layers)
     collected = _Collected(samples=samples, layers=layers)
@@ -80,7 +80,7 @@ def export(
 
 @dataclass(kw_only=True)
 class _Run:
-    """What is kept of a record."""
+    """Exported content of a record."""
 
     ended: str
     sweep: tuple[str, int] | None
@@ -91,15 +91,7 @@ class _Run:
 
 @dataclass(kw_only=True)
 class _Collected:
-    """Runs that are exported together, and how reading them went.
-
-    Attributes:
-        samples: whether their raw samples are kept.
-        layers: whether their layers are.
-        runs: by their identity: one that is found twice counts once, as it was when it ended last.
-        sweeps: each with its folder, by their identity.
-        exit_code: 1 where something could not be read.
-    """
+    """Runs and sweeps by identity (of duplicates, the one that ended last), with an exit code of reading them."""
 
     samples: bool
     layers: bool = False
@@ -109,14 +101,7 @@ class _Collected:
     _read: set[Path] = field(default_factory=set)
 
     def files(self, place: Path) -> list[Path]:
-        """Every record and sweep in and below a folder.
-
-        Args:
-            place: a folder, or one such file.
-
-        Raises:
-            UserError: there is none.
-        """
+        """All records and sweeps in and below a folder, or the named file; raises `UserError` without any."""
         files = [place] if place.is_file() else []
         if place.is_dir():
             files += folders.below(place, _RECORD, _SWEEP, refused=self._failed)
@@ -129,22 +114,17 @@ class _Collected:
         return files
 
     def add(self, file: Path) -> None:
-        """A record, or those of a sweep's runs wherever they lie.
-
-        Args:
-            file: from `files`.
-        """
+        """Add a record, or the records of a sweep's runs wherever they lie."""
         if file.name == _SWEEP:
             self._add_sweep(file)
         else:
             self._add_record(file)
 
     def lines(self) -> list[Line]:
-        """The lines of all runs, then those of runs that left no record."""
+        """The lines of all runs, then those of runs without a record."""
         return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self._refused()])
 
     def blocks(self) -> list[Block]:
-        """The samples of all runs."""
         return [block for run in self.runs.values() for block in run.blocks]
 
     def layer_lines(self) -> list[Line]:
@@ -152,7 +132,7 @@ class _Collected:
         return tidy.aligned(layer_winners.named([line for run in self.runs.values() for line in run.layers]))
 
     def _add_record(self, file: Path, *, of: str | None = None) -> None:
-        """A record; where a sweep's summary named it, only if it says itself that it is of that sweep."""
+        """Add a record; if a sweep's summary names it, only if the record confirms the sweep."""
         if file.resolve() in self._read:
             return
         try:
@@ -165,6 +145,7 @@ class _Collected:
             return
         self._read.add(file.resolve())
         before = self.runs.get(record.uid)
+        # copies of a run's folder may hold an earlier version of its record
         if before is None or before.ended < record.ended:
             self.runs[record.uid] = _Run(
                 ended=record.ended,
@@ -183,15 +164,15 @@ class _Collected:
         self.sweeps[sweep.uid] = sweep, file.parent
         for _, folder in folders.run_folders(sweep, file.parent):
             record = folder / _RECORD
+            # a summary is data, and links could lead out of the sweep
             if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
                 self._add_record(record, of=sweep.uid)
 
     def _refused(self) -> Iterator[Line]:
-        """The lines of the runs that left no record."""
-        known = {run.sweep for run in self.runs.values()}
+        recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):
-                if child.error and (sweep.uid, child.job) not in known:
+                if child.error and (sweep.uid, child.job) not in recorded:
                     yield tidy.refused(sweep, child, folder)
 
     def _failed(self, error: Exception) -> None:
@@ -200,18 +181,18 @@ class _Collected:
 
 
 def _targets(out: Path, form: Format | None, *, samples: bool, layers: bool) -> dict[str, Path]:
-    """The files by what they are: `csv`, `parquet`, `samples csv`, `layers parquet`, …."""
+    """The files by content: `csv`, `parquet`, `samples csv`, `layers parquet`, …."""
     suffix, formats = out.suffix.lower().removeprefix("."), [kind.value for kind in (Format.csv, Format.parquet)]
     if suffix and suffix not in formats:
         raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
     if suffix and form not in (None, Format.both, suffix):
-        raise UserError(f"--out {out} and --format {form} contradict one another: leave one of them out.")
+        raise UserError(f"--out {out} and --format {form} contradict each other: leave one of them out.")
     wanted = form.value if form else suffix
     chosen = [wanted] if wanted in formats else formats
     stem = out.with_suffix("")
     targets = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in chosen}
-    for what in (name for name, wanted in (("samples", samples), ("layers", layers)) if wanted):
-        targets |= {f"{what} {kind}": stem.with_name(f"{stem.name}_{what}.{kind}") for kind in chosen}
+    for content in (name for name, wanted in (("samples", samples), ("layers", layers)) if wanted):
+        targets |= {f"{content} {kind}": stem.with_name(f"{stem.name}_{content}.{kind}") for kind in chosen}
     return targets
 
 

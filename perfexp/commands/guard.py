@@ -1,4 +1,4 @@
-"""Guard: in front of MLflow's server, refuses what a web page of another address sends through a browser.
+"""A guard in front of MLflow's server that refuses requests which foreign web pages send through a browser.
 
 MLflow's own checks are not enough. Its default list of hosts has patterns that match names as well (`10.*` matches
 10.evil.example), and every page of this machine, on whatever port, may read and write.
@@ -36,11 +36,7 @@ def create_app() -> Application:
 
 
 def write_plugin(folder: Path) -> None:
-    """Make `create_app` known to MLflow's option --app-name, for processes that have the folder in PYTHONPATH.
-
-    Args:
-        folder: an empty folder.
-    """
+    """Register `create_app` for MLflow's option --app-name, in processes with this empty folder in PYTHONPATH."""
     metadata = folder / "perfexp_guard-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: perfexp-guard\nVersion: 0\n")
@@ -48,12 +44,9 @@ def write_plugin(folder: Path) -> None:
 
 
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
-    """Values of the header Host that a server accepts, with and without the port.
+    """Accepted values of the header Host for a server, with and without the port.
 
-    Args:
-        host: address that it listens on.
-        port: the port that the server listens on.
-        others: further names, separated by commas; `*` stands for any characters.
+    `others` are further names, separated by commas; `*` stands for any characters.
     """
     names = [*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host])]
     names += [name.strip().strip("[]") for name in (others or "").split(",") if name.strip()]
@@ -62,7 +55,6 @@ def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
 
 
 def _own_names() -> list[str]:
-    """Names and addresses of this machine."""
     addresses = [
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()
@@ -73,12 +65,7 @@ def _own_names() -> list[str]:
 
 
 class Guard:
-    """An ASGI application that passes on requests to its own address only, and of its own pages only.
-
-    Args:
-        application: what is guarded.
-        hosts: from `accepted_hosts`.
-    """
+    """An ASGI application that only passes on requests to its own address (`accepted_hosts`) from its own pages."""
 
     def __init__(self, application: Application, hosts: Sequence[str]) -> None:
         self._application, self._hosts = application, tuple(hosts)
@@ -96,12 +83,14 @@ class Guard:
             await send({"type": "http.response.body", "body": f"perfexp ui: {fault}\n".encode()})
 
     def _fault(self, scope: Scope) -> str | None:
-        """Why a request is refused."""
+        """Why a request is refused, or None."""
         hosts, origins = (_values(scope, name) for name in (b"host", b"origin"))
         if len(hosts) != 1 or not any(_matches(hosts[0], pattern) for pattern in self._hosts):
             return "this name is not allowed; allow it with --allowed-hosts NAME[:PORT]"
+        # browsers send Origin with requests that can change data …
         if origins and any(urlsplit(origin).netloc != hosts[0] for origin in origins):
             return "a page of another address sent this request"
+        # … and Sec-Fetch-Site with all requests
         is_foreign = any(site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site"))
         if is_foreign and not _is_link(scope):
             return "a page of another address sent this request"
@@ -109,7 +98,6 @@ class Guard:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
-    """All values of a header, in lower case."""
     return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
 
 
@@ -118,6 +106,6 @@ def _matches(host: str, pattern: str) -> bool:
 
 
 def _is_link(scope: Scope) -> bool:
-    """Whether the user follows a link to a page; the page that has the link sees nothing of the other one."""
+    """Whether the user follows a link to a page, which reveals nothing to the page with the link."""
     destination = _values(scope, b"sec-fetch-dest")
     return scope.get("method") in ("GET", "HEAD") and destination == ["document"]

@@ -1,4 +1,4 @@
-"""log: sends records that are on disk to MLflow, for the first time or again."""
+"""perfexp log: send records on disk to MLflow, for the first time or again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RECORD, _SWEEP = "record.json", "sweep.json"
 
 @app.command()
 def log(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above some.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")],
     uri: Annotated[str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db here.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
 ) -> None:
@@ -40,13 +40,13 @@ def log(
 
 @dataclass(kw_only=True)
 class _Sending:
-    """Records on their way, and how it went.
+    """Records to send, and the success of sending them.
 
     Attributes:
-        uri: the store, or None for that of the working directory: a record is data, it does not say where to write.
-        experiment: one for all, or None for that of each plan.
-        links: how to look at what was sent last, by store.
-        exit_code: 0 where all went well; that of the worst error otherwise.
+        uri: store, or None for that of the working directory; records do not choose the store, since they are data.
+        experiment: experiment for all, or None for that of each plan.
+        links: address of the last sent record, by store.
+        exit_code: 0 on success, otherwise that of the worst error.
     """
 
     uri: str | None
@@ -56,9 +56,9 @@ class _Sending:
     _tracking: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def send_below(self, folder: Path) -> None:
-        """Every record in or below a folder, then the sweeps that they belong to."""
+        """Send every record in or below a folder, then their sweeps."""
         if not folder.exists():
-            self._failed(folder, UserError("there is no such folder; the store is given by --uri"))
+            self._failed(folder, UserError("there is no such folder; set the store with --uri"))
             return
         files = sorted(_found(folder))
         records = [file for file in files if file.name == _RECORD]
@@ -80,6 +80,7 @@ class _Sending:
         tracking = record.plan.get("tracking")
         settings = tracking if isinstance(tracking, Mapping) else {}
         if record.sweep:
+            # a sweep goes to the experiment of its runs
             self._tracking[record.sweep.uid] = settings
         sink = self._sink(settings)
         self._sent(record.name, folder, sink.uri, sink.publish(record, folder))
@@ -89,7 +90,6 @@ class _Sending:
         self._sent(sweep.name, folder, sink.uri, sink.publish_sweep(sweep, folder))
 
     def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
-        """The sink for a plan."""
         return MlflowSink(uri=self.uri, experiment=self.experiment or settings.get("experiment"))
 
     def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:
@@ -102,7 +102,7 @@ class _Sending:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """The records and the summaries of sweeps in and below a folder, or the file that was named."""
+    """The records and summaries of sweeps in and below a folder, or the named file."""
     if folder.is_file():
         yield folder
     yield from below(folder, _RECORD, _SWEEP, refused=lambda error: None)

@@ -1,4 +1,4 @@
-"""make-data: a small data set in Cityscapes' layout from photographs, for trying out and timing."""
+"""perfexp make-data: make a small data set in Cityscapes' layout from photographs, for trials and timing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SMALLEST, _LARGEST = 32, 16384
 
 @app.command("make-data")
 def make_data(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to: a folder that is empty or not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder, empty or new.")],
     photographs: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Photographs to cut; by default the two that scikit-learn ships."),
+        typer.Option(metavar="FOLDER", help="Photographs to crop; by default the two that scikit-learn ships."),
     ] = None,
-    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of each picture.")] = "1024x2048",
-    train: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Pictures of training.")] = 32,
-    val: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Pictures of evaluation.")] = 8,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the crops.")] = 0,
+    size: Annotated[str, typer.Option(metavar="HxW", help="Height and width of each image.")] = "1024x2048",
+    train: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Training images.")] = 32,
+    val: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images.")] = 8,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops.")] = 0,
 ) -> None:
     """Make a small data set in Cityscapes' layout, for data=cityscapes: crops of photographs, and masks of 19 classes.
 
-    The masks come from colours and places: they are no truth. Use them to try out and to time, not to learn. The same
+    The masks are artificial, from colors and positions. Use them to try out and to time, not to learn. The same
     photographs, sizes, numbers and seed give the same pixels.
     """
     [(height, width)] = parse_sizes(size)
@@ -42,12 +42,12 @@ def make_data(
         counts={"train": train, "val": val},
         size=(height, width),
         seed=seed,
-        progress=_tell if typer.get_text_stream("stderr").isatty() else lambda _: None,
+        progress=_show_progress if typer.get_text_stream("stderr").isatty() else lambda _: None,
     )
     echo(f"{folder}: {train} pictures of training and {val} of evaluation, {height} × {width}.")
     echo(made_streets.NO_TRUTH)
-    echo(f"Look at it: perfexp doctor data.root={folder}")
+    echo(f"Check it: perfexp doctor data.root={folder}")
 
 
-def _tell(text: str) -> None:
+def _show_progress(text: str) -> None:
     typer.echo(f"\r{text}   ", nl=False, err=True)

@@ -1,4 +1,4 @@
-"""Output: what commands print, without anything that a terminal would act on."""
+"""Print the output of commands without terminal control sequences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,5 @@ from perfexp.host.untrusted import printable
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print lines that may hold names of files and messages of others.
-
-    Args:
-        text: one or several lines.
-        err: print on stderr.
-    """
+    """Print lines that may contain foreign file names and messages."""
     typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)

@@ -1,4 +1,4 @@
-"""show: the report of a run, or of a sweep, again."""
+"""perfexp show: print the report of a run or a sweep again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfexp.reports import run_status
 from perfexp.reports.console import Console
 
 _RECORD, _SWEEP, _PLAN = "record.json", "sweep.json", "plan.yaml"
-#: Runs that are named before the rest is counted.
+#: Runs that are named; the rest is counted.
 _NAMED = 3
 
 
@@ -43,10 +43,10 @@ def show(
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Nothing, where a folder without a record has nothing to do with perfexp.
+    """Raise for a folder without a record that belongs to perfexp; return for any other folder.
 
     Raises:
-        UserError: it is that of a run that has none yet, or runs lie below it.
+        UserError: its run has no record yet, or runs lie below it.
     """
     paths = RunPaths(folder)
     if paths.plan.is_file():
@@ -57,15 +57,15 @@ def refuse_unfinished(folder: Path) -> None:
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"Where the command was right, go on with it: perfexp {again}. Otherwise give it again, "
-                "mended, with another output_dir."
+                f"If the command is right, resume it: perfexp {again}. Otherwise correct it and repeat it with "
+                "another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
             f"perfexp {again} measures the rest and makes it."
         )
-    found = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
-    below = list(dict.fromkeys(path.parent for path in found))
+    files = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
+    below = list(dict.fromkeys(path.parent for path in files))
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(
@@ -75,7 +75,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def _sweep_of(places: list[Path]) -> str:
-    """Where the sweep of some runs lies, whose folder is elsewhere, as a sentence; nothing where none is known."""
+    """A sentence that names the folder of the runs' sweep, if that is elsewhere; otherwise empty."""
     for place in places:
         try:
             sweep = Record.load(place).sweep

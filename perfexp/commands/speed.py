@@ -1,4 +1,4 @@
-"""speed: the speed JSON of trainings, from the logs of mmengine and mmcv or from runs' folders."""
+"""perfexp speed: write the speed JSON of trainings, from logs of mmengine and mmcv or from runs' folders."""
 
 from __future__ import annotations
 
@@ -30,45 +30,44 @@ _REMEDY = "Choose another folder with --out DIR."
 @app.command()
 def speed(
     places: Annotated[
-        list[Path],
-        typer.Argument(metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders."),
+        list[Path], typer.Argument(metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders.")
     ],
     skip: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="Skip the first N lines about steps; by default until they are steady."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Images per card and step.")
+        int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Images per GPU and step.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Number of cards.")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Number of GPUs.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Bare name of the model.")] = None,
     run_mode: Annotated[
-        str | None, typer.Option(metavar="sp|mp", help="One card or several; by default by their number.")
+        str | None, typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to.")] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path(),
 ) -> None:
-    """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all cards.
+    """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all GPUs.
 
-    Batch size, cards, model and precision are those that a log says; what it does not say has to be given, and what is
-    given counts more. The exit code is 1 where a training failed.
+    Batch size, GPUs, model and precision come from the log; options fill in missing values and take precedence. The
+    exit code is 1 where a training failed.
     """
     if run_mode not in (None, *_MODES):
-        raise UserError(f"--run-mode {run_mode!r}: say sp for one card or mp for several.")
+        raise UserError(f"--run-mode {run_mode!r}: give sp for one GPU or mp for several.")
     if model is not None and not model.strip():
         raise UserError("--model is empty.")
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
     placing.refuse_no_folder(out, "choose another with --out DIR.")
-    given = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
+    facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     mode, written, worst = Mode(run_mode) if run_mode else None, set[Path](), 0
     for place in places:
         try:
-            for found in _found(place, given, mode, skip):
-                _write(found, out, written, places)
-                worst = max(worst, int(found.failed))
+            for training in _found(place, facts, mode, skip):
+                _write(training, out, written, places)
+                worst = max(worst, int(training.failed))
         except UserError as error:
             echo(f"error: {error}", err=True)
             worst = error.exit_code
@@ -76,14 +75,10 @@ def speed(
 
 
 def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
-    """The trainings of one place.
-
-    Raises:
-        UserError: there is none, or it can't be read.
-    """
+    """The trainings of one place; raises `UserError` if there is none, or it cannot be read."""
     if place.is_dir() or place.name == _RECORD:
         if given != Facts() or mode or skip is not None:
-            raise UserError(f"{place}: options are for logs; a record says everything itself.")
+            raise UserError(f"{place}: options are for logs; a record has all values itself.")
         yield from _of_runs(place)
     else:
         yield of_log(place, given, mode=mode, skip=skip)
@@ -100,30 +95,26 @@ def _of_runs(place: Path) -> Iterator[Speed]:
             f"There is no {_RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
             "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json."
         )
-    found = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
-    if not found:
+    trainings = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
+    if not trainings:
         raise UserError(f"{place} holds no training: only mode=train and mode=train_inference have one.")
-    yield from found
+    yield from trainings
 
 
 def told(found: Speed, path: Path | None) -> str:
-    """A training as a line: where its file is, the figure, and how it came about.
-
-    Args:
-        found: the training.
-        path: of its file; None where it has none.
-    """
+    """A training as a line: path of its file if it has one, figure, and origin."""
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 
 
 def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
-    """Write one, under a name that no other of this command has, and tell it."""
+    """Write one training under a unique name of this command, and print it."""
     own, number = found, 2
+    # several trainings may have the same name
     while out / own.file_name in written:
         own, number = replace(found, label=f"{found.label}_{number}" if found.label else str(number)), number + 1
     path = out / own.file_name
     if path.resolve() in {place.resolve() for place in places}:
-        raise UserError(f"{path} is what is read. {_REMEDY}")
+        raise UserError(f"{path} is an input file. {_REMEDY}")
     written.add(placing.put(own, out, remedy=_REMEDY))
     echo(told(found, path))

@@ -1,4 +1,4 @@
-"""stats: reports of a profile of nsys, made again or made of other kinds, without a run."""
+"""perfexp stats: make reports of nsys profiles again, or further ones, without a run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 def stats(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR|FILE", help="A run's folder, one above some, or a .nsys-rep or .sqlite of nsys."),
+        typer.Argument(metavar="DIR|FILE", help="A run's folder, one above runs, or a .nsys-rep or .sqlite of nsys."),
     ],
     report: Annotated[
         list[str] | None,
-        typer.Option("--report", "-r", help="Of nsys stats (cuda_api_gpu_sum, …), several times or with commas."),
+        typer.Option("--report", "-r", help="Report of nsys stats (cuda_api_gpu_sum, …); repeatable, or with commas."),
     ] = None,
-    tool: Annotated[str | None, typer.Option(help="Path of nsys; by default it is looked for.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that no run left.")] = False,
+    tool: Annotated[str | None, typer.Option(help="Path of nsys; by default searched for.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that no run wrote.")] = False,
 ) -> None:
-    """Make reports of profiles of nsys again: CSVs beside each profile, and its top kernels.
+    """Make reports of nsys profiles again: CSVs beside each profile, and its top kernels.
 
-    Exit code 0 if every report of every profile has rows, or nothing to list; 1 if one was not made.
+    Exit code 0 if every report of every profile has rows, or nothing to list; 1 if a report failed.
     """
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
@@ -56,30 +56,33 @@ def stats(
 
 
 def _profiles(place: Path) -> Iterator[Path]:
-    """The profile that was named, or those in and below a folder; what was not imported only where nothing else is."""
+    """The named profile, or those in and below a folder; unimported ones only without an imported version."""
     endings = (*ENDINGS, ".qdstrm")
     if place.is_file():
         if place.suffix not in (*endings, DATABASE):
-            raise UserError(f"{place} is no profile of nsys: name a FILE.nsys-rep or FILE.sqlite, or a run's folder.")
+            raise UserError(
+                f"{place} is not a profile of nsys; name a FILE.nsys-rep or FILE.sqlite, or a run's folder."
+            )
         yield place
         return
     if not place.is_dir():
         raise UserError(f"{place}: there is no such file or folder.")
-    found = sorted(file for file in place.rglob("*") if file.suffix in endings and file.is_file())
-    found = [file for file in found if not (file.is_symlink() or file.name.startswith("."))]
-    done = {file.with_suffix("") for file in found if file.suffix in ENDINGS}
-    found = [file for file in found if file.suffix in ENDINGS or file.with_suffix("") not in done]
-    if not found:
+    files = sorted(file for file in place.rglob("*") if file.suffix in endings and file.is_file())
+    files = [file for file in files if not (file.is_symlink() or file.name.startswith("."))]
+    # a recording beside its imported profile needs no import
+    done = {file.with_suffix("") for file in files if file.suffix in ENDINGS}
+    files = [file for file in files if file.suffix in ENDINGS or file.with_suffix("") not in done]
+    if not files:
         raise UserError(f"{place}: there is no profile of nsys in it or below it; profiler=nsys makes one.")
-    yield from found
+    yield from files
 
 
 def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
-    """Make the reports of one profile and print what came out; returns whether each was made, or is empty."""
+    """Make and print the reports of one profile; returns whether each was made or is empty."""
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:
-        """In a run's folder, what is written is the run's; elsewhere it is the user's."""
+        """Add a file to the run's manifest; outside of runs, files are the user's."""
         if paths.manifest.is_file():
             paths.claim(path.absolute())
 
@@ -91,9 +94,9 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     if fresh:
         claim(*fresh)
         profile = imported(nsys, profile)
-    found: Found = evaluate(nsys, profile, wanted, place, claim)
-    console, made = Console(), found.facts["reports"]
-    without = found.facts["empty"] | found.facts["problems"]
+    results: Found = evaluate(nsys, profile, wanted, place, claim)
+    console, made = Console(), results.facts["reports"]
+    without = results.facts["empty"] | results.facts["problems"]
     names = list(dict.fromkeys([*made, *without]))
     cells = [f"{made[name]['rows']} rows: {made[name]['file']}" if name in made else without[name] for name in names]
     columns = (
@@ -101,6 +104,6 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
         Column(title="what came out", cells=tuple(cells), prose=True),
     )
     console.show_grid(str(profile), Grid(columns=columns))
-    if kernels := found.facts["kernels"]:
-        console.show_grid(f"top kernels of {found.facts['kernel_names']}", kernel_grid(kernels))
-    return all(name in made or name in found.facts["empty"] for name in wanted)
+    if kernels := results.facts["kernels"]:
+        console.show_grid(f"top kernels of {results.facts['kernel_names']}", kernel_grid(kernels))
+    return all(name in made or name in results.facts["empty"] for name in wanted)

@@ -1,4 +1,4 @@
-"""ui: starts MLflow's server on the tracking store, says where to look, and ends it when it is ended itself."""
+"""perfexp ui: run MLflow's server on the tracking store until it is interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from perfexp.tracking.store import (
 )
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
-#: Options of `mlflow server` that it takes from the environment: what perfexp starts does not depend on them.
+#: Environment variables with options of `mlflow server`, which perfexp's server ignores.
 _OPTIONS = (
     "MLFLOW_ARTIFACTS_ONLY",
     "MLFLOW_DEFAULT_ARTIFACT_ROOT",
@@ -48,7 +48,7 @@ _OPTIONS = (
     "MLFLOW_STATIC_PREFIX",
     "MLFLOW_UVICORN_OPTS",
 )
-#: An address of this machine is not asked for through a proxy.
+#: Requests to this machine bypass proxies.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -58,20 +58,20 @@ def ui(
         str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db of this folder.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
-    host: Annotated[str, typer.Option(help="Address to listen on; whoever reaches it can read and delete.")] = HOST,
+    host: Annotated[str, typer.Option(help="Address to listen on; anyone who reaches it can read and delete.")] = HOST,
     allowed_hosts: Annotated[
-        str | None,
-        typer.Option(help="Further names that browsers may reach it by, NAME[:PORT],…; a tunnel's port, too."),
+        str | None, typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel.")
     ] = None,
 ) -> None:
     """Open MLflow on the tracking store until Ctrl-C."""
     store = store_uri(uri)
+    # a tracking server needs no second server
     if is_server(store):
-        echo(f"A server has pages of its own: {hide(store)}/#/experiments")
+        echo(f"The tracking server has its own pages: {hide(store)}/#/experiments")
         return
     _check(store, host, port)
     if host not in LOOPBACK:
-        echo(f"It has no authentication: whoever reaches {host}:{port} can read and delete everything.", err=True)
+        echo(f"It has no authentication: anyone who reaches {host}:{port} can read and delete everything.", err=True)
     hosts = accepted_hosts(host, port, allowed_hosts)
     command = [*_server(store), "--host", host, "--port", str(port), "--allowed-hosts", ",".join(hosts)]
     address = EVERYWHERE.get(host, host)
@@ -91,7 +91,7 @@ def ui(
 
 
 def _check(store: str, host: str, port: int) -> None:
-    """See that there is something to show, something to show it with, and a port to do it on."""
+    """Check that the store exists, that MLflow is installed, and that the port is free."""
     file = database(store)
     if file is not None and not file.is_file():
         raise UserError(f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri.")
@@ -106,9 +106,7 @@ def _check(store: str, host: str, port: int) -> None:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass
     except OSError as error:
-        raise UserError(
-            f"{host}:{port} can't be listened on ({error.strerror}): choose another with --port."
-        ) from error
+        raise UserError(f"{host}:{port} cannot be opened ({error.strerror}); choose another with --port.") from error
 
 
 def _server(store: str) -> list[str]:
@@ -120,14 +118,14 @@ def _server(store: str) -> list[str]:
 @contextmanager
 def _environment(store: str) -> Iterator[dict[str, str]]:
     """The server's environment: the store, whose password `ps` must not show, and the guard."""
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name not in _OPTIONS and not name.startswith(("MLFLOW_SERVER_", "_MLFLOW_"))
     }
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         write_plugin(Path(folder))
-        yield kept | {
+        yield variables | {
             "MLFLOW_BACKEND_STORE_URI": store,
             # without jobs for language models it is 2 processes and 0.5 GB instead of 15 and 2.7 GB
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -138,9 +136,9 @@ def _environment(store: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """The server in a process group of its own, all of which is ended on leaving; SIGTERM and SIGHUP are a Ctrl-C.
+    """The server in its own process group, which is terminated on leaving; SIGTERM and SIGHUP act like Ctrl-C.
 
-    So is SIGINT where a script has this command in the background, which ignores it otherwise.
+    So does SIGINT, which a script's background command would otherwise ignore.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -159,6 +157,7 @@ def _running(command: list[str], environment: dict[str, str], output: IO[str]) -
     try:
         yield server
     finally:
+        # the server has child processes, so the whole group is signaled
         for ending in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(server.pid, ending)
@@ -182,15 +181,15 @@ def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None
 
 
 def _experiments(base: str) -> list[tuple[str, str]]:
-    """Names and addresses of the experiments, the last used first; MLflow's own empty one only where it is alone."""
+    """Names and addresses of the experiments, the last used first; MLflow's empty default only if it is alone."""
     query: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
     request = urllib.request.Request(
         f"{base}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
     )
     with _direct.open(request, timeout=30) as answer:
-        found = json.load(answer).get("experiments", [])
-    used = [experiment for experiment in found if experiment["experiment_id"] != "0"]
-    return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or found]
+        experiments = json.load(answer).get("experiments", [])
+    used = [experiment for experiment in experiments if experiment["experiment_id"] != "0"]
+    return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or experiments]
 
 
 def _ended(server: subprocess.Popen[str], output: IO[str]) -> PerfexpError:

@@ -1,4 +1,4 @@
-"""Constants: small tensors that algorithms use in every call (transforms, indices), made once for each device."""
+"""Small constant tensors of the algorithms (transforms, indices), cached per device."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ _made: dict[Hashable, torch.Tensor] = {}
 
 
 def constant(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What `make` returns, from the second time on without making it.
+    """The cached result of `make`; the key includes data type and device.
 
-    A compiler that traces the call sees how it is made, and decides for itself what to do beforehand.
-
-    Args:
-        key: what it is, with its data type and device.
-        make: makes it.
+    A compiler that traces the call sees how the tensor is made and does its own constant folding.
     """
     if torch.compiler.is_compiling():
         return make()
     tensor = _made.get(key)
     if tensor is None:
-        with torch.inference_mode(False):  # what inference leaves here, training can't use
+        with torch.inference_mode(False):  # training cannot use inference tensors
             tensor = make()
-        if type(tensor) is torch.Tensor:  # and nothing can use the fake tensors of a trial
+        if type(tensor) is torch.Tensor:  # no call can use the fake tensors of a trial
             _made[key] = tensor
     return tensor
 
 
 def clear() -> None:
-    """Give back the memory of all of them; they are made again where they are needed."""
+    """Free all cached tensors; they are made again on demand."""
     _made.clear()

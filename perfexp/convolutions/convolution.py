@@ -1,4 +1,4 @@
-"""Convolution: the arithmetic of a 2-D convolution's shape, which all algorithms share."""
+"""The shape arithmetic of 2-D convolutions, which all algorithms share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.nn.functional import pad
 
 Pair = tuple[int, int]
 
-#: What the sums of half-precision numbers are kept in, as tensor cores do.
+#: Data types of the sums of half-precision numbers, as on tensor cores.
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """What a convolution computes, whatever its inputs' size: y = Σ x[c, s·p + d·k] · w[o, c, k].
+    """A convolution, independent of its inputs' size: y = Σ x[c, s·p + d·k] · w[o, c, k].
 
     Attributes:
         in_channels: C.
@@ -45,15 +45,7 @@ class Convolution:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Convolution:
-        """From the arguments of `torch.nn.functional.conv2d`.
-
-        Args:
-            weight_shape: (O, C / G, kernel height, kernel width).
-            stride: for both directions, or down and across.
-            padding: zeros on each side, or down and across, or `same` or `valid`.
-            dilation: for both directions, or down and across.
-            groups: G.
-        """
+        """The convolution of `torch.nn.functional.conv2d`'s arguments; weights are (O, C / G, kernel height, width)."""
         out_channels, per_group, *kernel = weight_shape
         spread = _pair(dilation)
         return cls(
@@ -73,12 +65,12 @@ class Convolution:
 
     @property
     def in_group(self) -> int:
-        """C / G, input channels that an output sees."""
+        """C / G, the number of input channels that an output reads."""
         return self.in_channels // self.groups
 
     @property
     def out_group(self) -> int:
-        """O / G, output channels of a group."""
+        """O / G, the number of output channels of a group."""
         return self.out_channels // self.groups
 
     @property
@@ -87,12 +79,7 @@ class Convolution:
         return ((row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1]))
 
     def output_size(self, height: int, width: int) -> Pair:
-        """Height and width of the outputs; none is positive where the kernel does not fit.
-
-        Args:
-            height: of the inputs, without padding.
-            width: likewise.
-        """
+        """Height and width of the outputs, from those of the unpadded inputs; below 1 where the kernel does not fit."""
         left, right, top, bottom = self.padding
         return (
             (height + top + bottom - self.dilation[0] * (self.kernel[0] - 1) - 1) // self.stride[0] + 1,
@@ -100,13 +87,7 @@ class Convolution:
         )
 
     def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
-        """The inputs with their zeros around them.
-
-        Args:
-            inputs: (N, C, H, W).
-            height: in all, at least; further zeros are added at the bottom. Less crops nothing.
-            width: likewise, at the right.
-        """
+        """Inputs (N, C, H, W) with zero padding, extended at the bottom and right to a least total height and width."""
         left, right, top, bottom = self.padding
         bottom += max(0, height - inputs.shape[2] - top - bottom)
         right += max(0, width - inputs.shape[3] - left - right)
@@ -115,19 +96,13 @@ class Convolution:
         return pad(inputs, (left, right, top, bottom))
 
     def flops(self, batch: int, height: int, width: int) -> int:
-        """Two for each multiplication that the definition of a convolution has, whatever an algorithm saves.
-
-        Args:
-            batch: N.
-            height: of the inputs, without padding.
-            width: likewise.
-        """
+        """Two per multiplication in the definition of a convolution, for a batch of inputs without padding."""
         rows, columns = self.output_size(height, width)
         return 2 * batch * self.out_channels * rows * columns * self.in_group * self.kernel[0] * self.kernel[1]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of that data type are kept in: float32 for the half precisions, otherwise itself."""
+    """Data type of sums: float32 for the half precisions, otherwise the same."""
     return _WIDE.get(dtype, dtype)
 
 
@@ -138,7 +113,7 @@ def _pair(value: int | Sequence[int]) -> Pair:
 
 
 def _sides(padding: str | int | Sequence[int], kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:
-    """Left, right, top, bottom. Where `same` needs an odd number of zeros, torch puts one more at the end."""
+    """Padding at the left, right, top and bottom. An odd `same` padding has one more zero at the end, as in torch."""
     if isinstance(padding, str):
         needed = [
             spread * (size - 1) if padding == "same" else 0 for size, spread in zip(kernel, dilation, strict=True)

@@ -1,4 +1,4 @@
-"""Direct: the definition of a convolution, multiplied and added."""
+"""The direct algorithm: the definition of a convolution, multiplied and added."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import torch
 
 from perfexp.convolutions.convolution import Convolution, wide
 
-#: Products that are held at a time, unless one channel alone has more: they stay in a processor's cache.
+#: Maximum number of products in memory, unless one channel alone has more: they stay in the CPU's cache.
 _PRODUCTS = 2**20
 
 
 def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Sum over the kernel's positions, and over blocks of channels, of shifted inputs times weights.
+    """Sum, over the kernel's positions and blocks of channels, shifted inputs times weights.
 
     Elementwise products, broadcast over the output channels, and sums: an einsum or a matmul would be a GEMM in
-    disguise. Nothing is gathered: what a position of the kernel sees is a strided view of the inputs. Half precisions
-    are multiplied in float32.
+    disguise. Nothing is gathered: each kernel position reads a strided view of the inputs. Half precisions are
+    multiplied in float32, and the result has the data type of the sums.
 
     Args:
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        convolution: what to compute.
 
     Returns:
-        (N, O, height, width), in the data type of the sums.
+        (N, O, height, width).
     """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     dtype, groups, in_group = wide(inputs.dtype), convolution.groups, convolution.in_group

@@ -1,4 +1,8 @@
-"""Fourier: convolutions as products of spectra, of the whole image or of tiles."""
+"""Convolutions as products of spectra, over the whole image or over tiles.
+
+Inputs and images are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O, height, width), all
+for convolutions of stride and dilation 1.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +15,34 @@ from torch.nn.functional import pad
 
 from perfexp.convolutions.convolution import Convolution, Pair
 
-#: Pixels a side of `fft_tiling`'s tiles, as cuDNN's.
+#: Side of the tiles of `fft_tiling` in pixels, as in cuDNN.
 TILE = 32
 
-#: Complex numbers that are held at a time, unless three spectra alone have more.
+#: Maximum number of complex numbers in memory, unless three spectra alone have more.
 _NUMBERS = 2**24
-#: On a CPU, where larger tensors cost more time for fresh pages of memory than for what is computed.
+#: The limit on a CPU, where larger tensors cost more time for fresh memory pages than for computation.
 _NUMBERS_OF_A_CPU = 2**21
 
-#: From ranges in three dimensions to that block of pictures, of which each has a height and a width.
+#: From ranges in three dimensions to a block of images, shape (…, …, …, height, width).
 _Blocks = Callable[[slice, slice, slice], torch.Tensor]
 
 
 def fft(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """The whole image's spectrum times the kernels' (Mathieu, Henaff and LeCun, "Fast Training of …", 2014).
+    """Multiply the whole image's spectrum by the kernels' (Mathieu, Henaff and LeCun, "Fast Training of …", 2014).
 
-    The transform is as long as the padded image, or a little longer where that is faster. It is circular, but what
-    wraps around touches only outputs that a kernel inside the image does not reach.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        convolution: of stride and dilation 1.
-
-    Returns:
-        (N, O, height, width).
+    The transform is as long as the padded image, or a little longer where that is faster. It is circular, but
+    wrap-around only affects outputs that a kernel inside the image does not reach.
     """
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, None)
 
 
 def fft_tiling(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Overlap-save: tiles of 32 × 32 that overlap by the kernel less one; what wraps around in each is dropped.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width), at most 32 × 32.
-        convolution: of stride and dilation 1.
-
-    Returns:
-        (N, O, height, width).
-    """
+    """Overlap-save for kernels of at most 32 × 32: tiles of 32 × 32 overlap by the kernel size less one."""
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, TILE)
 
 
 def fast_length(length: int) -> int:
-    """The smallest even number, at least `length`, that has no prime factors but 2, 3, 5 and 7."""
+    """The smallest even number, at least `length`, without prime factors other than 2, 3, 5 and 7."""
     candidate = max(2, length + length % 2)
     while not _is_smooth(candidate):
         candidate += 2
@@ -77,22 +64,20 @@ def _differentiable(image: torch.Tensor, kernels: torch.Tensor, groups: int, til
 
 
 class _Filtered(torch.autograd.Function):
-    """Autograd of `_filtered` that keeps no spectra: the gradients are computed in blocks as well."""
+    """Autograd of `_filtered` without saved spectra: the gradients are computed in blocks as well."""
 
     @staticmethod
     def forward(ctx: Any, image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
-        """See `torch.autograd.Function`."""
         ctx.save_for_backward(image, kernels)
         ctx.settings = (groups, tile)
         return _filtered(image, kernels, groups, tile)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        """See `torch.autograd.Function`."""
         image, kernels = ctx.saved_tensors
         groups, tile = ctx.settings
         of_image = of_kernels = None
-        if ctx.needs_input_grad[0]:  # each kernel, rotated by half a turn, in all places where it meets the gradient
+        if ctx.needs_input_grad[0]:  # full correlation with the kernels rotated by 180°
             down, across = kernels.shape[2] - 1, kernels.shape[3] - 1
             turned = torch.unflatten(kernels.flip(2, 3), 0, (groups, -1)).transpose(1, 2).flatten(0, 1)
             of_image = _filtered(pad(grad, (across, across, down, down)), turned, groups, tile)
@@ -102,16 +87,10 @@ class _Filtered(torch.autograd.Function):
 
 
 def _filtered(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
-    """Correlations of an image with kernels, in all places where a kernel lies inside the image.
+    """Correlations of an image with kernels, at all positions where a kernel lies inside the image.
 
-    Args:
-        image: (N, C, H, W).
-        kernels: (O, C / G, kernel height, kernel width).
-        groups: G.
-        tile: pixels a side of the transforms; None for the whole image.
-
-    Returns:
-        (N, O, H - kernel height + 1, W - kernel width + 1).
+    The result is (N, O, H - kernel height + 1, W - kernel width + 1). `tile` is the side of the transforms in pixels,
+    or None for the whole image.
     """
     kernel = (kernels.shape[2], kernels.shape[3])
     size, steps, counts = _grid(image, kernel, tile)
@@ -127,14 +106,8 @@ def _filtered(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int
 def _gradient_of_kernels(image: torch.Tensor, grad: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
     """Correlations of an image's tiles with those of the gradient of `_filtered`, summed over the tiles.
 
-    Args:
-        image: (N, C, H, W).
-        grad: (N, O, H - kernel height + 1, W - kernel width + 1).
-        groups: G.
-        tile: pixels a side of the transforms; None for the whole image.
-
-    Returns:
-        (O, C / G, kernel height, kernel width).
+    Takes a gradient (N, O, H - kernel height + 1, W - kernel width + 1), returns (O, C / G, kernel height, kernel
+    width).
     """
     kernel = (image.shape[2] - grad.shape[2] + 1, image.shape[3] - grad.shape[3] + 1)
     size, steps, counts = _grid(image, kernel, tile)
@@ -162,7 +135,7 @@ def _grid(image: torch.Tensor, kernel: Pair, tile: int | None) -> tuple[Pair, Pa
 
 
 def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: Pair) -> _Blocks:
-    """Blocks of (group, tile, channel) of an image's tiles, which overlap by the kernel less one."""
+    """Blocks of (group, tile, channel) of an image's tiles, which overlap by the kernel size less one."""
     height, width = [count * step + reach - 1 for count, step, reach in zip(counts, steps, kernel, strict=True)]
     padded = pad(image, (0, width - image.shape[3], 0, height - image.shape[2]))
     tiles = torch.unflatten(padded, 1, (groups, -1))
@@ -179,16 +152,11 @@ def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: 
 
 
 def _correlate(outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int, size: Pair) -> None:
-    """Spectra of `left` times those of `right`, summed and transformed back; block by block, to hold little at a time.
+    """Multiply the spectra of `left` and `right`, sum over `inner` and transform back, in blocks to save memory.
 
-    The pictures of `right` are rotated by half a turn, which spares their spectra's conjugation.
-
-    Args:
-        outputs: (G, rows, columns, height, width), where to put the correlations.
-        left: blocks of (G, rows, inner), of pictures as large as those of `outputs` and `right` less one.
-        right: blocks of (G, columns, inner).
-        inner: what is summed over.
-        size: height and width of the transforms, at least that of the pictures of `left`.
+    `left` has blocks of (G, rows, inner), `right` of (G, columns, inner), `outputs` is (G, rows, columns, height,
+    width). The images of `left` are as large as those of `outputs` plus those of `right` less one, and at most `size`.
+    The images of `right` are rotated by 180°, which replaces the conjugation of their spectra.
     """
     height, width = outputs.shape[3:]
     eager_on_cpu = outputs.device.type == "cpu" and not torch.compiler.is_compiling()  # a compiler unrolls the blocks
@@ -196,29 +164,29 @@ def _correlate(outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int,
     groups, rows, columns = outputs.shape[:3]
     for group, row, column, inners in _blocks(groups, rows, columns, inner, most):
         total: torch.Tensor | None = None
-        for each in inners:
-            kernels = right(group, column, each)
-            spectra = _spectra(left(group, row, each), size) @ _spectra(kernels.flip(3, 4), size).transpose(3, 4)
+        for block in inners:
+            kernels = right(group, column, block)
+            spectra = _spectra(left(group, row, block), size) @ _spectra(kernels.flip(3, 4), size).transpose(3, 4)
             total = spectra if total is None else total.add_(spectra)
         assert total is not None
         sums = torch.fft.irfft2(total.permute(2, 3, 4, 0, 1), s=size)
-        top, side = kernels.shape[3] - 1, kernels.shape[4] - 1  # what wraps around touches only what is before
+        top, side = kernels.shape[3] - 1, kernels.shape[4] - 1  # wrap-around affects only earlier outputs
         outputs[group, row, column] = sums[..., top : top + height, side : side + width]
 
 
-def _spectra(pictures: torch.Tensor, size: Pair) -> torch.Tensor:
-    """From (G, rows, inner, height, width) to (height, half the width + 1, G, rows, inner): a matrix each frequency."""
-    spectra: torch.Tensor = torch.fft.rfft2(pictures, s=size)
+def _spectra(images: torch.Tensor, size: Pair) -> torch.Tensor:
+    """From (G, rows, inner, height, width) to (height, width / 2 + 1, G, rows, inner): one matrix per frequency."""
+    spectra: torch.Tensor = torch.fft.rfft2(images, s=size)
     return spectra.permute(3, 4, 0, 1, 2).contiguous()
 
 
 def _blocks(
     groups: int, rows: int, columns: int, inner: int, most: int
 ) -> Iterator[tuple[slice, slice, slice, list[slice]]]:
-    """Blocks of groups, rows and columns, and those of what is summed over, that have at most `most` spectra."""
+    """Blocks of groups, rows and columns, and slices of the summed dimension, with at most `most` spectra each."""
     lengths = [groups, rows, columns, inner]
     while max(lengths) > 1 and _spectra_of(*lengths) > most:
-        # groups first: parts of them cost nothing; less rows let the columns' spectra be computed again, and vice versa
+        # groups first, since splitting them is free; fewer rows recompute the columns' spectra, and vice versa
         weights = (10**9, 1, 1, 4)
         largest = max(range(4), key=lambda axis: (lengths[axis] - 1) * weights[axis])
         lengths[largest] = -(-lengths[largest] // 2)

@@ -1,4 +1,7 @@
-"""Gemm: convolutions as products of matrices, which differ in what they copy before."""
+"""Convolutions as matrix products, which differ in how they copy the inputs.
+
+Inputs are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O, height, width).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,7 @@ from perfexp.convolutions.convolution import Convolution, wide
 
 
 def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Explicit im2col, then one product (Chellapilla et al., "High Performance Convolutional Neural Networks", 2006).
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        convolution: what to compute.
-
-    Returns:
-        (N, O, height, width).
-    """
+    """Explicit im2col and one product (Chellapilla et al., "High Performance Convolutional Neural Networks", 2006)."""
     size = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
     columns = unfold(padded, convolution.kernel, dilation=convolution.dilation, stride=convolution.stride)
@@ -27,19 +21,11 @@ def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -
 
 
 def implicit_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """kn2row: each position of the kernel is a 1 × 1 convolution of the image, shifted and added to the sum.
+    """kn2row: each kernel position is a 1 × 1 convolution of the image, shifted and added to the sum.
 
-    Vasudevan, Anderson and Gregg, "Parallel Multi Channel Convolution using General Matrix Multiplication", 2017,
-    in the form that accumulates. There is no im2col. With a stride s the image is first parted into the s × s images
-    that a position of the kernel can fall on, so that nothing is computed in vain.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        convolution: what to compute.
-
-    Returns:
-        (N, O, height, width), in the data type of the sums.
+    Vasudevan, Anderson and Gregg, "Parallel Multi Channel Convolution using General Matrix Multiplication", 2017, in
+    the accumulating form, without im2col. A stride s first splits the image into the s × s images that a kernel
+    position can fall on, so that nothing is computed in vain. The result has the data type of the sums.
     """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
@@ -62,16 +48,7 @@ def implicit_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convo
 
 
 def implicit_precomp_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """A gather by indices that were computed once for the inputs' size, and one product.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        convolution: what to compute.
-
-    Returns:
-        (N, O, height, width).
-    """
+    """A gather by indices that are cached per input size, then one product."""
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
     width, device = padded.shape[3], padded.device
@@ -84,7 +61,7 @@ def implicit_precomp_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolutio
 
 
 def _indices(convolution: Convolution, rows: int, columns: int, width: int, device: torch.device) -> torch.Tensor:
-    """Where in a flattened image lies what each position of the kernel sees: (positions · rows · columns,)."""
+    """Indices into a flattened image that each kernel position reads: (positions · rows · columns,)."""
     axes = [
         torch.arange(taps, device=device)[:, None] * spread + torch.arange(count, device=device) * step
         for taps, spread, count, step in zip(

@@ -1,4 +1,4 @@
-"""Portable: the convolution algorithms in torch's operations, differentiable, for any device that torch knows."""
+"""Differentiable convolution algorithms in torch operations, for any torch device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.convolutions.gemm import gemm, implicit_gemm, implicit_precomp_gemm
 from perfexp.convolutions.winograd import winograd, winograd_nonfused
 from perfexp.errors import UserError, did_you_mean
 
-#: From inputs (N, C, H, W), weights and what to compute to (N, O, height, width), without bias.
+#: From inputs (N, C, H, W), weights and convolution to (N, O, height, width), without bias.
 Compute = Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -24,13 +24,10 @@ _FLOATING = (torch.float32, torch.float64, *_HALF)
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm.
+    """An algorithm in torch operations.
 
     Attributes:
-        name: as in `algorithm=NAME`.
-        compute: how.
-        why_not: why it can't compute a convolution of any data type, or None if it can.
-        half: whether it computes in half precisions.
+        why_not: reason why it cannot compute a convolution of any data type, or None.
     """
 
     name: str
@@ -39,12 +36,7 @@ class Portable:
     half: bool = True
 
     def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """Why it can't compute a convolution, in a few words; None if it can.
-
-        Args:
-            convolution: what to compute.
-            dtype: of the inputs, as autocast leaves them.
-        """
+        """Why the algorithm cannot compute a convolution in a data type (after autocast), or None if it can."""
         if dtype not in _FLOATING:
             return f"the data type is {_bare(dtype)}"
         if dtype in _HALF and not self.half:
@@ -54,28 +46,20 @@ class Portable:
     def run(
         self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would: the memory format of its result, its casts under autocast.
-
-        Args:
-            convolution: one that is supported.
-            inputs: (N, C, H, W) or (C, H, W).
-            weight: (O, C / G, kernel height, kernel width).
-            bias: (O,), or None.
-        """
+        """Compute as `torch.nn.functional.conv2d` would; see `as_torch_does`."""
         return as_torch_does(self.compute, convolution, inputs, weight, bias)
 
 
 def as_torch_does(
     compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """What `compute` returns, with all else that `torch.nn.functional.conv2d` does.
+    """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
-    That is its casts under autocast, inputs without a batch, empty batches, the bias, and the data type and memory
-    format of its result.
+    They are its casts under autocast, inputs without a batch dimension, empty batches, the bias, and the data type and
+    memory format of its result.
 
     Args:
-        compute: from inputs (N, C, H, W), weights and what to compute to (N, O, height, width).
-        convolution: what to compute.
+        compute: from inputs (N, C, H, W), weights and convolution to (N, O, height, width).
         inputs: (N, C, H, W) or (C, H, W).
         weight: (O, C / G, kernel height, kernel width).
         bias: (O,), or None.
@@ -93,13 +77,13 @@ def _as_torch_does(
     compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
-    if batched.shape[0] == 0:  # nothing to compute, and not all operations take it
+    if batched.shape[0] == 0:  # not all operations take an empty batch
         settings = (convolution.stride, 0, convolution.dilation, convolution.groups)
         return conv2d_of_torch(convolution.padded(batched), weight, bias, *settings)
     outputs = compute(batched, weight, convolution)
     if bias is not None:
         outputs = outputs + bias[:, None, None]
-    last = any(is_channels_last(each.shape, each.stride()) for each in (batched, weight))
+    last = any(is_channels_last(tensor.shape, tensor.stride()) for tensor in (batched, weight))
     layout = torch.channels_last if last else torch.contiguous_format
     outputs = outputs.to(inputs.dtype).contiguous(memory_format=layout)
     return outputs if inputs.ndim == 4 else outputs.squeeze(0)
@@ -129,7 +113,7 @@ def _three_by_three(convolution: Convolution) -> str | None:
     return _unstrided(convolution)
 
 
-#: All of them by name.
+#: All algorithms by name.
 ALGORITHMS = {
     algorithm.name: algorithm
     for algorithm in (
@@ -155,21 +139,11 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """`torch.nn.functional.conv2d` by an algorithm.
-
-    Args:
-        name: of the algorithm.
-        inputs: (N, C, H, W) or (C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        bias: (O,), or None.
-        stride: for both directions, or down and across.
-        padding: zeros on each side, or down and across, or `same` or `valid`.
-        dilation: for both directions, or down and across.
-        groups: G.
+    """`torch.nn.functional.conv2d`, with the same arguments, by a named algorithm.
 
     Raises:
         UserError: there is no such algorithm.
-        ValueError: it can't compute this, or nothing can.
+        ValueError: the algorithm cannot compute this convolution, or the inputs do not fit.
     """
     algorithm = ALGORITHMS[canonical(name, ALGORITHMS)]
     convolution = Convolution.of(weight.shape, stride, padding, dilation, groups)
@@ -180,29 +154,19 @@ def conv2d(
 
 
 def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
-    """An algorithm's name as it is written here; `implicit gemm` and `Implicit-GEMM` are understood.
-
-    Args:
-        name: as it was given.
-        valid: those that there are.
-        kind: what they are, for the error.
+    """An algorithm's canonical name; `implicit gemm` and `Implicit-GEMM` are understood.
 
     Raises:
-        UserError: it is none of them.
+        UserError: the name is not among the valid ones, which `kind` describes.
     """
-    found = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
-    if found not in valid:
-        raise UserError(f"There is no {kind} {name!r}. {did_you_mean(found, valid)}")
-    return found
+    normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+    if normalized not in valid:
+        raise UserError(f"There is no {kind} {name!r}. {did_you_mean(normalized, valid)}")
+    return normalized
 
 
 def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
-    """Why no algorithm can take inputs of a shape, or None if they fit.
-
-    Args:
-        convolution: what to compute.
-        shape: of the inputs.
-    """
+    """Why no algorithm can take inputs of a shape, or None if they fit."""
     if len(shape) not in (3, 4):
         return f"the inputs have {len(shape)} dimensions"
     if shape[-3] != convolution.in_channels:
@@ -213,7 +177,7 @@ def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
 
 
 def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
-    """The data type in which `torch.nn.functional.conv2d` would compute, autocast considered."""
+    """The data type in which `torch.nn.functional.conv2d` would compute, under the current autocast."""
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind):
         return _cast_type(inputs.dtype, torch.get_autocast_dtype(kind))
@@ -221,12 +185,7 @@ def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch takes strides for those of NHWC; the rule is c10's `is_channels_last_strides_2d`.
-
-    Args:
-        shape: (N, C, H, W).
-        strides: of its tensor.
-    """
+    """Whether torch treats strides of (N, C, H, W) as NHWC; the rule is c10's `is_channels_last_strides_2d`."""
     least = 0
     for axis in (1, 3, 2, 0):
         if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
@@ -240,7 +199,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cast_type(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype:
-    """What autocast makes of a data type: float64 and what is no floating-point number stays."""
+    """Data type after autocast, which leaves float64 and non-floating-point types unchanged."""
     return wanted if dtype in (torch.float32, *_HALF) else dtype
 
 

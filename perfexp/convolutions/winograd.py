@@ -1,4 +1,8 @@
-"""Winograd: minimal filtering of 3 × 3 kernels (Lavin and Gray, "Fast Algorithms for …", CVPR 2016)."""
+"""Winograd's minimal filtering of 3 × 3 kernels (Lavin and Gray, "Fast Algorithms for …", CVPR 2016).
+
+Inputs are (N, C, H, W), weights (O, C / G, 3, 3), outputs (N, O, height, width) in the data type of the sums, all for
+convolutions of stride and dilation 1.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +48,6 @@ def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolutio
     """F(2 × 2, 3 × 3): 16 multiplications instead of 36 for four outputs; each transform in one pass.
 
     Both directions of a transform are one product with the Kronecker product of its matrix with itself.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, 3, 3).
-        convolution: of stride and dilation 1.
-
-    Returns:
-        (N, O, height, width), in the data type of the sums.
     """
 
     def transform(number: int) -> _Transform:
@@ -66,14 +62,6 @@ def winograd_nonfused(inputs: torch.Tensor, weight: torch.Tensor, convolution: C
     """F(4 × 4, 3 × 3): 36 multiplications instead of 144 for 16 outputs; each transform in two stages.
 
     The transforms' constants make it less exact than F(2 × 2, 3 × 3).
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, 3, 3).
-        convolution: of stride and dilation 1.
-
-    Returns:
-        (N, O, height, width), in the data type of the sums.
     """
 
     def transform(number: int) -> _Transform:
@@ -109,16 +97,9 @@ def _filtered(
     step: int,
     transforms: tuple[_Transform, _Transform, _Transform],
 ) -> torch.Tensor:
-    """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: a product of matrices for each of a tile's elements.
+    """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: one matrix product per element of a tile.
 
-    Half precisions are transformed in float32 and multiplied as they are.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, 3, 3).
-        convolution: what to compute.
-        step: outputs a side of a tile.
-        transforms: of data, kernels and outputs.
+    A tile has `step` outputs a side. Half precisions are transformed in float32 and multiplied in half precision.
     """
     of_data, of_kernels, of_outputs = transforms
     rows, columns = convolution.output_size(*inputs.shape[2:])

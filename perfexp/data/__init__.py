@@ -1,4 +1,4 @@
-"""Data: where the inputs of a call come from."""
+"""Sources of the inputs of a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
-#: Decoders of Pillow for pictures, whatever a file is called: others start programs (EPS: Ghostscript).
+#: Allowed decoders of Pillow, independent of file names: others start programs (EPS: Ghostscript).
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 
 
@@ -17,8 +17,8 @@ class Batches(Protocol):
     """Batches of one size, ready for the model.
 
     Attributes:
-        constant: whether all batches have the same inputs, on the device already: then inference has no data phase.
-        per_epoch: batches in one pass over the data, or None where the data has no end.
+        constant: whether all batches share inputs that are on the device already, so that inference has no data phase.
+        per_epoch: batches in one pass over the data, or None for endless data.
     """
 
     constant: bool
@@ -32,14 +32,13 @@ class Batches(Protocol):
 
 
 class Data(Protocol):
-    """What a `data` node of the configuration builds.
+    """Interface of the object that a `data` node of the configuration builds.
 
     Attributes:
-        labelled: whether the targets are real, so that an accuracy means something.
-        num_classes: classes of the labels, or None where the model decides.
-        num_samples: samples of one epoch, or None.
+        labelled: whether the targets are real, so that an accuracy is meaningful.
+        num_classes: number of classes of the labels, or None where the model decides.
         held_out: whether evaluation uses other samples than training.
-        workers: processes that load pictures; 0 where none do.
+        workers: number of processes that load images; 0 for none.
     """
 
     labelled: bool
@@ -54,29 +53,16 @@ class Data(Protocol):
         """Batches of one size, closed on leaving.
 
         Args:
-            session: the model that takes them.
             input_size: height and width in pixels.
-            batch_size: samples per batch.
-            training: shuffled, or in order.
-            seed: of shuffling and of random inputs.
 
         Raises:
-            UserError: the data can't be read.
-            Unsupported: there are fewer samples than one batch takes.
+            UserError: the data cannot be read.
+            Unsupported: there are fewer samples than in one batch.
         """
 
 
 def check(data: Data) -> None:
-    """Whether data of anybody's own has everything that is asked for in the course of a run.
-
-    Args:
-        data: as it was built.
-
-    Raises:
-        UserError: it lacks something.
-    """
+    """Check that user-defined data has all members of `Data`; raises `UserError` otherwise."""
     lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
     if lacking:
-        raise UserError(
-            f"data: {type(data).__name__} lacks {', '.join(lacking)}; perfexp.data.Data says what they are."
-        )
+        raise UserError(f"data: {type(data).__name__} lacks {', '.join(lacking)}; see perfexp.data.Data.")

@@ -1,4 +1,4 @@
-"""Cityscapes: pictures of streets with a class for each pixel, from a folder, through torch's DataLoader."""
+"""Cityscapes: images of streets with a class per pixel, from a folder, through torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -21,71 +21,50 @@ from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
-#: A random crop shows the picture at so many times its own size (pytorch/vision, references/segmentation/presets.py,
-#: and the pipelines of mmsegmentation).
+#: Range of a random crop's magnification (pytorch/vision, references/segmentation/presets.py, and the pipelines of
+#: mmsegmentation).
 _SCALES = (0.5, 2.0)
 
-#: A picture and the train ids of its pixels, as a preparation leaves them; or why there are none.
+#: A prepared image and the train ids of its pixels, or an error.
 Sample = tuple[torch.Tensor, torch.Tensor] | UserError
 
 
 class Preparation(Protocol):
-    """What becomes of a pair in the loader's processes."""
+    """Preparation of a pair in the loader's processes."""
 
     def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """A sample.
-
-        Args:
-            pair: of files.
-
-        Raises:
-            UserError: they can't be used.
-        """
+        """Prepare a sample; raises `UserError` if its files cannot be used."""
 
     def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
-        """Inputs and targets of a batch, on the host, as the session places them.
-
-        Args:
-            samples: of the batch.
-
-        Raises:
-            UserError: they can't be one batch.
-        """
+        """Inputs and targets of a batch, on the host; raises `UserError` if the samples do not form a batch."""
 
 
 @runtime_checkable
 class Configured(Protocol):
-    """A session whose model comes with a configuration of mmsegmentation, and so with pipelines for its pictures."""
+    """A session whose model has a configuration of mmsegmentation, and so pipelines for its images."""
 
     @property
     def config(self) -> Any:
-        """The configuration."""
+        """The mmengine configuration."""
 
 
 class Cityscapes:
-    """A folder with pictures leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and masks gtFine/{train,val}/CITY/….
+    """A folder with images leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and masks gtFine/{train,val}/CITY/….
 
     A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
-    gets its pictures by the pipelines of its configuration, any other one by random crops, or in evaluation whole.
+    gets its images from the pipelines of its configuration, other models from random crops, or whole images in
+    evaluation.
 
     Args:
-        root: the folder.
-        workers: processes that load pictures; 0 loads them between the model's calls.
-        pin_memory: whether batches are put where a CUDA device can fetch them by itself.
+        workers: number of processes that load images; 0 loads them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker loads ahead.
 
     Raises:
-        UserError: the folder lacks something.
+        UserError: the folder is incomplete.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        workers: int = 2,
-        pin_memory: bool = False,
-        prefetch_factor: int = 2,
-    ) -> None:
+    def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
         self._root = Path(root).expanduser()
         self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
@@ -105,9 +84,7 @@ class Cityscapes:
             check_batch(len(pairs), batch_size)
         order = _Order(len(pairs), seed if training else None)
         preparation = _preparation(session, input_size, training=training)
-        if (
-            not self._loading.workers
-        ):  # the pipelines of mmsegmentation draw from these; torch seeds those of its workers
+        if not self._loading.workers:  # mmsegmentation's pipelines use these generators; torch seeds its workers'
             random.seed(seed)
             np.random.seed(seed % 2**32)
         streets, collate = _Streets(pairs, preparation), _Collate(preparation.collate)
@@ -120,14 +97,7 @@ class Cityscapes:
 
 
 class StreetBatches(LoadedBatches):
-    """Batches of pictures that follow one another without end, so that no pass over the data begins with a wait.
-
-    Args:
-        loader: gives inputs and targets on the host.
-        order: of its samples.
-        batch_size: of a full batch.
-        session: the model that takes them.
-    """
+    """Endless batches of images, so that no pass over the data begins with a wait."""
 
     def __init__(self, loader: DataLoader[Any], order: _Order, batch_size: int, session: Session) -> None:
         super().__init__(loader, len(order), batch_size, session)
@@ -137,7 +107,7 @@ class StreetBatches(LoadedBatches):
         """See `Batches`. In evaluation the last one may be smaller.
 
         Raises:
-            UserError: a picture or a mask can't be used.
+            UserError: an image or a mask cannot be used.
             PerfexpError: a worker process died.
         """
         self._order.endless = False
@@ -148,21 +118,16 @@ class StreetBatches(LoadedBatches):
 
 
 class Crops:
-    """Preparation of pictures for any model: of training random crops, half of them mirrored, of evaluation the whole.
+    """Preparation for any model: random crops, half of them mirrored, in training; whole images in evaluation.
 
-    A crop shows the picture at half its size up to twice, or at as much more as it takes to fill the crop.
-
-    Args:
-        size: height and width of what the model takes.
-        training: at random.
-        classes: that the model tells apart.
+    A crop enlarges the image 0.5 to 2 times, or by as much more as it takes to fill the crop.
     """
 
     def __init__(self, size: tuple[int, int], *, training: bool, classes: int) -> None:
         self._size, self._training, self._classes = size, training, classes
 
     def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Preparation`: float32 (3, height, width), normalised, and int64 (height, width)."""
+        """See `Preparation`: float32 (3, height, width), normalized, and int64 (height, width)."""
         picture = read_picture(pair.picture)
         whole = (picture.height, picture.width)
         mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=self._classes))
@@ -179,7 +144,7 @@ class Crops:
         return torch.stack([sample[0] for sample in samples]), torch.stack([sample[1] for sample in samples])
 
     def _random_box(self, whole: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of a part of a picture of this height and width; drawn from torch's generator."""
+        """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
         fraction, across, down = torch.rand(3).tolist()
         filling = max(self._size[0] / whole[0], self._size[1] / whole[1])
         scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)
@@ -196,14 +161,9 @@ def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> 
 
 
 class _Order(Sampler[int]):
-    """The order of samples, one pass after the other.
+    """The order of samples, one pass after the other, in a new random order per pass if there is a seed.
 
-    Args:
-        count: of samples.
-        seed: of another order in each pass, or None for theirs.
-
-    Attributes:
-        endless: whether an iteration goes on after a pass; asked for when it begins.
+    An iteration continues after a pass if `endless` was set when it began.
     """
 
     def __init__(self, count: int, seed: int | None) -> None:
@@ -226,7 +186,7 @@ class _Order(Sampler[int]):
 
 
 class _Streets(Dataset[Sample]):
-    """The prepared pairs of a split. An error is a sample: torch would wrap its message into a stack's."""
+    """The prepared pairs of a split. An error is a sample, since torch would wrap its message in a stack trace."""
 
     def __init__(self, pairs: list[Pair], preparation: Preparation) -> None:
         self._pairs, self._preparation = pairs, preparation
@@ -242,11 +202,7 @@ class _Streets(Dataset[Sample]):
 
 
 class _Collate:
-    """Samples as a batch on the host; the first error instead, if there is one.
-
-    Args:
-        together: of samples without errors.
-    """
+    """Samples as a batch on the host, or the first error."""
 
     def __init__(
         self, together: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], tuple[Sized, torch.Tensor]]

@@ -1,4 +1,4 @@
-"""Cityscapes' folder: its pairs of a picture and a mask by split, and what is wrong with it."""
+"""The folder of Cityscapes: its pairs of an image and a mask by split, and its problems."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from typing import Any
 from PIL import Image
 
 from perfexp.data import FORMATS
-from perfexp.data.cityscapes_masks import (
-    CLASSES,
-    LABEL_IDS_END,
-    TRAIN_IDS_END,
-    read_mask,
-    train_ids,
-)
+from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS_END, TRAIN_IDS_END, read_mask, train_ids
 from perfexp.errors import UserError
 
 SPLITS = ("train", "val")
@@ -27,38 +21,30 @@ WHERE = (
     "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from cityscapes-dataset.com; "
     "perfexp make-data makes a small set to try out."
 )
-#: What the maker of small data sets leaves beside them.
+#: File that marks a data set made by `perfexp make-data`.
 MADE = "made.json"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A picture and the mask that says what each of its pixels shows.
-
-    Attributes:
-        picture: file.
-        mask: file, with train ids or with label ids.
-    """
+    """An image and its mask, with the class of each pixel."""
 
     picture: Path
     mask: Path
 
     @property
     def has_label_ids(self) -> bool:
-        """Whether the mask holds label ids, which become train ids when it is read."""
+        """Whether the mask holds label ids, which are converted to train ids when it is read."""
         return self.mask.name.endswith(LABEL_IDS_END)
 
 
 @dataclass
 class Contents:
-    """What is in the two folders of a split.
+    """Contents of the two folders of a split.
 
     Attributes:
-        pairs: pictures that have a mask, by name; of two masks the one with train ids.
-        pictures: how many there are.
-        masks: how many there are, of one picture once.
-        without_mask: names of the pictures that have none.
-        without_picture: names of the masks that have none.
+        pairs: images with a mask, by name; of two masks the one with train ids.
+        masks: number of images that have a mask file.
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -69,46 +55,34 @@ class Contents:
 
 
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
-    """Where the mask of a picture is.
+    """Path of an image's mask.
 
     Args:
-        root: the data's folder.
-        split: `train` or `val`.
         name: CITY/CITY_SEQUENCE_FRAME.
-        label_ids: of the kind of mask.
     """
     return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 
 
 def picture_of(root: Path, split: str, name: str) -> Path:
-    """Where a picture is; see `mask_of`."""
+    """Path of an image; see `mask_of`."""
     return root / PICTURES / split / (name + _PICTURE_END)
 
 
 def first_missing(root: Path, split: str) -> Path | None:
-    """The first of a split's folders that is not there; None if they all are.
-
-    Args:
-        root: the data's folder.
-        split: `train` or `val`.
-    """
+    """The first missing folder of a split (`train` or `val`); None if all exist."""
     folders = (root, root / PICTURES, root / PICTURES / split, root / MASKS, root / MASKS / split)
     return next((folder for folder in folders if not folder.is_dir()), None)
 
 
 def contents(root: Path, split: str) -> Contents:
-    """What a split holds.
-
-    Args:
-        root: the data's folder.
-        split: `train` or `val`.
+    """Contents of a split (`train` or `val`).
 
     Raises:
-        UserError: a folder is missing, the first one of them is named, or can't be read.
+        UserError: a folder is missing, of which the first is named, or cannot be read.
     """
     if (missing := first_missing(root, split)) is not None:
-        what = "data.root is no folder" if missing == root else "The data lacks a folder"
-        raise UserError(f"{what}: {missing.absolute()}. {WHERE}")
+        problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
+        raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
     try:
         pictures = _names(root / PICTURES / split, _PICTURE_END)
         with_train_ids = _names(root / MASKS / split, TRAIN_IDS_END)
@@ -131,34 +105,26 @@ def contents(root: Path, split: str) -> Contents:
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
-    """The pairs of a split.
-
-    Args:
-        root: the data's folder.
-        split: `train` or `val`.
+    """The pairs of a split (`train` or `val`).
 
     Raises:
-        UserError: a folder is missing, there are no pictures, or one of them has no mask.
+        UserError: a folder is missing, there are no images, or one of them has no mask.
     """
-    found = contents(root, split)
-    if not found.pictures:
+    files = contents(root, split)
+    if not files.pictures:
         raise UserError(f"There are no pictures CITY/*{_PICTURE_END} in {root / PICTURES / split}. {WHERE}")
-    if found.without_mask:
-        picture = found.without_mask[0]
+    if files.without_mask:
+        picture = files.without_mask[0]
         raise UserError(
-            f"{len(found.without_mask)} of {found.pictures} pictures in {root / PICTURES / split} have no mask, the "
+            f"{len(files.without_mask)} of {files.pictures} pictures in {root / PICTURES / split} have no mask, the "
             f"first is {picture.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
             f"{root / MASKS / split / picture.parent.name}."
         )
-    return found.pairs
+    return files.pairs
 
 
 def inspect(pair: Pair) -> str | None:
-    """What is wrong with a pair; None if it can be used.
-
-    Args:
-        pair: both files are read whole.
-    """
+    """The problem of a pair, whose files are read whole; None if it can be used."""
     try:
         size = check_picture(pair.picture)
         train_ids(read_mask(pair.mask), pair.mask, size=size, classes=len(CLASSES))
@@ -168,11 +134,7 @@ def inspect(pair: Pair) -> str | None:
 
 
 def check_picture(file: Path) -> tuple[int, int]:
-    """Height and width of a picture that can be decoded.
-
-    Raises:
-        UserError: it can't be.
-    """
+    """Height and width of an image; raises `UserError` if it cannot be decoded."""
     try:
         with Image.open(file, formats=FORMATS) as picture:
             picture.load()
@@ -184,43 +146,34 @@ def check_picture(file: Path) -> tuple[int, int]:
 
 
 def sample(pairs: list[Pair], count: int) -> list[Pair]:
-    """So many pairs, evenly spread from the first to the last.
-
-    Args:
-        pairs: all of them.
-        count: at most; 0 for all.
-    """
+    """At most `count` pairs, evenly spread from the first to the last; 0 for all."""
     if count == 0 or count >= len(pairs):
         return pairs
     return [pairs[round(index * (len(pairs) - 1) / max(count - 1, 1))] for index in range(count)]
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
-    """What a diagnosis of the folder is made from: JSON values.
-
-    Args:
-        root: the data's folder.
-        count: pairs of each split that are read whole; 0 for all.
+    """Facts for a diagnosis of the folder, as JSON values, with `count` pairs of each split read whole (0: all).
 
     Raises:
-        UserError: a folder can't be read.
+        UserError: a folder cannot be read.
     """
     facts: dict[str, Any] = {"root": str(root), "where": WHERE, "made": (root / MADE).is_file(), "splits": {}}
     for split in SPLITS:
         if (missing := first_missing(root, split)) is not None:
             facts["splits"][split] = {"missing": str(missing)}
             continue
-        found = contents(root, split)
-        read = sample(found.pairs, count)
+        files = contents(root, split)
+        read = sample(files.pairs, count)
         problems = [problem for pair in read if (problem := inspect(pair)) is not None]
         facts["splits"][split] = {
             "missing": None,
-            "pictures": found.pictures,
-            "masks": found.masks,
-            "pairs": len(found.pairs),
-            "label_ids": sum(pair.has_label_ids for pair in found.pairs),
-            "without_mask": [str(file) for file in found.without_mask[:1]],
-            "without_picture": [str(file) for file in found.without_picture[:1]],
+            "pictures": files.pictures,
+            "masks": files.masks,
+            "pairs": len(files.pairs),
+            "label_ids": sum(pair.has_label_ids for pair in files.pairs),
+            "without_mask": [str(file) for file in files.without_mask[:1]],
+            "without_picture": [str(file) for file in files.without_picture[:1]],
             "read": len(read),
             "problems": problems,
         }
@@ -228,7 +181,7 @@ def survey(root: Path, count: int) -> dict[str, Any]:
 
 
 def _names(folder: Path, end: str) -> set[str]:
-    """CITY/NAME of the files with an ending in the folders of a folder, and NAME of those in itself."""
+    """CITY/NAME of the files with an ending in subfolders, and NAME of those in the folder itself."""
     names = set()
     with os.scandir(folder) as entries:
         for entry in entries:

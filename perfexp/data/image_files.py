@@ -1,4 +1,4 @@
-"""Pictures: finding them in a folder, decoding them, cutting them to a size."""
+"""Find, decode and crop image files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from PIL import Image, ImageOps
 from perfexp.data import FORMATS
 from perfexp.errors import UserError
 
-#: Compared in lower case.
+#: Extensions of images, in lower case.
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
-#: Of ImageNet, red, green, blue, for values from 0 to 1.
+#: Mean and deviation of ImageNet, red, green, blue, for values from 0 to 1.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
-#: The part of the picture that a random crop covers, and its width over its height, before it is resized
+#: Ranges of a random crop's share of the image, and of its width over its height before resizing
 #: (Szegedy et al., "Going Deeper with Convolutions"; torchvision.transforms.RandomResizedCrop).
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
@@ -30,11 +30,10 @@ CROP_RATIO = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Split:
-    """The pictures of training, or of evaluation.
+    """The images of training, or of evaluation.
 
     Attributes:
-        files: all of them.
-        labels: the class of each, or None where they have none.
+        labels: class of each image, or None without classes.
         classes: names of the classes; empty where there are none.
     """
 
@@ -44,17 +43,13 @@ class Split:
 
 
 def find_split(folder: Path, root: Path) -> Split:
-    """The pictures of a folder: by class where it has subfolders, without labels where it has none.
+    """The images of a folder: by class where it has subfolders, otherwise without labels.
 
-    Hidden files, and links that lead out of the root, are passed over.
-
-    Args:
-        folder: one that exists.
-        root: the data's folder, this one or one above it.
+    Hidden files, and links that lead out of the root, are ignored.
 
     Raises:
-        UserError: it holds no pictures, or one of its classes holds none.
-        OSError: the file system does not let it be read.
+        UserError: it holds no images, or one of its classes holds none.
+        OSError: it cannot be read.
     """
     classes = sorted(entry.name for entry in _entries(folder, root) if entry.is_dir())
     if not classes:
@@ -64,41 +59,37 @@ def find_split(folder: Path, root: Path) -> Split:
         return Split(files=files, labels=None, classes=[])
     files, labels = [], []
     for label, name in enumerate(classes):
-        found = sorted(_find_pictures(folder / name, root))
-        if not found:
+        images = sorted(_find_pictures(folder / name, root))
+        if not images:
             raise UserError(
                 f"The class folder {folder / name} holds no pictures. Fill it or remove it: a folder is a class. "
                 f"Looked for: {', '.join(sorted(EXTENSIONS))}."
             )
-        files += found
-        labels += [label] * len(found)
+        files += images
+        labels += [label] * len(images)
     return Split(files=files, labels=labels, classes=classes)
 
 
 def read_picture(file: Path) -> Image.Image:
-    """A picture in RGB.
-
-    Raises:
-        UserError: it can't be decoded.
-    """
+    """An image in RGB; raises `UserError` if it cannot be decoded."""
     try:
         with Image.open(file, formats=FORMATS) as picture:
             return picture.convert("RGB")
     except MemoryError:
         raise
-    except Exception as error:  # each of PIL's decoders has errors of its own
+    except Exception as error:  # each of PIL's decoders has its own errors
         raise UserError(
             f"{file} can't be read as a picture: {error}. Repair it, or take it out of the folder."
         ) from error
 
 
 def centre_crop(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize so that the picture just covers a height and width, and keep its middle."""
+    """Resize so that the image just covers a height and width, and crop its center."""
     return ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
 
 
 def random_crop(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Cut out a random part, resize it to a height and width, and mirror half of them; drawn from torch's generator."""
+    """Crop a random part, resize it to a height and width, and mirror half of them, by torch's generator."""
     area = picture.width * picture.height
     fraction, ratio, across, down, flip = torch.rand(5).tolist()
     part = area * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
@@ -112,25 +103,25 @@ def random_crop(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def to_tensor(picture: Image.Image) -> torch.Tensor:
-    """An RGB picture as float32 (3, height, width), with ImageNet's mean and deviation taken out."""
+    """An RGB image as float32 (3, height, width), normalized by ImageNet's mean and deviation."""
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div_(255)
     return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1)).contiguous()
 
 
 def _find_pictures(folder: Path, root: Path) -> Iterator[Path]:
-    """All pictures in a folder and below."""
     for entry in _entries(folder, root):
         if entry.is_dir():
-            if not entry.is_symlink():  # one that leads up would never end
+            if not entry.is_symlink():  # a link upwards would never end
                 yield from _find_pictures(Path(entry.path), root)
         elif Path(entry.name).suffix.lower() in EXTENSIONS and entry.is_file():
             yield Path(entry.path)
 
 
 def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
-    """What a folder holds, without hidden files and without links that lead out of the root.
+    """Entries of a folder, without hidden files and links that lead out of the root.
 
-    Not `Path.iterdir`: a million files are told from links and folders without asking the file system for each.
+    `os.scandir`, unlike `Path.iterdir`, identifies links and folders without a file-system call for each of a million
+    files.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

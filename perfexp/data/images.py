@@ -1,4 +1,4 @@
-"""Images: pictures from a folder, by class in subfolders, through torch's DataLoader with its worker processes."""
+"""Images from a folder, by class in subfolders, through torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -10,42 +10,27 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from perfexp.data.image_files import (
-    Split,
-    centre_crop,
-    find_split,
-    random_crop,
-    read_picture,
-    to_tensor,
-)
+from perfexp.data.image_files import Split, centre_crop, find_split, random_crop, read_picture, to_tensor
 from perfexp.data.loading import LoadedBatches, Loading, check_batch
 from perfexp.errors import UserError
 from perfexp.models import Session
 
 
 class Images:
-    """A folder with a subfolder of pictures for each class; or `train` and `val`, each such a folder; or just pictures.
+    """A folder with one subfolder of images per class; or `train` and `val`, each such a folder; or just images.
 
-    In training pictures are shuffled, cut at random and mirrored; in evaluation they keep their order and their middle.
+    Training images are shuffled, cropped at random and mirrored; in evaluation they keep their order and their center.
 
     Args:
-        root: the folder.
-        workers: processes that load pictures; 0 loads them between the model's calls.
-        pin_memory: whether batches are put where a CUDA device can fetch them by itself.
+        workers: number of processes that load images; 0 loads them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker loads ahead.
 
     Raises:
-        UserError: the folder can't be read, or holds no pictures.
+        UserError: the folder cannot be read, or holds no images.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        workers: int = 2,
-        pin_memory: bool = False,
-        prefetch_factor: int = 2,
-    ) -> None:
+    def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
         self._root = Path(root).expanduser()
         self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
@@ -78,12 +63,12 @@ class Images:
             batches.close()
 
 
-#: A picture and its class, or why it can't be read: torch would wrap an exception's message into a stack's.
+#: An image and its class, or an error, since torch would wrap an exception's message in a stack trace.
 _Sample = tuple[torch.Tensor, int | None] | UserError
 
 
 class _Pictures(Dataset[_Sample]):
-    """The pictures of a split, cut to a size (height, width); a sample's inputs are (3, height, width)."""
+    """The images of a split, cropped to a size (height, width); a sample's inputs are (3, height, width)."""
 
     def __init__(
         self, split: Split, size: tuple[int, int], cut: Callable[[Image.Image, tuple[int, int]], Image.Image]
@@ -103,7 +88,7 @@ class _Pictures(Dataset[_Sample]):
 
 
 def _collate(samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None] | UserError:
-    """Samples as inputs and targets on the host; the first error instead, if there is one."""
+    """Samples as inputs and targets on the host, or the first error."""
     pictures, labels = [], []
     for sample in samples:
         if isinstance(sample, UserError):
@@ -114,9 +99,9 @@ def _collate(samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
-    """The pictures of training and of evaluation; the same ones where the folder does not part them."""
+    """The images of training and of evaluation; the same ones where the folder has no splits."""
     if not root.is_dir():
-        raise UserError(f"data.root is no folder: {root.absolute()}. Name the one that holds the pictures.")
+        raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images.")
     try:
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             split = find_split(root, root)

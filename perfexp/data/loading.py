@@ -1,4 +1,4 @@
-"""Loading: pictures through torch's DataLoader with its processes, which end when this one does."""
+"""Load images through torch's DataLoader, with processes that end with this one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from perfexp.models import Batch, Session
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How a folder's pictures are loaded.
+    """Settings of a loader of images.
 
     Attributes:
-        workers: processes that load pictures; 0 loads them between the model's calls.
-        pin_memory: whether batches are put where a CUDA device can fetch them by itself.
+        workers: number of processes that load images; 0 loads them between the model's calls.
+        pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker loads ahead.
 
     Raises:
-        UserError: there are no such numbers of workers or batches.
+        UserError: a number is too small.
     """
 
     workers: int
@@ -49,15 +49,12 @@ class Loading:
         seed: int,
         order: Sampler[int] | None = None,
     ) -> DataLoader[Any]:
-        """A loader whose processes stay from one pass over the data to the next.
+        """A loader whose processes persist from one pass over the data to the next.
 
         Args:
-            dataset: of samples; an error is a sample, since torch would wrap its message into a stack's.
-            batch_size: of a batch; in training every one is full: a smaller call would be another measurement.
-            collate: makes a batch of samples, as `LoadedBatches` takes it.
-            training: whether samples come in another order each time, unless `order` is given.
-            seed: of that order, and of what the processes draw.
-            order: of the samples.
+            dataset: samples or errors, since torch would wrap an exception's message in a stack trace.
+            training: whether to shuffle, unless `order` is given.
+            seed: seed of the order and of the processes' random numbers.
         """
         return DataLoader(
             dataset,
@@ -71,20 +68,13 @@ class Loading:
             pin_memory=self.pin_memory and torch.cuda.is_available(),
             collate_fn=collate,
             generator=torch.Generator().manual_seed(seed),
-            # torch's own look, every five seconds, misses a parent that ended before the process came to it
+            # torch's own check, every five seconds, misses a parent that ended earlier
             worker_init_fn=partial(_tie, os.getpid()),
         )
 
 
 class LoadedBatches:
-    """Batches of a loader, as long as their data's context is open.
-
-    Args:
-        loader: gives inputs and targets on the host, or the error of one of its samples.
-        count: of pictures.
-        batch_size: of a full batch.
-        session: the model that takes them.
-    """
+    """Batches of a loader, valid while the context of their data is open."""
 
     constant = False
 
@@ -98,11 +88,11 @@ class LoadedBatches:
         self._session = session
 
     def next(self) -> Batch:
-        """See `Batches`. Always a full one: a smaller call would be another measurement.
+        """See `Batches`. The batch is always full, since a smaller call would be another measurement.
 
         Raises:
-            UserError: a picture, or what is known of it, can't be used.
-            Unsupported: there are fewer pictures than a batch has.
+            UserError: an image or its label cannot be used.
+            Unsupported: there are fewer images than in a batch.
             PerfexpError: a worker process died.
         """
         check_batch(self._count, self._batch_size)
@@ -111,8 +101,8 @@ class LoadedBatches:
             if batch is None:
                 self._restart()
             elif len(batch.inputs) == self._batch_size:
-                # As in a `for` statement, the one before lives until here, where the device may still work: giving a
-                # worker's memory back takes the host time (3.6 ms for 11 MB of shared memory on an AMD EPYC).
+                # Free the previous batch only here, while the device may still work: returning a worker's memory
+                # takes host time (3.6 ms for 11 MB of shared memory on an AMD EPYC).
                 self._on_host = batch
                 return self._session.place(batch)
 
@@ -120,7 +110,7 @@ class LoadedBatches:
         """See `Batches`. In evaluation the last one may be smaller.
 
         Raises:
-            UserError: a picture, or what is known of it, can't be used.
+            UserError: an image or its label cannot be used.
             PerfexpError: a worker process died.
         """
         self._restart()
@@ -128,7 +118,7 @@ class LoadedBatches:
             yield self._session.place(batch)
 
     def close(self) -> None:
-        """End the worker processes: torch does so when nothing holds the iterator any longer."""
+        """End the worker processes, which torch does once the iterator is deleted."""
         self._iterator = iter(())
         self._loader = self._on_host = None
 
@@ -145,11 +135,11 @@ class LoadedBatches:
             if "DataLoader worker" not in str(error):
                 raise
             died = str(error).splitlines()[0]
-        except (EOFError, OSError) as error:  # it died while its batch was handed over
+        except (EOFError, OSError) as error:  # the process died while its batch was transferred
             died = f"the process ended while its batch was fetched ({type(error).__name__})."
         if died:
-            # Until the iterator is gone, torch raises its error again at whatever happens to run when a child ends.
-            # The error's traceback would hold the iterator, so it is not this one's cause.
+            # While the iterator exists, torch raises its error again in any code that runs when a child ends.
+            # The error's traceback would hold the iterator, so it is not chained.
             self.close()
             raise PerfexpError(
                 f"A process that loads pictures failed: {died} It may lack memory, or shared memory (in a container: "
@@ -161,15 +151,7 @@ class LoadedBatches:
 
 
 def check_batch(count: int, batch_size: int) -> None:
-    """Whether the pictures are enough for a batch.
-
-    Args:
-        count: of pictures.
-        batch_size: of a batch.
-
-    Raises:
-        Unsupported: they are not.
-    """
+    """Raise `Unsupported` unless there are enough images for a batch."""
     if count < batch_size:
         raise Unsupported(
             f"There are {count} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
@@ -178,5 +160,5 @@ def check_batch(count: int, batch_size: int) -> None:
 
 
 def _tie(parent: int, worker: int) -> None:
-    """The first thing that process number `worker` of a loader does."""
+    """Initialize process number `worker` of a loader."""
     lifeline.die_with(parent)

@@ -1,4 +1,4 @@
-"""Made streets: a small data set in Cityscapes' layout from any photographs, with masks that are no truth."""
+"""Make a small data set in Cityscapes' layout from any photographs, with artificial masks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from perfexp.errors import UserError
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 #: Name of the only city.
 _CITY = "made"
-#: A crop takes at least this part of the largest one that fits into its photograph.
+#: Least size of a crop, relative to the largest that fits into its photograph.
 _SMALLEST_CROP = 0.5
-#: Masks are made on pictures so many times smaller, as regions of a few pixels are nobody's.
+#: Reduction of the images for masks, since regions of a few pixels are meaningless.
 _COARSER = 4
 _ROUNDS = 8
-#: How much the place of a pixel counts beside its colour, both from 0 to 1.
+#: Weight of a pixel's position relative to its color, both from 0 to 1.
 _PLACE = 0.5
-#: The part of a picture at its lower edge that is void, as the bonnet of the car is in Cityscapes.
+#: Share of an image at its lower edge that is void, like the car's hood in Cityscapes.
 _VOID_BELOW = 0.05
-#: The part of the pixels that fit no class well, which are void too.
+#: Share of the pixels that fit no class well, which are void too.
 _VOID_FAR = 0.02
 NO_TRUTH = (
     "The masks are made from colours and places: they are no truth. Use them to try out and to time, not to learn."
@@ -35,11 +35,7 @@ NO_TRUTH = (
 
 
 def photographs_in(folder: Path) -> list[Path]:
-    """The photographs in a folder, by name.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The photographs in a folder, by name; raises `UserError` if there are none."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _EXTENSIONS and file.is_file())
@@ -49,11 +45,7 @@ def photographs_in(folder: Path) -> list[Path]:
 
 
 def public_photographs() -> list[tuple[str, Image.Image]]:
-    """The two that scikit-learn ships, with their names.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The two photographs of scikit-learn, with their names; raises `UserError` if it is not installed."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
@@ -80,15 +72,12 @@ def make(
     """Write the data set.
 
     Args:
-        root: a folder that is empty or not there.
+        root: an empty or new folder.
         photographs: files, or None for those of scikit-learn.
-        counts: pictures by split.
-        size: height and width of each.
         seed: the same photographs, counts, size and seed give the same pixels.
-        progress: told of each picture.
 
     Raises:
-        UserError: a photograph can't be read, or the folder is not empty or can't be written.
+        UserError: a photograph cannot be read, or the folder is not empty or cannot be written.
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
@@ -103,9 +92,8 @@ def make(
     }
     try:
         root.mkdir(parents=True, exist_ok=True)
-        (root / MADE).write_text(
-            json.dumps(about, indent=1) + "\n", encoding="utf-8"
-        )  # first: whatever is there is made
+        # first, so that even an incomplete data set is marked
+        (root / MADE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         for number, (split, count) in enumerate(counts.items()):
             for index in range(count):
                 _make_pair(root, split, index, sources, size, np.random.default_rng([seed, number, index]))
@@ -133,13 +121,7 @@ def _make_pair(
 
 
 def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:
-    """A random part of a photograph, resized to a height and width; half of them mirrored.
-
-    Args:
-        photograph: in RGB.
-        size: height and width.
-        random: what is drawn from.
-    """
+    """A random part of an RGB photograph, resized to a height and width; half of them mirrored."""
     largest = min(photograph.height / size[0], photograph.width / size[1])
     part = largest * random.uniform(_SMALLEST_CROP, 1)
     height, width = part * size[0], part * size[1]
@@ -149,23 +131,19 @@ def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Gener
 
 
 def regions(picture: Image.Image, random: np.random.Generator) -> Mask:
-    """A mask of a picture: regions of like colour and place, numbered by brightness, and void where nothing fits.
+    """A mask of regions of similar color and position, numbered by brightness, with void for outliers.
 
-    K-means (Lloyd, "Least squares quantization in PCM") on a smaller picture, and a filter that gives each pixel the
-    number that is the most frequent around it.
-
-    Args:
-        picture: in RGB.
-        random: what is drawn from.
+    K-means (Lloyd, "Least squares quantization in PCM") on a smaller image, and a filter that gives each pixel the most
+    frequent number around it.
     """
     small = picture.reduce(_COARSER) if min(picture.size) >= 8 * _COARSER else picture
     features = _features(small)
     centres = features[random.choice(len(features), size=min(len(CLASSES), len(features)), replace=False)]
     for _ in range(_ROUNDS):
         nearest, _distance = _nearest(features, centres)
-        for each in range(len(centres)):
-            if (members := nearest == each).any():
-                centres[each] = features[members].mean(axis=0)
+        for index in range(len(centres)):
+            if (members := nearest == index).any():
+                centres[index] = features[members].mean(axis=0)
     centres = centres[np.argsort(centres[:, :3].sum(axis=1), kind="stable")]
     nearest, distance = _nearest(features, centres)
     numbers = nearest.astype(np.uint8)
@@ -177,7 +155,7 @@ def regions(picture: Image.Image, random: np.random.Generator) -> Mask:
 
 
 def _features(picture: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Colour and place of each pixel, (pixels, 5)."""
+    """Color and position of each pixel, (pixels, 5)."""
     colours = np.asarray(picture, np.float32).reshape(-1, 3) / 255
     down, across = np.mgrid[: picture.height, : picture.width].astype(np.float32)
     places = np.stack([down.ravel() / picture.height, across.ravel() / picture.width], axis=1)
@@ -187,7 +165,7 @@ def _features(picture: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
 def _nearest(
     features: np.ndarray[Any, np.dtype[np.float32]], centres: np.ndarray[Any, np.dtype[np.float32]]
 ) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.float32]]]:
-    """The number of the nearest centre, and the squared distance to it, for each row."""
+    """Index of the nearest center and the squared distance to it, for each row."""
     distances = np.stack([((features - centre) ** 2).sum(axis=1) for centre in centres])
     return distances.argmin(axis=0), distances.min(axis=0)
 
@@ -198,5 +176,5 @@ def _read(file: Path) -> Image.Image:
             return picture.convert("RGB")
     except MemoryError:
         raise
-    except Exception as error:  # each of PIL's decoders has errors of its own
+    except Exception as error:  # each of PIL's decoders has its own errors
         raise UserError(f"{file} can't be read as a picture: {error}. Take it out of the folder.") from error

@@ -1,4 +1,4 @@
-"""Mmseg pipeline: pictures and masks as a configuration of mmsegmentation prepares them, at the size of a point."""
+"""Prepare images and masks by a configuration of mmsegmentation, at the size of a point."""
 
 from __future__ import annotations
 
@@ -14,37 +14,29 @@ from perfexp.data.cityscapes_masks import VOID, read_mask, train_ids
 from perfexp.errors import UserError
 from perfexp.models.mmseg import Pictures
 
-#: Where a configuration keeps a pipeline: that of the loader is the one that mmengine runs.
+#: Keys of a pipeline in a configuration, first that of the loader, which mmengine runs.
 _TRAIN = ("train_dataloader", "train_pipeline")
 _TEST = ("test_dataloader", "val_dataloader", "test_pipeline")
 
 
 class Pipeline:
-    """The training or the test pipeline of a configuration; every transform as it is, except for the sizes.
+    """The training or test pipeline of a configuration, unchanged but for the sizes.
 
-    Random crops have the size of the point; where there are none, and in tests, pictures are resized to it. A picture
-    that is smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size.
-
-    Args:
-        config: of mmengine's.
-        size: height and width of the point.
-        training: which of the two.
-        classes: that the model tells apart.
+    Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
+    smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size.
 
     Raises:
-        UserError: the configuration has none, or it can't be built.
+        UserError: the configuration has no such pipeline, or it cannot be built.
     """
 
     def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int) -> None:
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
-        importlib.import_module("cv2").setNumThreads(
-            0
-        )  # as mmengine does: the loader's processes are as many as are wanted
+        importlib.import_module("cv2").setNumThreads(0)  # as in mmengine: parallelism comes from the loader's processes
         self._size, self._training = size, training
         described = _sized(_described(config, training=training), size, training=training)
-        if not any(_name(each) == "LoadAnnotations" for each in described):
+        if not any(_name(step) == "LoadAnnotations" for step in described):
             raise UserError(f"The {self._of} loads no masks (LoadAnnotations), which data=cityscapes is about.")
         try:
             import mmseg.datasets  # noqa: F401 - registers the transforms
@@ -73,7 +65,7 @@ class Pipeline:
             )
         except (UserError, MemoryError):
             raise
-        except Exception as error:  # a transform is anybody's code
+        except Exception as error:  # a transform is arbitrary code
             check_picture(pair.picture)
             read_mask(pair.mask)
             raise UserError(f"The {self._of} fails at {pair.picture}: {type(error).__name__}: {error}") from error
@@ -94,21 +86,17 @@ class Pipeline:
         return Pictures([picture for picture, _ in samples], self._size, self._training), torch.stack(masks)
 
     def _check(self, picture: torch.Tensor, pair: Pair) -> None:
-        """Whether it has the point's size, or in training a smaller one, which is padded on the device."""
-        given = tuple(picture.shape[-2:])
-        if given != self._size and not (self._training and given[0] <= self._size[0] and given[1] <= self._size[1]):
+        """Check that the image has the point's size, or in training a smaller one, which is padded on the device."""
+        made = tuple(picture.shape[-2:])
+        if made != self._size and not (self._training and made[0] <= self._size[0] and made[1] <= self._size[1]):
             raise UserError(
-                f"The {self._of} makes {given[0]} × {given[1]} pixels of {pair.picture}, the point is "
+                f"The {self._of} makes {made[0]} × {made[1]} pixels of {pair.picture}, the point is "
                 f"{self._size[0]} × {self._size[1]}: it needs a {'RandomCrop' if self._training else 'Resize'}."
             )
 
 
 class _Labels:
-    """A transform that leaves train ids of known classes in the mask, as soon as it has been loaded.
-
-    Args:
-        classes: that the model tells apart.
-    """
+    """A transform that converts a loaded mask to train ids of the model's classes."""
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
@@ -120,42 +108,38 @@ class _Labels:
 
 
 def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
-    """A pipeline of a configuration as plain data.
-
-    Raises:
-        UserError: it has none.
-    """
+    """A pipeline of a configuration as plain data; raises `UserError` if there is none."""
     for key in _TRAIN if training else _TEST:
         node = config.get(key)
         while isinstance(node, Mapping):  # a loader, its data set, the one that this repeats, …
             inner = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
             node = inner
         if node:
-            return [copy.deepcopy(dict(each)) for each in node]
+            return [copy.deepcopy(dict(step)) for step in node]
     raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare pictures by.")
 
 
 def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: bool) -> list[dict[str, Any]]:
-    """The same pipeline for pictures of a height and width."""
-    crops = training and any(_name(each) == "RandomCrop" for each in described)
-    for each in described:
-        scale = each.get("scale")
+    """The same pipeline for images of a height and width."""
+    crops = training and any(_name(step) == "RandomCrop" for step in described)
+    for step in described:
+        scale = step.get("scale")
         if isinstance(scale, list) and not any(isinstance(number, list | tuple) for number in scale):
-            each["scale"] = tuple(scale)  # from YAML; a list would be a choice of scales
-        if _name(each) == "RandomCrop":
-            each["crop_size"] = size
-        elif _name(each) == "Resize" and not crops:
-            each.pop("scale_factor", None)
-            each.update(scale=(size[1], size[0]), keep_ratio=False)
-        elif _name(each) == "LoadAnnotations":
-            each.pop("reduce_zero_label", None)  # of other data: here 0 is a class
+            step["scale"] = tuple(scale)  # a list, which YAML gives, would be a choice of scales
+        if _name(step) == "RandomCrop":
+            step["crop_size"] = size
+        elif _name(step) == "Resize" and not crops:
+            step.pop("scale_factor", None)
+            step.update(scale=(size[1], size[0]), keep_ratio=False)
+        elif _name(step) == "LoadAnnotations":
+            step.pop("reduce_zero_label", None)  # meant for other data: here 0 is a class
     return described
 
 
 def _with_check(described: list[dict[str, Any]], check: _Labels) -> list[Any]:
     steps: list[Any] = []
-    for each in described:
-        steps += [each, check] if _name(each) == "LoadAnnotations" else [each]
+    for step in described:
+        steps += [step, check] if _name(step) == "LoadAnnotations" else [step]
     return steps
 
 
@@ -165,7 +149,7 @@ def _name(described: Mapping[str, Any]) -> str:
 
 
 def _padded(mask: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """With void to the right and below, where the pictures are padded."""
+    """The mask padded with void to the right and below, where the images are padded."""
     height, width = mask.shape
     if (height, width) == size:
         return mask

@@ -1,4 +1,4 @@
-"""Rotating: the same batch in many places of the device's memory, more than its caches hold (cache=rotate)."""
+"""The same batch at many addresses of the device's memory, exceeding its caches (cache=rotate)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from itertools import cycle, islice
 from perfexp.data import Batches
 from perfexp.models import Batch, Session
 
-#: All copies together are so many times as large as the caches.
+#: Size of all copies together, relative to the caches.
 _TIMES_CACHE = 2
 
 
 class Rotating:
-    """Copies of batches that take turns, so that a call finds its inputs in memory and not in a cache.
-
-    Args:
-        batches: whose inputs are all the same.
-        session: that makes the copies.
-        cache_bytes: size of the largest cache.
-    """
+    """Copies of equal batches in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
 
     constant = False
 
@@ -43,9 +37,5 @@ class Rotating:
 
 
 def on_device(batches: Batches) -> bool:
-    """Whether all batches lie on the device already.
-
-    Args:
-        batches: of a point.
-    """
+    """Whether all batches are on the device already."""
     return batches.constant or isinstance(batches, Rotating)

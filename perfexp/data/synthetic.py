@@ -1,4 +1,4 @@
-"""Synthetic data: random batches that stay on the device, so that nothing but the model is timed."""
+"""Random batches that stay on the device, so that only the model is timed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from itertools import cycle
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
-#: So many sets of labels for the same inputs. With one, a training soon knows it by heart; its loss and its gradients
-#: become zeros and denormal numbers, which some devices compute faster and some slower than real ones.
+#: Number of label sets for the same inputs. With one, training soon memorizes it; loss and gradients become zeros and
+#: denormal numbers, which some devices compute faster and some slower than others.
 _LABELS = 8
-#: More than any data set has.
+#: Limit beyond any data set.
 _MOST_SAMPLES = 10**12
 
 
 class Synthetic:
-    """Random inputs, and labels that contradict one another from call to call, drawn once for each point.
-
-    Args:
-        num_samples: how many samples one epoch is taken to have; nothing of that size is stored.
-    """
+    """Random inputs with contradicting labels from call to call; `num_samples` of an epoch is nominal."""
 
     labelled = False
     num_classes: int | None = None
@@ -47,12 +43,7 @@ class Synthetic:
 
 
 class SyntheticBatches:
-    """The same inputs again and again, with one set of labels after the other.
-
-    Args:
-        batches: on the device.
-        per_epoch: how many make an epoch.
-    """
+    """The same inputs in every batch, with alternating sets of labels."""
 
     constant = True
 

@@ -1,4 +1,4 @@
-"""Device: what the measuring code asks of the thing that it measures; one module for each kind beside this one."""
+"""Interface of a measured device; each kind has a module beside this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfexp.records.record import Metric
 
 
 class Cache(StrEnum):
-    """What a call finds in the device's caches: what the one before it left, nothing, or other inputs than its own."""
+    """Contents of the device's caches before a call: those of the previous call, nothing, or other inputs."""
 
     warm = "warm"
     flush = "flush"
@@ -26,17 +26,16 @@ class Event(Protocol):
 class Device(Protocol):
     """A device that runs calls, and its clocks.
 
-    On a synchronous device (a CPU) a call's work is done when the call returns, and the host's clock tells all. An
-    asynchronous one (a GPU) has a queue: calls return when their work is enqueued, and events mark places in it.
+    On a synchronous device (a CPU) a call's work is done when the call returns, and the host's clock times it. An
+    asynchronous device (a GPU) has a queue: calls return when their work is enqueued, and events mark positions in it.
 
     Attributes:
-        kind: `cpu`, `cuda`, `mps` or `fake`.
-        name: what the driver or the operating system calls it.
-        identifier: what torch calls it (`cpu`, `cuda:0`), or None where torch does not know it.
+        name: product name from the driver or the operating system.
+        identifier: torch's name (`cpu`, `cuda:0`), or None for a device unknown to torch.
         asynchronous: whether calls return before their work is done.
-        lock_name: identifies it on this machine, for the lock that keeps others off; None where it needs none.
-        event_tick_seconds: resolution of the event clock; of the host's clock on a synchronous device.
-        record_seconds: device time that recording an event costs.
+        lock_name: unique name on this machine for the lock against concurrent use; None for no lock.
+        event_tick_seconds: resolution of the event clock, or of the host's clock on a synchronous device.
+        record_seconds: device time of recording an event.
     """
 
     kind: str
@@ -47,7 +46,7 @@ class Device(Protocol):
 
     @property
     def cache_bytes(self) -> int:
-        """Size of its largest cache."""
+        """Size of the largest cache."""
 
     @property
     def event_tick_seconds(self) -> float: ...  # noqa: D102
@@ -56,10 +55,10 @@ class Device(Protocol):
     def record_seconds(self) -> float: ...  # noqa: D102
 
     def settle(self) -> None:
-        """Before `start`: wait until whoever worked on it before is gone from it; for a few seconds at the most."""
+        """Before `start`, wait a few seconds at most for previous users of the device to disappear."""
 
     def start(self) -> None:
-        """Make it ready to work (a GPU's context); before that, nothing has been done on it."""
+        """Initialize the device (a GPU's context); no work precedes this."""
 
     def now_ns(self) -> int:
         """The host's monotonic clock, nanoseconds."""
@@ -68,53 +67,49 @@ class Device(Protocol):
         """Wait until everything in the queue is done."""
 
     def new_event(self) -> Event:
-        """An event that has been recorded once, so that nothing is left to be made lazily."""
+        """An event that has been recorded once, so that no lazy initialization remains."""
 
     def record(self, event: Event) -> None:
-        """Put the event into the queue, after what is already in it."""
+        """Put the event at the end of the queue."""
 
     def passed(self, event: Event) -> bool:
         """Whether the device has passed the event; does not wait."""
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """Device time between two events that were passed."""
+        """Device time between two passed events."""
 
     def hold(self, seconds: float) -> None:
-        """Put a wait of about so long into the queue, so that what follows piles up behind it."""
+        """Put a wait of approximately this length into the queue, so that later work piles up behind it."""
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """Run a call and tell whether it waits for the device before it returns; False on a synchronous device."""
+        """Run a call and return whether it synchronizes before it returns; False on a synchronous device."""
 
     def flush_cache(self) -> None:
-        """Put work into the queue that drives everything else out of the device's caches."""
+        """Enqueue work that evicts everything else from the device's caches."""
 
     def is_lost(self) -> bool:
-        """Whether nothing can be done on it any more by this process (after an error that outlives its call)."""
+        """Whether this process can no longer use the device (after an error that outlives its call)."""
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Forget the peak of memory so far, where that can be done.
-
-        Args:
-            give_back: whether memory that is held without need is given back to the system before.
-        """
+        """Reset the peak of memory, where possible, by default after unused memory was returned to the system."""
 
     def memory(self) -> list[Metric]:
-        """`memory/peak_bytes` since the last reset, and what else the device knows; None with a reason otherwise.
+        """`memory/peak_bytes` since the last reset, and further figures of the device; None with a reason otherwise.
 
-        What perfexp itself holds there (to flush a cache) is not counted.
+        perfexp's own memory on the device (to flush a cache) is not counted.
         """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception says that this device, or its host, ran out of memory."""
+        """Whether an exception means that this device, or its host, ran out of memory."""
 
     def state(self) -> dict[str, Any]:
-        """What changes while measuring: clocks, temperature, load. JSON values."""
+        """Variable state: clocks, temperature, load, as JSON values."""
 
     def facts(self) -> dict[str, Any]:
-        """What does not change: product, cores, driver. JSON values."""
+        """Constant facts: product, cores, driver, as JSON values."""
 
     def meters(self) -> Found:
-        """What counts its energy, or why nothing does."""
+        """Meters of its energy, or the reason why there are none."""
 
     def doubts(self) -> list[Diagnostic]:
-        """What is wrong with this device from the start."""
+        """Diagnostics of the device before any measurement."""

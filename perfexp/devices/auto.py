@@ -14,13 +14,10 @@ from perfexp.errors import DeviceMismatch
 
 
 def open_device(*, index: int = 0, **_: Any) -> Device:
-    """The CUDA device of that number where torch has one, otherwise the CPU.
-
-    Args:
-        index: number of the device.
+    """The CUDA device of an index where torch has CUDA, otherwise the CPU.
 
     Raises:
-        DeviceMismatch: torch has CUDA devices, but none of that number.
+        DeviceMismatch: torch has CUDA devices, but none of that index.
     """
     from perfexp.devices import cuda
 
@@ -28,19 +25,16 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
         return cuda.CudaDevice(index=index)
     if cuda.is_available():
         raise DeviceMismatch(
-            f"gpu.index={index} names no CUDA device of this job: they are numbered from 0 to {cuda.last()}."
+            f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 to {cuda.last()}."
         )
     return CpuDevice()
 
 
 @cache
 def foreseen(index: int = 0) -> str | None:
-    """Name of the GPU that `open_device` is going to find, or `cpu`; None where only torch can tell.
+    """Name of the GPU that `open_device` will find, or `cpu`; None where only torch can know.
 
-    Neither torch nor the device is touched: the driver tells, and the file that says what torch was built for.
-
-    Args:
-        index: number of the device.
+    The answer comes from the driver and torch's version file, without torch or the device.
     """
     built = _built_for()
     if built is None or "hip" in built:
@@ -49,7 +43,7 @@ def foreseen(index: int = 0) -> str | None:
         names = nvml.visible_names() if "cuda" in built else []
     except ImportError:
         return None
-    except Exception:  # there is no driver, so torch finds no device
+    except Exception:  # without a driver, torch finds no device
         names = []
     if names is None or 0 < len(names) <= index:
         return None
@@ -57,10 +51,10 @@ def foreseen(index: int = 0) -> str | None:
 
 
 def _built_for() -> set[str] | None:
-    """Which of `cuda` and `hip` torch was built for; None where it does not say."""
-    found = importlib.util.find_spec("torch")
+    """The subset of `cuda` and `hip` that torch was built for; None if unknown."""
+    spec = importlib.util.find_spec("torch")
     try:
-        text = (Path(found.origin or "").parent / "version.py").read_text() if found else ""
+        text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
     except OSError:
         return None
     return set(re.findall(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE)) if text else None

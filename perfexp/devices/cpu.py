@@ -1,4 +1,4 @@
-"""The host's processor: synchronous, so its clock is the host's."""
+"""The host's CPU, a synchronous device with the host's clock."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from perfexp.meters.finding import find_meters
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
-#: So many times the size of the largest cache is written to drive everything else out of it.
+#: Bytes to write to evict everything else, relative to the largest cache.
 _FLUSH_FACTOR = 2
-#: Size of the largest cache where the system does not tell it.
+#: Default size of the largest cache where the system does not report it.
 _UNKNOWN_CACHE_BYTES = 64 * 2**20
 
 
@@ -36,11 +36,7 @@ class _Stamp:
 
 
 class CpuDevice:
-    """The processor that perfexp runs on.
-
-    Args:
-        name: a name to show instead of the processor's own.
-    """
+    """The CPU that perfexp runs on, under its own or a given name."""
 
     kind = "cpu"
     identifier: str | None = "cpu"
@@ -55,29 +51,29 @@ class CpuDevice:
         self._flushed: NDArray[np.float64] | None = None
 
     def settle(self) -> None:
-        """See `Device`; who uses a processor is told by the doubt `busy_host`."""
+        """See `Device`; the diagnostic `busy_host` covers other users of a CPU."""
 
     def start(self) -> None:
-        """It is always ready."""
+        """See `Device`; it is always ready."""
 
     def now_ns(self) -> int:
         """See `Device`."""
         return time.perf_counter_ns()
 
     def synchronize(self) -> None:
-        """Nothing is ever pending."""
+        """See `Device`; nothing is ever pending."""
 
     def new_event(self) -> Event:
         """See `Device`."""
         return _Stamp()
 
     def record(self, event: Event) -> None:
-        """Take the host's time."""
+        """Store the host's time."""
         assert isinstance(event, _Stamp)
         event.nanoseconds = time.perf_counter_ns()
 
     def passed(self, event: Event) -> bool:
-        """Always: what was recorded has been passed."""
+        """See `Device`; a recorded event has always passed."""
         return True
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
@@ -87,36 +83,36 @@ class CpuDevice:
         return (end.nanoseconds - start.nanoseconds) * 1e-9
 
     def hold(self, seconds: float) -> None:
-        """There is no queue to hold."""
+        """See `Device`; there is no queue."""
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """Nothing is ever pending."""
+        """See `Device`; nothing is ever pending."""
         return False
 
     def flush_cache(self) -> None:
-        """See `Device`: twice the last level's size is written."""
+        """See `Device`; writes twice the size of the last-level cache."""
         if self._flushed is None:
             self._flushed = np.ones(_FLUSH_FACTOR * self.cache_bytes // 8)
         self._flushed += 1.0
 
     def is_lost(self) -> bool:
-        """Never: without it nothing could ask."""
+        """See `Device`; a CPU cannot be lost."""
         return False
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Give back what is not needed, and set the peak of the resident memory back to what then is (Linux)."""
+        """Free unused memory, and reset the peak of the resident memory to the current value (Linux)."""
         if give_back:
             self._flushed = None
             gc.collect()
-            with suppress(OSError, AttributeError):  # glibc keeps what was freed; other libraries have no such function
+            with suppress(OSError, AttributeError):  # only glibc retains freed memory and has this function
                 ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
     def memory(self) -> list[Metric]:
-        """Peak resident memory of the process, libraries and data included: since the reset where the system can."""
+        """Peak resident memory of the process, libraries and data included, since the reset where possible."""
         peak = _peak_resident_bytes()
-        reason = None if peak is not None else "the system does not tell the peak resident memory"
+        reason = None if peak is not None else "the system does not report the peak resident memory"
         if peak is not None and self._flushed is not None:
             peak -= self._flushed.nbytes
         return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
@@ -126,7 +122,7 @@ class CpuDevice:
         return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
-        """Load average and the processor's present frequency."""
+        """Load average and current CPU frequency."""
         load = psutil.getloadavg()
         frequency = psutil.cpu_freq()
         return {
@@ -147,50 +143,50 @@ class CpuDevice:
         }
 
     def meters(self) -> Found:
-        """See `Device`; those of the processor's packages."""
+        """See `Device`; the meters of the CPU packages."""
         return find_meters(self.kind)
 
     def doubts(self) -> list[Diagnostic]:
-        """None: what disturbs a measurement is looked for at each point."""
+        """See `Device`; disturbances are checked at each point."""
         return []
 
 
 def open_device(**_: Any) -> CpuDevice:
-    """The CPU, for the `_target_` of gpu=cpu; the facts of the configuration do not concern it."""
+    """The CPU, for the `_target_` of gpu=cpu, which ignores the configuration's data sheet."""
     return CpuDevice()
 
 
 def processor_name() -> str:
-    """The processor's product name, or its architecture where the system does not tell."""
+    """The CPU's product name, or its architecture where the system has no name."""
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def _last_level_bytes() -> int:
-    """Size of the largest cache of the first core (Linux), or a large guess."""
+    """Size of the largest cache of the first core (Linux), or a large default."""
     sizes = [_kibibytes(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max(sizes, default=0) * 1024 or _UNKNOWN_CACHE_BYTES
 
 
 def _kibibytes(path: Path) -> int:
     try:
-        found = re.fullmatch(r"(\d+)K", path.read_text().strip())
+        match = re.fullmatch(r"(\d+)K", path.read_text().strip())
     except OSError:
-        found = None
-    return int(found[1]) if found else 0
+        match = None
+    return int(match[1]) if match else 0
 
 
 def _peak_resident_bytes() -> int | None:
-    """Linux tells it since the last reset; macOS and others since the process began, in bytes and in KiB."""
+    """Peak resident memory: since the last reset on Linux, since the start of the process elsewhere."""
     try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
-        found = None
-    if found:
-        return int(found[1]) * 1024
+        match = None
+    if match:
+        return int(match[1]) * 1024
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""CUDA devices, NVIDIA's and, through the same interface of torch, AMD's."""
+"""CUDA devices: NVIDIA's and, through the same interface of torch, AMD's."""
 
 from __future__ import annotations
 
@@ -23,31 +23,28 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
-#: What libraries say that do not get their memory from torch's allocator.
+#: Out-of-memory errors of libraries that bypass torch's allocator.
 _OUT_OF_MEMORY = re.compile(
     r"CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|HIP out of memory"
-    r"|Cuda failure[^']*'out of memory'",  # as NCCL says it
+    r"|Cuda failure[^']*'out of memory'",  # of NCCL
     re.I,
 )
-#: So many times the size of the second-level cache is written to drive everything else out of it.
+#: Bytes to write to evict everything else, relative to the second-level cache.
 _FLUSH_FACTOR = 2
-#: Cycles of the spin by which its rate is found; from here on its time is proportional to them.
+#: Cycles of the calibration kernel, enough for its time to be proportional to them.
 _CANARY_CYCLES = 20_000_000
-#: Whoever had the device before is waited for at the most so long, and looked for so often.
+#: Maximum wait for previous users of the device, and the interval of checks.
 _SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 
-#: A kernel that spins for so many cycles.
+#: A kernel that spins for a number of cycles.
 _spin: Callable[[int], None] = torch.cuda._sleep
 
 
 class CudaDevice:
-    """A GPU that torch calls `cuda:INDEX`.
+    """A GPU with torch's name `cuda:INDEX`.
 
-    The tick of its event clock, what recording an event costs, and how fast it spins are measured when they are asked
-    for: not while the time to first prediction is taken.
-
-    Args:
-        index: number of the device.
+    The tick of its event clock, the cost of recording an event, and its spin rate are measured on demand: not during
+    the cold start.
     """
 
     kind = "cuda"
@@ -68,8 +65,8 @@ class CudaDevice:
     def settle(self) -> None:
         """See `Device`.
 
-        A process that ends keeps memory of the device until the driver has cleared up after it, and how busy the device
-        was the driver tells of up to a second (nvml.h, `nvmlUtilization_t`).
+        After a process ends, its memory stays in use until the driver has cleaned up, and the driver's utilization lags
+        by up to a second (nvml.h, `nvmlUtilization_t`).
         """
         deadline = time.monotonic() + _SETTLING_SECONDS
         while self._board and is_used(self._board.state()) and time.monotonic() < deadline:
@@ -77,7 +74,7 @@ class CudaDevice:
 
     def start(self) -> None:
         """See `Device`."""
-        if self._board:  # before this process has a context there: whoever is seen is another one
+        if self._board:  # without a context of this process, all visible users are others
             self._used_before_bytes = self._board.used_bytes()
             self._state_before = self._board.state()
         torch.cuda.set_device(self._index)
@@ -120,15 +117,15 @@ class CudaDevice:
         return bool(event.query())  # type: ignore[attr-defined]
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """See `Device`; torch gives milliseconds in single precision."""
+        """See `Device`; torch returns milliseconds in single precision."""
         return float(start.elapsed_time(end)) * 1e-3  # type: ignore[attr-defined]
 
     def hold(self, seconds: float) -> None:
-        """See `Device`; a kernel that spins."""
+        """See `Device`; by a kernel that spins."""
         _spin(int(seconds * self._cycles_per_second))
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """See `Device`; torch raises where an operation would synchronise."""
+        """See `Device`; torch raises where an operation would synchronize."""
         torch.cuda.set_sync_debug_mode("error")
         try:
             call()
@@ -142,7 +139,7 @@ class CudaDevice:
         return False
 
     def flush_cache(self) -> None:
-        """See `Device`: twice the size of the second-level cache is written."""
+        """See `Device`; writes twice the size of the second-level cache."""
         if self._flushed is None:
             size = _FLUSH_FACTOR * self.cache_bytes
             self._flushed = torch.empty(size, dtype=torch.uint8, device=self.identifier)
@@ -153,6 +150,7 @@ class CudaDevice:
         try:
             torch.cuda.synchronize()
             torch.ones(1, device=self.identifier).add_(1).item()
+        # a full device still works
         except torch.OutOfMemoryError:
             return False
         except RuntimeError:
@@ -165,22 +163,19 @@ class CudaDevice:
         if give_back:
             self._flushed = None
             gc.collect()
-            torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps one for each stream that it ever worked on
+            torch._C._cuda_clearCublasWorkspaces()  # cuBLAS retains one per stream
             torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> list[Metric]:
-        """Peaks of torch's allocator, and what the board has more in use than before the context was made."""
+        """Peaks of torch's allocator, and the increase of the board's memory in use since before the context."""
         own = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._more_in_use()
         return [
             Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated() - own, unit="bytes"),
             Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved() - own, unit="bytes"),
             Metric(
-                name="memory/device_bytes",
-                value=None if device is None else device - own,
-                unit="bytes",
-                reason=reason,
+                name="memory/device_bytes", value=None if device is None else device - own, unit="bytes", reason=reason
             ),
         ]
 
@@ -190,7 +185,7 @@ class CudaDevice:
         return of_device or is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
-        """What the driver says, and the clock that the spin of known cycles shows."""
+        """The driver's state, and the clock frequency measured by the calibration kernel."""
         return {"canary_hertz": self._spin_rate(), **(self._board.state() if self._board else {})}
 
     def facts(self) -> dict[str, Any]:
@@ -213,7 +208,7 @@ class CudaDevice:
         }
 
     def meters(self) -> Found:
-        """See `Device`; those of the board with this UUID (NVIDIA) or place on the bus (AMD)."""
+        """See `Device`; the meters of the board with this UUID (NVIDIA) or bus id (AMD)."""
         place = [getattr(self._properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
         domain, bus, slot = (-1 if part is None else int(part) for part in place)
         bus_id = f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None
@@ -227,19 +222,19 @@ class CudaDevice:
         return [diagnostics.make("shared_device", evidence=evidence)]
 
     def _more_in_use(self) -> tuple[int | None, str | None]:
-        """Bytes that the board has more in use than before the context was made; or None, and why."""
+        """Increase of the board's memory in use since before the context, in bytes; or None and the reason."""
         used = self._board.used_bytes() if self._board else None
         if used is None or self._used_before_bytes is None:
-            return None, self._no_board or "the driver does not tell the memory in use"
+            return None, self._no_board or "the driver does not report the memory in use"
         more = used - self._used_before_bytes
         if more < torch.cuda.memory_reserved():
-            return None, "less than torch's own: another process must have given memory back meanwhile"
+            return None, "less than torch's own: another process must have freed memory"
         return more, None
 
     def _spin_rate(self) -> float:
         """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load.
 
-        The first of two spins wakes a device that has been idle and counts for nothing.
+        The first of two spins wakes an idle device and is discarded.
         """
         start, end = self.new_event(), self.new_event()
         _spin(_CANARY_CYCLES)
@@ -250,7 +245,7 @@ class CudaDevice:
         return _CANARY_CYCLES / self.elapsed_seconds(start, end)
 
     def _measure_record(self, repeats: int = 200) -> float:
-        """Device time that one more event costs: spins with an event after each, against the same spins without."""
+        """Device time of one more event: spins with an event after each, against the same spins without."""
         events = [self.new_event() for _ in range(repeats)]
         start, end = self.new_event(), self.new_event()
 
@@ -270,7 +265,7 @@ class CudaDevice:
         return max(0.0, statistics.median((marked - bare) / repeats for marked, bare in pairs))
 
     def _measure_tick(self, repeats: int = 300) -> float:
-        """The smallest difference between two times that the event clock was seen to show."""
+        """The smallest observed difference between two times of the event clock."""
         events = [self.new_event() for _ in range(repeats + 1)]
         torch.cuda.synchronize()
         self.hold(0.02)
@@ -287,20 +282,17 @@ class CudaDevice:
 def open_device(
     *, name: str = "cuda", match: str | None = None, index: int = 0, facts: dict[str, Any] | None = None, **_: Any
 ) -> CudaDevice:
-    """The device that a file of the gpu group names.
+    """The device that a file of the gpu group describes.
 
     Args:
-        name: name of the group's file (`h200`).
-        match: regular expression for the name that the driver reports.
-        index: number of the device.
-        facts: of the data sheet; its product is named where it is not found.
+        match: regular expression for the driver's product name.
 
     Raises:
-        DeviceMismatch: the machine has no such device; both are named.
+        DeviceMismatch: the machine has no such device.
     """
-    found = torch.cuda.get_device_name(index) if is_available(index) else None
-    if found is None or (match is not None and not re.search(match, found, re.IGNORECASE)):
-        here = found or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
+    device_name = torch.cuda.get_device_name(index) if is_available(index) else None
+    if device_name is None or (match is not None and not re.search(match, device_name, re.IGNORECASE)):
+        here = device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
         wanted = (facts or {}).get("product") or "a CUDA device"
         raise DeviceMismatch(
             f"gpu={name} gpu.index={index} asks for {wanted}; this job runs on: {here}. "
@@ -310,14 +302,10 @@ def open_device(
 
 
 def is_available(index: int = 0) -> bool:
-    """Whether torch can use a device of that number.
-
-    Args:
-        index: number of the device.
-    """
+    """Whether torch can use the device of an index."""
     return torch.cuda.is_available() and 0 <= index < torch.cuda.device_count()
 
 
 def last() -> int:
-    """Number of the last device that torch has."""
+    """Index of torch's last device."""
     return torch.cuda.device_count() - 1

@@ -1,4 +1,4 @@
-"""A scripted device in simulated time: known truth for the measuring code, without torch and without waiting."""
+"""A scripted device in simulated time, whose truth is known, without torch and without waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfexp.records.record import Metric
 
 
 class _Mark:
-    """An event: when the simulated device passes it, and what its clock reads then."""
+    """An event: when the simulated device passes it, and its clock's reading then."""
 
     passed_seconds: float = math.inf
     seconds: float = math.inf
@@ -25,26 +25,21 @@ class _Mark:
 class FakeDevice:
     """A host that enqueues and a device that works through its queue, both on simulated clocks.
 
-    Each launch costs the host `enqueue_seconds` and the device what the caller says. When `queue_depth` launches are
-    pending, the host waits for the oldest to end, as a CUDA stream makes it.
+    Each launch costs the host `enqueue_seconds` and the device the time that the caller passes. With `queue_depth`
+    pending launches, the host waits for the oldest to end, as with a CUDA stream.
 
     Args:
-        name: what to call it.
         asynchronous: whether launches return before their work is done.
         tick_seconds: resolution of the event clock.
-        enqueue_seconds: host time of one launch.
-        record_seconds: device time of recording an event.
         record_host_seconds: host time of recording an event.
-        synchronize_seconds: host time of a synchronise beyond the waiting itself.
-        queue_depth: launches that may be pending.
-        graph_gap_seconds: device time between two kernels that are launched one by one; a captured graph saves it.
-        flush_seconds: device time of driving everything out of the cache.
-        lock_name: see `Device`.
-        clock_hertz: what the canary reads, one value after the other; the last one stays.
+        synchronize_seconds: host time of a synchronization beyond the wait itself.
+        queue_depth: maximum number of pending launches.
+        graph_gap_seconds: device time between two separately launched kernels; a captured graph saves it.
+        clock_hertz: successive readings of the calibration kernel; the last one repeats.
 
     Attributes:
         cold: whether the cache was flushed since the last call that used it.
-        lost: whether it was lost; whoever scripts a fault sets it.
+        lost: whether it was lost; set by a scripted fault.
     """
 
     kind = "fake"
@@ -91,11 +86,10 @@ class FakeDevice:
         """Enqueue work.
 
         Args:
-            work_seconds: device time that it takes.
-            host_seconds: host time that enqueuing takes; `enqueue_seconds` if not given.
+            host_seconds: host time of enqueuing; `enqueue_seconds` by default.
 
         Returns:
-            When the device will have finished it, in simulated seconds.
+            Completion time on the device, in simulated seconds.
         """
         if self.lost:
             raise RuntimeError("scripted: the device is lost")
@@ -116,20 +110,13 @@ class FakeDevice:
         return self._free_seconds
 
     def settle(self) -> None:
-        """Nobody leaves anything on it."""
+        """See `Device`; there are no previous users."""
 
     def start(self) -> None:
-        """It is always ready."""
+        """See `Device`; it is always ready."""
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A call's launches as one, as a CUDA graph makes them.
-
-        Args:
-            call: launches only; it may not wait.
-
-        Returns:
-            A function that launches all of them at once.
-        """
+        """A function that launches the work of a call without waits as one, like a CUDA graph."""
         self._captured = []
         try:
             call()
@@ -155,10 +142,10 @@ class FakeDevice:
         return _Mark()
 
     def record(self, event: Event) -> None:
-        """See `Device`; the event's time is cut to the tick."""
+        """See `Device`; the event's time is rounded down to the tick."""
         assert isinstance(event, _Mark)
         event.passed_seconds = self.launch(self.record_seconds, self.record_host_seconds)
-        ticks = math.floor(event.passed_seconds / self.event_tick_seconds + 1e-6)  # 1e-6: a whole number stays whole
+        ticks = math.floor(event.passed_seconds / self.event_tick_seconds + 1e-6)  # 1e-6 absorbs rounding errors
         event.seconds = ticks * self.event_tick_seconds
 
     def passed(self, event: Event) -> bool:
@@ -192,10 +179,10 @@ class FakeDevice:
         return self.lost
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """It has no memory."""
+        """See `Device`; there is no memory."""
 
     def memory(self) -> list[Metric]:
-        """It has no memory."""
+        """See `Device`; there is no memory."""
         reason = "a scripted device has no memory"
         return [Metric(name="memory/peak_bytes", value=None, unit="bytes", reason=reason)]
 
@@ -228,9 +215,5 @@ class FakeDevice:
 
 
 def open_device(*, script: dict[str, Any] | None = None, **_: Any) -> FakeDevice:
-    """A scripted device, for the `_target_` of gpu=fake.
-
-    Args:
-        script: keyword arguments of `FakeDevice`.
-    """
+    """A scripted device with the arguments of `FakeDevice`, for the `_target_` of gpu=fake."""
     return FakeDevice(**(script or {}))

@@ -1,4 +1,4 @@
-"""Lock: one measurement at a time on a device, among the processes of a user."""
+"""One measurement at a time on a device, among the processes of a user."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from perfexp.host.locks import lock_path as lock_path
 
 @contextmanager
 def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]) -> Iterator[None]:
-    """While entered, no other process of this user measures on the device. The lock goes with the process.
+    """While entered, no other process of this user measures on the device. The lock ends with the process.
 
-    A process that is forked meanwhile does not hold it: one that outlives this one keeps no device from others.
+    Processes forked in between do not hold the lock: one that outlives this process does not block the device.
 
     Args:
-        name: of the device, unique on this machine; None for one that needs no lock.
-        wait: whether to wait until the device is free, or to refuse.
-        purpose: what this process is about to do, for the messages of others.
-        waiting: told who has the device, before this process waits.
+        name: unique name of the device on this machine; None for no lock.
+        wait: whether to wait for the device instead of raising.
+        purpose: description of this measurement for other processes' messages.
+        waiting: called with the lock's owner before this process waits.
 
     Raises:
-        UserError: another process has it, and this one is not to wait; or locks can't be kept here.
+        UserError: another process has the lock and `wait` is false, or locks are impossible here.
     """
     if name is None:
         yield
@@ -34,7 +34,9 @@ def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str],
         if not locks.taken(descriptor):
             owner = _owner(descriptor)
             if not wait:
-                raise UserError(f"The device is in use: {owner}. Wait for it, or let perfexp do so: device_lock=wait.")
+                raise UserError(
+                    f"The device is in use: {owner}. Wait for it, or let perfexp wait with device_lock=wait."
+                )
             waiting(owner)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         locks.sign(descriptor, f"measures {purpose}")
@@ -42,14 +44,7 @@ def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str],
 
 
 def holder(name: str) -> str | None:
-    """Who has a device's lock at this moment; None if it is free.
-
-    Args:
-        name: of the device.
-
-    Raises:
-        UserError: locks can't be kept here.
-    """
+    """Owner of a device's lock, None if it is free; raises `UserError` if locks are impossible here."""
     if not lock_path(name).exists():
         return None
     with locks.opened(name, os.O_RDONLY) as descriptor:

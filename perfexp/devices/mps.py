@@ -1,4 +1,4 @@
-"""Apple's GPU through torch: found and named; this version can't measure on it yet."""
+"""Apple's GPU through torch: detected, but not yet supported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perfexp.errors import DeviceMismatch, UserError
 
 
 def open_device(**_: Any) -> NoReturn:
-    """Find Apple's GPU.
+    """Detect Apple's GPU.
 
     Raises:
         DeviceMismatch: the machine has none.
-        UserError: it has, but perfexp measures only the CPU so far.
+        UserError: it is not supported yet.
     """
     if not torch.backends.mps.is_available():
         raise DeviceMismatch(f"gpu=mps asks for Apple's GPU; this job runs on: {processor_name()}. Choose gpu=auto.")

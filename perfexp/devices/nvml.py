@@ -1,4 +1,4 @@
-"""NVML: what the driver says of an NVIDIA board; every question that it does not answer is None."""
+"""State of an NVIDIA board by NVML; an unanswered query gives None."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-#: Throttle reasons that slow a device down although it has work, by their bits. Source: nvml.h,
-#: nvmlClocksEventReason…; idle, application clocks, and sync boost are no slow-down of this kind.
+#: Bits of throttle reasons that slow a device under load. Source: nvml.h, nvmlClocksEventReason…; idle, application
+#: clocks and sync boost are not slow-downs of this kind.
 _THROTTLES = {
     0x04: "power cap",
     0x08: "hardware slow-down",
@@ -16,16 +16,12 @@ _THROTTLES = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
-#: Of its time, percent, a board that nobody uses is busy with no more.
+#: Maximum utilization of an unused board, percent.
 _BUSY_PERCENT = 5
 
 
 class Board:
-    """One board, by its UUID.
-
-    Args:
-        uuid: as torch tells it (`GPU-…` or without the prefix).
-    """
+    """One board, by torch's UUID (`GPU-…` or without the prefix)."""
 
     def __init__(self, uuid: str) -> None:
         import pynvml
@@ -35,7 +31,7 @@ class Board:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     def facts(self) -> dict[str, Any]:
-        """What does not change while measuring. Watts, hertz, bytes."""
+        """Constant facts, in watts, hertz and bytes."""
         nvml, handle = self._nvml, self._handle
         return {
             "driver": self._ask(nvml.nvmlSystemGetDriverVersion),
@@ -51,7 +47,7 @@ class Board:
         }
 
     def state(self) -> dict[str, Any]:
-        """Clocks, temperature, power, throttling, and the processes that have a context there, as they are now."""
+        """Current clocks, temperature, power, throttling, and number of processes with a context on the board."""
         nvml, handle = self._nvml, self._handle
         reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         return {
@@ -65,7 +61,7 @@ class Board:
         }
 
     def used_bytes(self) -> int | None:
-        """Memory of the board that is in use, by anybody."""
+        """Memory of the board in use by any process."""
         memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
         return None if memory is None else int(memory.used)
 
@@ -80,31 +76,19 @@ class Board:
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
-    """Whether somebody uses a board on which this process has no context yet.
-
-    Args:
-        state: see `Board.state`.
-    """
+    """Whether others use a board of a `Board.state` on which this process has no context yet."""
     return bool(state.get("processes")) or (state.get("utilization_percent") or 0) > _BUSY_PERCENT
 
 
 def neighbours(state: Mapping[str, Any]) -> list[str]:
-    """What the driver tells of others on a board on which this process has no context yet, in words.
-
-    Args:
-        state: see `Board.state`.
-    """
+    """Description of others on a board of a `Board.state` on which this process has no context yet."""
     others, busy = state.get("processes"), state.get("utilization_percent")
-    told = [] if others is None else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
-    return [*told, *([] if busy is None else [f"{busy} % busy"])]
+    words = [] if others is None else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
+    return [*words, *([] if busy is None else [f"{busy} % busy"])]
 
 
 def find_board(uuid: str) -> tuple[Board | None, str]:
-    """The board of that UUID, or None and why there is none.
-
-    Args:
-        uuid: as torch tells it.
-    """
+    """The board of a torch UUID, or None and the reason."""
     try:
         return Board(uuid), ""
     except ImportError:
@@ -114,31 +98,31 @@ def find_board(uuid: str) -> tuple[Board | None, str]:
 
 
 def all_boards() -> dict[str, Any]:
-    """Every board that the driver shows, whether or not torch can use it, as it is before this process gives it work.
+    """All boards that the driver reports, before this process uses them, whether or not torch can.
 
     Raises:
         ImportError: nvidia-ml-py is not installed.
-        Exception: NVML's own, where there is no driver.
+        Exception: an error of NVML, where there is no driver.
     """
     import pynvml
 
     pynvml.nvmlInit()
-    found = []
+    boards = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = pynvml.nvmlDeviceGetUUID(handle)
         board = Board(uuid)
         own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(handle)}
-        found.append({**own, "facts": board.facts(), "state": board.state()})
-    return {"boards": found}
+        boards.append({**own, "facts": board.facts(), "state": board.state()})
+    return {"boards": boards}
 
 
 def visible_names() -> list[str] | None:
-    """Names of the boards that CUDA shows to this process, in its order; None where only CUDA can tell.
+    """Names of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
 
     Raises:
         ImportError: nvidia-ml-py is not installed.
-        Exception: NVML's own, where there is no driver.
+        Exception: an error of NVML, where there is no driver.
     """
     import pynvml
 
@@ -146,19 +130,20 @@ def visible_names() -> list[str] | None:
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    # CUDA lists MIG slices, and by default sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
     is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if is_sliced or not (is_in_order or not names):
         return None
-    found = []
+    visible = []
     for text in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(uuids)).split(","):
         word = text.strip()
         named = [name for number, name in enumerate(names) if word == str(number)]
         named += [name for name, uuid in zip(names, uuids, strict=True) if word and uuid.startswith(word)]
-        if len(named) != 1:  # CUDA shows none from here on
+        if len(named) != 1:  # CUDA ignores all later entries
             break
-        found += named
-    return found
+        visible += named
+    return visible
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -166,5 +151,5 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _flag(mode: Any) -> bool | None:
-    """NVML gives the current and the pending mode."""
+    """NVML returns the current and the pending mode."""
     return None if mode is None else bool(mode[0])

@@ -1,4 +1,4 @@
-"""Diagnosis: what the facts of a machine mean for measuring on it; pure functions, no machine is asked."""
+"""Judge from facts whether a machine can measure; pure functions without access to the machine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-#: `machine` (machine.facts), `survey` (survey.conduct), `gpu_files` (by name: match, product, power_watts) and `locks`
-#: (by the device's lock name: who has it, or None).
+#: `machine` (machine.facts), `survey` (capabilities.conduct), `gpu_files` (by name: match, product, power_watts) and
+#: `locks` (owner or None by the device's lock name).
 Facts = Mapping[str, Any]
 
 
 class Verdict(StrEnum):
-    """What is to be thought of something: only `fail` keeps the chosen device from being measured."""
+    """Judgment of a check; only `fail` prevents measurements on the chosen device."""
 
     ok = "ok"
     warn = "warn"
@@ -24,14 +24,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        check: what was looked at.
-        verdict: what is to be thought of it.
-        found: what was seen.
-        remedy: what to do about it, where something is to be done.
-    """
+    """Result of one check."""
 
     check: str
     verdict: Verdict
@@ -41,11 +34,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The device that is asked for, as `gpu=NAME gpu.index=INDEX` would.
+    """The requested device, as by `gpu=NAME gpu.index=INDEX`.
 
     Attributes:
-        name: of a file of conf/gpu.
-        index: number of the device.
+        name: name of a file of conf/gpu.
     """
 
     name: str = "auto"
@@ -53,36 +45,31 @@ class Choice:
 
 
 def ok(check: str, found: str) -> Finding:
-    """Nothing is to be done."""
+    """A finding that needs no action."""
     return Finding(check=check, verdict=Verdict.ok, found=found)
 
 
 def warn(check: str, found: str, remedy: str) -> Finding:
-    """Measuring works, but something is not as it should be."""
+    """A finding that measuring works with restrictions."""
     return Finding(check=check, verdict=Verdict.warn, found=found, remedy=remedy)
 
 
 def missing(check: str, found: str, remedy: str) -> Finding:
-    """Measuring works without it."""
+    """A finding that something optional is missing."""
     return Finding(check=check, verdict=Verdict.missing, found=found, remedy=remedy)
 
 
 def fail(check: str, found: str, remedy: str) -> Finding:
-    """Measuring does not work."""
+    """A finding that measuring does not work."""
     return Finding(check=check, verdict=Verdict.fail, found=found, remedy=remedy)
 
 
 def untested(check: str, found: str, remedy: str = "") -> Finding:
-    """It may work; nobody has tried."""
+    """A finding that measuring may work but is untested."""
     return Finding(check=check, verdict=Verdict.untested, found=found, remedy=remedy)
 
 
 def part(facts: Facts, name: str) -> Mapping[str, Any]:
-    """What the survey says of a part; nothing where it did not come so far.
-
-    Args:
-        facts: all of them.
-        name: `torch`, `cuda`, ….
-    """
+    """The survey's facts of a part (`torch`, `cuda`, …); empty if the survey failed before."""
     answered: Mapping[str, Any] = facts["survey"]["parts"].get(name, {})
     return answered

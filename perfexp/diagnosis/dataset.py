@@ -1,4 +1,4 @@
-"""Dataset: what a look into Cityscapes' folder means for data=cityscapes."""
+"""Judge whether a folder can be used by data=cityscapes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 from perfexp.diagnosis import Finding, fail, ok, warn
 
-#: So many things that are wrong with pairs are told of a split; the rest is counted.
-_TOLD = 3
+#: Problems that are listed per split; the rest is counted.
+_LISTED = 3
 
 
 def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """A line for what was looked at; of a split without folders only what is missing.
+    """A line per check; for a split without folders only the missing one.
 
     Args:
-        facts: `made`, whether the masks are no truth, `where` to get the data, and `splits`, each with `missing` or
-            with `pictures`, `masks`, `pairs`, `label_ids`, `without_mask`, `without_picture`, `read` and `problems`.
+        facts: `made` (whether the masks are artificial), `where` (source of the data), and `splits`, each with
+            `missing` or with `pictures`, `masks`, `pairs`, `label_ids`, `without_mask`, `without_picture`, `read` and
+            `problems`.
     """
-    told = set()
+    reported = set()
     for split, of_split in facts["splits"].items():
         if missing := of_split["missing"]:
-            if missing not in told:
-                told.add(missing)
+            if missing not in reported:
+                reported.add(missing)
                 yield fail(split, f"there is no folder {missing}", facts["where"])
         else:
             yield _counts(split, of_split)
@@ -34,35 +35,37 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
-    found = f"{facts['pictures']} pictures, {facts['masks']} masks, {facts['pairs']} pairs"
+    observation = f"{facts['pictures']} pictures, {facts['masks']} masks, {facts['pairs']} pairs"
     if not facts["pictures"]:
-        return fail(split, found, "put pictures CITY/*_leftImg8bit.png there")
+        return fail(split, observation, "put pictures CITY/*_leftImg8bit.png there")
     if facts["without_mask"]:
         missing = facts["pictures"] - facts["pairs"]
         return fail(
             split,
-            f"{found}; {missing} without a mask, the first is {facts['without_mask'][0]}",
+            f"{observation}; {missing} without a mask, the first is {facts['without_mask'][0]}",
             "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png",
         )
     if facts["label_ids"]:
-        return ok(split, f"{found}; {facts['label_ids']} masks hold label ids, which become train ids as they are read")
-    return ok(split, found)
+        return ok(
+            split, f"{observation}; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
+        )
+    return ok(split, observation)
 
 
 def _lonely_masks(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
     if facts["without_picture"]:
         lonely = facts["masks"] - facts["pairs"]
-        found = f"{lonely} masks have no picture, the first is {facts['without_picture'][0]}"
-        yield warn(f"{split} masks", found, "get the pictures; these masks are not used")
+        observation = f"{lonely} masks have no picture, the first is {facts['without_picture'][0]}"
+        yield warn(f"{split} masks", observation, "get the pictures; these masks are not used")
 
 
 def _read(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
     check = f"{split} files"
     problems = facts["problems"]
-    for problem in problems[:_TOLD]:
+    for problem in problems[:_LISTED]:
         yield fail(check, problem, "")
-    if len(problems) > _TOLD:
-        yield fail(check, f"{len(problems)} of {facts['read']} pairs that were read can't be used", "--json tells all")
+    if len(problems) > _LISTED:
+        yield fail(check, f"{len(problems)} of {facts['read']} pairs that were read can't be used", "--json lists all")
     if facts["read"] and not problems:
         whole = "all" if facts["read"] == facts["pairs"] else f"{facts['read']} of {facts['pairs']}, evenly spread,"
         yield ok(check, f"{whole} read whole: pictures and masks agree, labels from 0 to 18 and 255")

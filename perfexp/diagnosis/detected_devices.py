@@ -1,4 +1,4 @@
-"""Found: what torch is built for, and which devices of this machine it can use."""
+"""Detect torch's build and the usable devices of this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perfexp.devices.nvml import find_board
 from perfexp.diagnosis.meter_selftest import try_meters
 from perfexp.errors import UserError
 
-#: So long the device is kept busy while the driver is asked for its clock.
+#: Duration of the load during which the driver's clock is read.
 _BUSY_SECONDS = 0.2
 
 
 def torch_build() -> dict[str, Any]:
-    """Version of torch and what it was built for; None for what it was not."""
+    """Version of torch and of its GPU libraries; None for libraries that it was built without."""
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -27,7 +27,7 @@ def torch_build() -> dict[str, Any]:
 
 
 def cuda_devices() -> dict[str, Any]:
-    """Every device that torch calls `cuda:N` (NVIDIA's, or AMD's with a ROCm build); why there is none, if it says."""
+    """All devices with a torch name `cuda:N` (NVIDIA's, or AMD's with a ROCm build), or torch's reason for none."""
     if torch.version.cuda is None and torch.version.hip is None:
         return {"devices": []}
     try:
@@ -43,11 +43,7 @@ def apple_gpu() -> dict[str, Any]:
 
 
 def try_clocks(index: int) -> dict[str, Any]:
-    """Tick and cost of events, and the clock that a spin of known cycles shows; `not_tried` where others measure.
-
-    Args:
-        index: number of the CUDA device.
-    """
+    """Tick and cost of events, and the clock of the calibration kernel; `not_tried` while another process measures."""
     if not cuda.is_available(index):
         return {"not_tried": f"torch has no cuda:{index}"}
     device = cuda.CudaDevice(index=index)
@@ -65,11 +61,7 @@ def try_clocks(index: int) -> dict[str, Any]:
 
 
 def try_energy(index: int | None) -> dict[str, Any]:
-    """What the energy meters of a device do while it rests; see `perfexp.diagnosis.meter_selftest.try_meters`.
-
-    Args:
-        index: number of the CUDA device; None for the CPU, which is also taken where torch has no such device.
-    """
+    """Self-test of the energy meters of a CUDA device, or else of the CPU, at rest; see `meter_selftest.try_meters`."""
     here = index is not None and cuda.is_available(index)
     device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
     return try_meters(device.meters())

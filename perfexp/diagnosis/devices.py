@@ -1,4 +1,4 @@
-"""Devices: those that were found, and whether the one that is asked for is among them."""
+"""Judge the detected devices, and whether the requested one is among them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfexp.records import units
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What a choice comes to on this machine.
+    """Device of a choice on this machine.
 
     Attributes:
-        kind: `cuda`, `cpu`, `mps`, `fake`, or None where it comes to nothing.
-        name: what the driver or the system calls it; why there is none.
+        kind: `cuda`, `cpu`, `mps`, `fake`, or None for no device.
+        name: product name, or the reason for no device.
         device: the survey's facts of a CUDA device.
-        file: name of the file of conf/gpu that matches it.
+        file: name of the matching file of conf/gpu.
     """
 
     kind: str | None
@@ -31,21 +31,17 @@ class Chosen:
 
     @property
     def lock_name(self) -> str | None:
-        """Name of its lock; None where it needs none."""
+        """Name of its lock; None without a lock."""
         return str(self.device["uuid"]) if self.device else "cpu" if self.kind == "cpu" else None
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
-    """The device that a job would measure on.
-
-    Args:
-        facts: of the machine.
-        choice: what is asked for.
-    """
+    """The device on which a job would measure."""
     if choice.name == "fake":
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
         return Chosen(kind="mps", name="Apple's GPU") if part(facts, "mps").get("available") else _none(facts, choice)
+    # without torch's answer, the CPU is not known to be the best device
     if choice.name == "auto" and not _are_known(facts):
         return _none(facts, choice)
     device = next((device for device in cuda_devices(facts) if device["index"] == choice.index), None)
@@ -57,13 +53,7 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
 
 
 def findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
-    """The choice first, then all devices.
-
-    Args:
-        facts: of the machine.
-        choice: what is asked for.
-        chosen: what it comes to.
-    """
+    """The choice first, then all devices."""
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")
     if error and not part(facts, "torch").get("error"):
@@ -79,40 +69,30 @@ def findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
 
 
 def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
-    """What torch calls `cuda:N`.
-
-    Args:
-        facts: of the machine.
-    """
+    """Devices with a torch name `cuda:N`."""
     devices: Sequence[Mapping[str, Any]] = part(facts, "cuda").get("devices", ())
     return devices
 
 
 def board_of(facts: Facts, device: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What NVML says of a CUDA device; None where it knows none of that UUID.
-
-    Args:
-        facts: of the machine.
-        device: the survey's facts of it.
-    """
+    """NVML's facts of a CUDA device; None if NVML has no board with its UUID."""
     uuid = str(device["uuid"]).removeprefix("GPU-")
     boards = part(facts, "boards").get("boards", ())
     return next((board for board in boards if board["uuid"].removeprefix("GPU-") == uuid), None)
 
 
 def _none(facts: Facts, choice: Choice) -> Chosen:
-    """What is asked for and what is here, as the job itself would say it."""
+    """No device, with the requested and the existing ones in the job's own words."""
     wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
     wanted = wanted or facts["gpu_files"][choice.name]["product"] or "a CUDA device"
     if not _are_known(facts):
-        return Chosen(kind=None, name=f"asks for {wanted}; torch could not be asked which devices are here")
+        return Chosen(kind=None, name=f"asks for {wanted}; torch could not list the devices of this machine")
     here = ", ".join(f"{device['name']} (cuda:{device['index']})" for device in cuda_devices(facts))
     here = here or f"{facts['machine']['cpu']['name']}, with 0 CUDA devices"
     return Chosen(kind=None, name=f"asks for {wanted}; here is: {here}")
 
 
 def _are_known(facts: Facts) -> bool:
-    """Whether torch could be asked for its devices."""
     return "devices" in part(facts, "cuda")
 
 
@@ -120,7 +100,9 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
     check = f"gpu={choice.name}" + (f" gpu.index={choice.index}" if choice.index else "")
     if chosen.kind is None:
         remedy = "choose gpu=auto, another gpu.index, or the machine that has it"
-        return fail(check, chosen.name, remedy if _are_known(facts) else "mend what failed above, then ask again")
+        return fail(
+            check, chosen.name, remedy if _are_known(facts) else "fix the failures above, then repeat the command"
+        )
     if chosen.kind == "mps":
         return fail(check, "Apple's GPU is here, but this version of perfexp does not measure it", "gpu=cpu")
     if chosen.kind == "fake":
@@ -136,29 +118,31 @@ def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
     """A device, with the file of conf/gpu that has its data sheet."""
     rocm = bool(part(facts, "torch").get("rocm"))
     capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
-    what = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
+    description = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
     check, file = f"cuda:{device['index']}", _file_of(facts, device["name"])
-    found = "; ".join([", ".join(what), f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"])
+    observation = "; ".join(
+        [", ".join(description), f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"]
+    )
     remedy = "" if file else "gpu=auto measures it; add conf/gpu/NAME.yaml for its peaks"
     if rocm:
-        return untested(check, f"{found}; ROCm has not been tried", remedy)
-    return ok(check, found) if file else warn(check, found, remedy)
+        return untested(check, f"{observation}; ROCm has not been tried", remedy)
+    return ok(check, observation) if file else warn(check, observation, remedy)
 
 
 def _unusable(facts: Facts) -> Iterator[Finding]:
-    """Boards that the driver shows and torch can't use, or fewer of them."""
+    """Boards of the driver that torch cannot use."""
     boards, devices = part(facts, "boards").get("boards", ()), cuda_devices(facts)
     torch, reason = part(facts, "torch"), part(facts, "cuda").get("reason")
     if not torch or torch.get("error") or not part(facts, "cuda"):
         return
     if boards and not devices:
-        what = f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
+        observation = f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
         remedy = (
-            "look at CUDA_VISIBLE_DEVICES and at the driver's version"
+            "check CUDA_VISIBLE_DEVICES and the driver's version"
             if torch.get("cuda")
             else "install a CUDA build of torch: https://pytorch.org/get-started/locally"
         )
-        yield warn("CUDA devices", f"{what}{f': {reason}' if reason else ''}", remedy)
+        yield warn("CUDA devices", f"{observation}{f': {reason}' if reason else ''}", remedy)
     elif torch.get("cuda") and not devices:
         yield warn("CUDA devices", f"none: {reason or 'torch finds none'}", "on a cluster: run it in a job with a GPU")
     elif len(devices) < len(boards):

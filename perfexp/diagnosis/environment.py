@@ -34,7 +34,7 @@ _PACKAGES = (
 
 
 def collect() -> dict[str, Any]:
-    """What a reader has to know to repeat the measurement. JSON values; what can't be known is None."""
+    """Facts that are needed to repeat the measurement, as JSON values; unknown ones are None."""
     return {
         "perfexp": __version__,
         "python": platform.python_version(),
@@ -63,14 +63,7 @@ def collect() -> dict[str, Any]:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """The facts that an earlier process recorded, and the doubts about them.
-
-    Args:
-        path: an environment.json.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
+    """The facts and diagnostics in an environment.json; raises `UserError` if it cannot be read."""
     try:
         content = msgspec.convert(untrusted.json_data(untrusted.read_bytes(path)), _File)
     except OSError as error:
@@ -86,15 +79,10 @@ class _File(msgspec.Struct):
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """In what two environments differ that makes their times incomparable: name, old and new.
-
-    Args:
-        before: facts of an environment.json.
-        now: those of this process.
-    """
+    """Differences between two environments that make times incomparable: name, old and new."""
     places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
-    found = ((place, _at(before, place), _at(now, place)) for place in places)
-    return [(place, old, new) for place, old, new in found if old != new]
+    pairs = ((place, _at(before, place), _at(now, place)) for place in places)
+    return [(place, old, new) for place, old, new in pairs if old != new]
 
 
 def _at(facts: dict[str, Any], place: str) -> Any:
@@ -109,13 +97,10 @@ def cores() -> int:
 
 
 def other_cpu_seconds(*, of_ranks: bool = False) -> float:
-    """Processor time that other processes, and other guests of the same hardware, have used since the machine started.
+    """CPU time of other processes, and of other guests of the same hardware, since the machine started.
 
-    This process, its parent (which waits) and its children, those that have ended too, are not counted. The difference
-    of two readings means something.
-
-    Args:
-        of_ranks: whether the other children of the parent work with this one.
+    This process, its parent (which waits) and its children, including terminated ones, are not counted; `of_ranks` adds
+    the parent's other children. Only differences are meaningful.
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
@@ -130,9 +115,9 @@ def other_cpu_seconds(*, of_ranks: bool = False) -> float:
 def _cpu_seconds(process: psutil.Process) -> float:
     try:
         used = process.cpu_times()
-    except psutil.Error:  # it has just ended, or belongs to somebody else
+    except psutil.Error:  # the process has just ended, or belongs to another user
         return 0.0
-    return float(used.user + used.system + used.children_user + used.children_system)  # children that have ended
+    return float(used.user + used.system + used.children_user + used.children_system)  # terminated children
 
 
 def _version(package: str) -> str | None:
@@ -150,7 +135,7 @@ def _operating_system() -> str:
 
 
 def _container() -> str | None:
-    """Kind of container, or None where there is no sign of one."""
+    """Kind of container, or None without signs of one."""
     if Path("/.dockerenv").exists():
         return "docker"
     if Path("/run/.containerenv").exists():
@@ -159,7 +144,6 @@ def _container() -> str | None:
 
 
 def _affinity() -> list[int] | None:
-    """Numbers of the logical cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 

@@ -1,4 +1,4 @@
-"""Host: locks, load, processors, clock, and the folders that are written to."""
+"""Judge the host: locks, load, CPU cores, clock, and output folders."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from perfexp.diagnosis import Facts, Finding, fail, ok, warn
 from perfexp.diagnosis.devices import Chosen
 from perfexp.records import units
 
-#: Load of others that a measurement bears: so many cores, or this share of them.
+#: Tolerated load of other processes, in cores or as a share of them.
 _QUIET_CORES, _QUIET_SHARE = 0.5, 0.1
-#: A call of a microsecond is timed to a tenth of it.
+#: Resolution that times a call of a microsecond to a tenth of it.
 _FINE_SECONDS = 1e-7
 _SLOW_CLOCKS = ("hpet", "acpi_pm")
 _LITTLE_BYTES = 2**30
 
 
 def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
-    """A line for each.
-
-    Args:
-        facts: of the machine.
-        chosen: the device that a job would measure on.
-    """
+    """A line per check, for the device on which a job would measure."""
     machine = facts["machine"]
     if chosen.lock_name:
         yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))
@@ -37,35 +32,34 @@ def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
     if not folder["writable"]:
-        return fail("device lock", f"{folder['path']} can't be written", "have it removed: it has to be yours alone")
+        return fail("device lock", f"{folder['path']} can't be written", "have it removed: it must be yours alone")
     if holder:
-        return warn("device lock", f"held: {holder}", "wait for it, or let a run do so: device_lock=wait")
+        return warn("device lock", f"held: {holder}", "wait for it, or set device_lock=wait")
     return ok("device lock", "free")
 
 
 def _load(cpu: Mapping[str, Any]) -> Finding:
     load, cores = cpu["load_average_1min"], cpu["logical_cores"] or 1
-    found = f"load average {load:.2f} on {cores} cores"
+    observation = f"load average {load:.2f} on {cores} cores"
     if load > max(_QUIET_CORES, _QUIET_SHARE * cores):
-        return warn("load", found, "end other work on this machine before you measure")
-    return ok("load", found)
+        return warn("load", observation, "end other work on this machine before you measure")
+    return ok("load", observation)
 
 
 def _governor(cpu: Mapping[str, Any]) -> Finding:
     governor = cpu["governor"]
     if governor in (None, "performance"):
-        return ok("governor", governor or "not told: the system leaves no choice (a virtual machine, a container)")
+        return ok("governor", governor or "unknown: the system has no setting (a virtual machine, a container)")
     return warn("governor", governor, "as root: cpupower frequency-set -g performance")
 
 
 def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
-    """How many of the logical cores this process may use."""
     cores = cpu["logical_cores"] or 1
     usable = len(cpu["affinity"] or []) or cores
-    remedy = "ask for whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
+    remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
     if quota_cores is not None and quota_cores < usable:
-        found = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
-        return warn("processors", found, remedy)
+        observation = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
+        return warn("processors", observation, remedy)
     if usable < cores:
         return warn("processors", f"{usable} of {cores} logical cores may be used", remedy)
     return ok("processors", f"all {cores} logical cores may be used")
@@ -73,25 +67,27 @@ def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
 
 def _clock(clock: Mapping[str, Any]) -> Finding:
     source = clock["source"]
-    found = f"resolution {units.format_seconds(clock['resolution_seconds'], 2)}" + (f", {source}" if source else "")
+    observation = f"resolution {units.format_seconds(clock['resolution_seconds'], 2)}" + (
+        f", {source}" if source else ""
+    )
     if clock["resolution_seconds"] > _FINE_SECONDS or source in _SLOW_CLOCKS:
-        return warn("clock", found, "short calls are timed coarsely; Linux with the clock source tsc does better")
-    return ok("clock", found)
+        return warn("clock", observation, "short calls are timed coarsely; Linux with the clock source tsc does better")
+    return ok("clock", observation)
 
 
 def _outputs(folder: Mapping[str, Any]) -> Finding:
     if not folder["writable"]:
         return fail("outputs", f"{folder['path']} can't be written here", "go to another folder, or output_dir=DIR")
-    found = f"{folder['path']} can be written, {units.format_bytes(folder['free_bytes'])} free"
+    observation = f"{folder['path']} can be written, {units.format_bytes(folder['free_bytes'])} free"
     if folder["free_bytes"] < _LITTLE_BYTES:
-        return warn("outputs", found, "make space: a point leaves all of its samples")
-    return ok("outputs", found)
+        return warn("outputs", observation, "free some space: a point stores all of its samples")
+    return ok("outputs", observation)
 
 
 def _store(machine: Mapping[str, Any]) -> Finding:
-    """The tracking store of the folder; a record that can't be sent stays on disk."""
+    """The tracking store of the folder; a record that cannot be sent stays on disk."""
     store, folder = machine["store"], machine["folders"]["store"]
     remedy = "tracking.uri=URI, or tracking=none; records stay on disk, perfexp log sends them later"
     if store["problem"] or not folder["writable"]:
-        return warn("tracking store", f"{store['path']}: {store['problem'] or 'it can not be made'}", remedy)
+        return warn("tracking store", f"{store['path']}: {store['problem'] or 'it cannot be created'}", remedy)
     return ok("tracking store", store["path"])

@@ -1,4 +1,4 @@
-"""Instruments: energy meters and profilers."""
+"""Judge energy meters and profilers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ _NSIGHT = {
 
 
 def findings(facts: Facts) -> Iterator[Finding]:
-    """A line for each.
-
-    Args:
-        facts: of the machine.
-    """
+    """A line per check."""
     machine = facts["machine"]
     yield from _energy(part(facts, "energy"))
     rocm = bool(part(facts, "torch").get("rocm"))
     if rocm or machine["amd"]["driver"]:
         yield _amdsmi(machine["amd"])
-        yield _tool("rocprofv3", machine["tools"], "ROCm has it: the package rocprofiler-sdk", tested=False)
+        yield _tool("rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False)
     if not rocm:
         for name, remedy in _NSIGHT.items():
             yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
@@ -46,9 +42,9 @@ def _amdsmi(amd: Mapping[str, Any]) -> Finding:
 
 
 def _tool(name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True) -> Finding:
-    found = tools[name]
-    if found is None:
+    program = tools[name]
+    if program is None:
         return missing(name, "not found" if needed else "not found; only CUDA devices need it", remedy)
-    if not found["on_path"]:
-        return warn(name, f"{found['path']}, not on the PATH", f"PATH={PurePath(found['path']).parent}:$PATH")
-    return ok(name, found["path"]) if tested else untested(name, found["path"])
+    if not program["on_path"]:
+        return warn(name, f"{program['path']}, not on the PATH", f"PATH={PurePath(program['path']).parent}:$PATH")
+    return ok(name, program["path"]) if tested else untested(name, program["path"])

@@ -1,6 +1,6 @@
-"""Machine: what it offers for measuring besides its devices: packages, tools, meters, folders, clocks, processors.
+"""Collect a machine's facts other than its devices: packages, tools, meters, folders, clocks, CPU cores.
 
-Nothing is made or changed by asking, and torch is not imported.
+The queries change nothing and do not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from perfexp.diagnosis import environment
 
-#: Profilers, and where their installers put them.
+#: Profilers, and the folders of their installers.
 _TOOLS = {
     "nsys": (
         "/opt/nvidia/nsight-systems/*/bin/nsys",
@@ -33,12 +33,7 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
-    """All of it, as JSON values.
-
-    Args:
-        folders: that will be written to, by what they are for.
-        store: file of the tracking database; None where that is no file.
-    """
+    """All facts as JSON values, with output folders by purpose and the file of the tracking database, if any."""
     return {
         **environment.collect(),
         "system": platform.system(),
@@ -56,26 +51,21 @@ def facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
 
 
 def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | None:
-    """Packages that a distribution needs: what range, which version is here, whether it fits; None if it is unknown.
-
-    Args:
-        distribution: its name.
-    """
+    """Required packages of a distribution with range, installed version and fit; None if it is not installed."""
     try:
         wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
     except importlib.metadata.PackageNotFoundError:
         return None
-    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return {one.name: _requirement(one) for one in needed}
+    needed = [
+        requirement
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
+    return {requirement.name: _requirement(requirement) for requirement in needed}
 
 
 def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores' worth of time that control groups leave this process; None where they set no limit.
-
-    Args:
-        root: where control groups are mounted.
-        membership: file that names the process's own.
-    """
+    """CPU quota of this process's control groups in cores; None without a limit."""
     own = next((line[3:] for line in _lines(membership) if line.startswith("0::")), "/")
     place = root / own.lstrip("/")
     limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
@@ -83,28 +73,19 @@ def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path
 
 
 def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")) -> dict[str, Any] | None:
-    """Where a program is, on the PATH or, the newest first, where its installer puts it; None if it is in neither.
-
-    Args:
-        name: of the program.
-        places: patterns of absolute paths; by default those of a profiler of that name.
-        root: below which they are looked for.
-    """
+    """Path of a program on the PATH or, the newest first, at its installer's places; None if it is in neither."""
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
     for place in _TOOLS[name] if places is None else places:
-        found = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
-        if found:
-            return {"path": str(max(found)), "on_path": False}
+        programs = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
+        if programs:
+            return {"path": str(max(programs)), "on_path": False}
     return None
 
 
 def folder(path: Path) -> dict[str, Any]:
-    """Whether files can be written in a folder, which may have to be made first, and the space that is left there.
-
-    Args:
-        path: the folder.
-    """
+    """Whether files can be written in a folder, which may not exist yet, and its free space."""
+    # a missing folder will be made in its nearest existing parent
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
@@ -128,7 +109,7 @@ def _quota(file: Path) -> float | None:
 
 
 def _database_problem(file: Path) -> str | None:
-    """What is wrong with a file of SQLite; None if nothing is, or it is not there yet."""
+    """The problem of an SQLite file; None without a problem, or if it does not exist yet."""
     try:
         with file.open("rb") as stream:
             head = stream.read(len(_SQLITE_MAGIC))
@@ -136,8 +117,9 @@ def _database_problem(file: Path) -> str | None:
         return None
     except OSError as error:
         return error.strerror or str(error)
+    # an empty file is a valid new database
     if head and head != _SQLITE_MAGIC:
-        return "it is no SQLite database"
+        return "it is not an SQLite database"
     return None if os.access(file, os.W_OK) else "it can't be written"
 
 

@@ -1,4 +1,4 @@
-"""Self-test of meters, for `doctor`: whether the counter moves and ticks, what a query costs, and the power at rest."""
+"""Self-test of meters for `doctor`: movement and period of the counter, cost of a query, power at rest."""
 
 from __future__ import annotations
 
@@ -15,25 +15,20 @@ from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.records import units
 
-#: A self-test is short: what it finds is not a measurement.
+#: A self-test is short, and not a measurement.
 _RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, longest_windows=2.0, uncertainty=0.01)
-#: A query that takes longer is told.
+#: A slower query gives a warning.
 _SLOW_SECONDS = 0.01
-_NULL = "energy will be null, and says why"
+_NULL = "energy will be null, with this reason"
 
 
 def try_meters(
     found: Found, *, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
-    """Watch the meters for a good second while perfexp does nothing.
-
-    Args:
-        found: the meters, or why there is none.
-        now: the host's clock, seconds.
-        sleep: lets it go on.
+    """Watch the meters for about a second while perfexp is idle.
 
     Returns:
-        JSON: `reason`, `doubts`, and `meters` with what was seen of each.
+        JSON values: `reason`, `doubts`, and `meters` with the observations of each.
     """
     if not found.meters:
         return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
@@ -44,11 +39,7 @@ def try_meters(
 
 
 def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the self-test means, a few lines for each meter.
-
-    Args:
-        tried: as `try_meters` gives it.
-    """
+    """Findings of a self-test, a few lines per meter."""
     if not tried["meters"]:
         yield missing("energy", str(tried["reason"]), _NULL)
     for meter in tried["meters"]:
@@ -56,9 +47,9 @@ def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
         yield _power(meter)
         yield _query(meter)
     for doubt in tried["doubts"]:
-        if doubt["code"] not in ("meter_stuck", "meter_average"):  # are reported above
-            tell = untested if doubt["code"] == "meter_untested" else warn
-            yield tell("energy", doubt["detail"], doubt["remedy"])
+        if doubt["code"] not in ("meter_stuck", "meter_average"):  # reported above
+            verdict = untested if doubt["code"] == "meter_untested" else warn
+            yield verdict("energy", doubt["detail"], doubt["remedy"])
 
 
 def _counter(meter: Mapping[str, Any]) -> Finding:
@@ -76,23 +67,27 @@ def _power(meter: Mapping[str, Any]) -> Finding:
     if meter["integral_watts"] is None:
         remedy = "the energy counter is enough; there is nothing to compare it with"
         return missing(check, meter["no_power"] or "too few readings", remedy)
-    found = f"{units.digits(meter['integral_watts'])} W at rest"
+    observation = f"{units.digits(meter['integral_watts'])} W at rest"
     if meter["power_kind"] == PowerKind.average:
         return warn(
-            check, f"{found}, an average over about a second", "a driver of 530 or later tells that of the moment"
+            check,
+            f"{observation}, an average over about a second",
+            "a driver of 530 or later reports instantaneous power",
         )
-    return ok(check, f"{found}, of the moment")
+    return ok(check, f"{observation}, instantaneous")
 
 
 def _query(meter: Mapping[str, Any]) -> Finding:
     check, seconds = f"query {meter['name']}", meter["query_seconds"]
-    found = f"took at most {units.format_seconds(seconds, 2)}"
+    observation = f"took at most {units.format_seconds(seconds, 2)}"
     if seconds > _SLOW_SECONDS:
-        return warn(check, found, "windows get coarse: close other programs that ask the driver (nvidia-smi, dcgm)")
-    return ok(check, found)
+        return warn(
+            check, observation, "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
+        )
+    return ok(check, observation)
 
 
 def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What was seen of a meter, without its raw answers."""
+    """Observations of a meter, without its raw answers."""
     short = {name: value for name, value in facts.items() if name not in ("counter", "power")}
     return {**short, "no_energy": track.no_energy, "no_power": track.no_power}

@@ -1,4 +1,4 @@
-"""Software: Python, the system, torch and the packages that perfexp needs."""
+"""Judge Python, the system, torch and the packages that perfexp needs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from typing import Any
 from perfexp.diagnosis import Choice, Facts, Finding, fail, missing, ok, part, untested, warn
 
 _TESTED_PYTHON, _UNTESTED_PYTHON = "3.11", ("3.12", "3.13")
-#: Packages with a line of their own.
+#: Packages with a separate line.
 _OWN_LINE = ("torch", "torchvision", "mlflow")
-#: Packages whose version is named although it fits.
+#: Packages whose version is always named.
 _NAMED = ("hydra-core", "omegaconf", "msgspec")
 _INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
 
 
 def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """A line for each.
-
-    Args:
-        facts: of the machine.
-        choice: the device that is asked for.
-    """
+    """A line per check."""
     machine = facts["machine"]
     yield _python(machine)
     yield _system(machine)
@@ -34,11 +29,7 @@ def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 
 def build_name(torch: Mapping[str, Any]) -> str:
-    """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`.
-
-    Args:
-        torch: what the survey says of it.
-    """
+    """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`, from the survey's facts of torch."""
     for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")):
         if torch.get(key):
             return f"{kind} {torch[key]} build"
@@ -59,19 +50,24 @@ def _system(machine: Mapping[str, Any]) -> Finding:
     parts = [f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"]
     if machine.get("container"):
         parts.append(f"in a container ({machine['container']})")
-    found = ", ".join(parts)
-    return ok("system", found) if machine["system"] == "Linux" else untested("system", f"{found}; tested is Linux only")
+    observation = ", ".join(parts)
+    return (
+        ok("system", observation)
+        if machine["system"] == "Linux"
+        else untested("system", f"{observation}; tested is Linux only")
+    )
 
 
 def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """A process that did not tell everything; a CPU is measured without the devices' parts."""
+    """The failure of an incomplete survey; a CPU is measured without the devices' parts."""
     failure = facts["survey"]["failure"]
     if not failure:
         return
     remedy = (
-        "a mistake of the driver's or of torch's: try nvidia-smi, then python -c "
+        "an error of the driver or of torch: try nvidia-smi, then python -c "
         "'import torch; torch.zeros(1, device=\"cuda\")'; restart the machine if they hang"
     )
+    # a run on the CPU does not touch the devices that failed
     if failure["during"] in ("cuda", "mps", "clocks") and choice.name in ("cpu", "fake"):
         yield warn("devices", failure["text"], remedy)
     else:
@@ -80,16 +76,16 @@ def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 def _torch(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
     torch = part(facts, "torch")
-    if not torch:  # the survey's own line says why
+    if not torch:  # the survey's own line has the reason
         return
     if error := torch.get("error"):
         yield fail("torch", f"can't be imported: {error}", f"https://pytorch.org/get-started/locally, or {_INSTALL}")
         return
-    found = f"{torch['version']}, {build_name(torch)}"
+    observation = f"{torch['version']}, {build_name(torch)}"
     if required.get("version") and not required["fits"]:
-        yield fail("torch", f"{found}; perfexp needs {required['wanted']}", _INSTALL)
+        yield fail("torch", f"{observation}; perfexp needs {required['wanted']}", _INSTALL)
     else:
-        yield ok("torch", found)
+        yield ok("torch", observation)
 
 
 def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
@@ -117,20 +113,24 @@ def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
     if version:
         return ok("MLflow", f"{version}, the full package")
     if skinny:
-        return warn("MLflow", f"mlflow-skinny {skinny}: it sends, but has no pages", "pip install mlflow")
+        return warn(
+            "MLflow", f"mlflow-skinny {skinny}: it sends records, but has no user interface", "pip install mlflow"
+        )
     return missing("MLflow", "not installed: records stay on disk", "pip install mlflow, or tracking=none")
 
 
 def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """One line where all fit, otherwise one for each that does not."""
+    """One line where all fit, otherwise one per package that does not."""
     if requirements is None:
-        yield warn("packages", "perfexp itself is not installed: what it needs is not known", _INSTALL)
+        yield warn("packages", "perfexp itself is not installed: its requirements are unknown", _INSTALL)
         return
-    rest = {name: one for name, one in requirements.items() if name not in _OWN_LINE}
-    for name, one in rest.items():
-        if not one["fits"]:
-            here = one["version"] or "not installed"
-            yield fail(name, f"{here}; perfexp needs {one['wanted'] or 'it'}", f"{_INSTALL}, or pip install '{name}'")
-    if all(one["fits"] for one in rest.values()):
+    rest = {name: requirement for name, requirement in requirements.items() if name not in _OWN_LINE}
+    for name, requirement in rest.items():
+        if not requirement["fits"]:
+            here = requirement["version"] or "not installed"
+            yield fail(
+                name, f"{here}; perfexp needs {requirement['wanted'] or 'it'}", f"{_INSTALL}, or pip install '{name}'"
+            )
+    if all(requirement["fits"] for requirement in rest.values()):
         named = [f"{name} {rest[name]['version']}" for name in _NAMED if name in rest]
         yield ok("packages", ", ".join([*named, f"{len(rest) - len(named)} others"]) + ": all fit")

@@ -1,27 +1,12 @@
-"""Whole: every finding of a machine, in the order in which they are read."""
+"""All findings of a machine, in reading order."""
 
 from __future__ import annotations
 
-from perfexp.diagnosis import (
-    Choice,
-    Facts,
-    Finding,
-    Verdict,
-    devices,
-    gpu,
-    host,
-    instruments,
-    software,
-)
+from perfexp.diagnosis import Choice, Facts, Finding, Verdict, devices, gpu, host, instruments, software
 
 
 def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
-    """What was looked at, with a verdict each.
-
-    Args:
-        facts: of the machine.
-        choice: the device that is asked for.
-    """
+    """All findings, each with a verdict."""
     chosen = devices.choose(facts, choice)
     return [
         *software.findings(facts, choice),
@@ -33,9 +18,5 @@ def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
 
 
 def works(findings: list[Finding]) -> bool:
-    """Whether everything that measuring needs is there.
-
-    Args:
-        findings: all of them.
-    """
+    """Whether everything necessary for measuring is there."""
     return all(finding.verdict is not Verdict.fail for finding in findings)

@@ -1,4 +1,4 @@
-"""Direct kernels: every output a sum of products, in tiles that threads hold in their registers. Imports Triton."""
+"""Direct kernels: every output is a sum of products, in tiles in the threads' registers. Imports Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from perfexp.convolutions.convolution import wide as wide_type
 from perfexp.kernels.launch import INT32, Launch, Problem, Recipe, power_of_two
 
-#: Sizes and strides, which the kernels are not compiled for: a new shape is a new launch only.
+#: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
     *("pixels", "plane", "columns", "height", "width", "in_group", "out_group", "groups", "quads", "blocks"),
     *("xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn", "yo", "yh", "yw"),
@@ -21,23 +21,11 @@ _SIZES = (
 
 @triton.jit(do_not_specialize=["w", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def packed(
-    w: tl.tensor,
-    p: tl.tensor,
-    in_group: tl.tensor,
-    out_group: tl.tensor,
-    quads: tl.tensor,
-    blocks: tl.tensor,
-    kernel_width: tl.tensor,
-    taps: tl.tensor,
-    wo: tl.tensor,
-    wc: tl.tensor,
-    wh: tl.tensor,
-    ww: tl.tensor,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    WIDE: tl.constexpr,
-) -> None:
-    """Weights as `convolved` reads them: (G, kernel position, C / G, O / G rounded up to quads), rest zero."""
+    w: tl.tensor, p: tl.tensor, in_group: tl.tensor, out_group: tl.tensor, quads: tl.tensor, blocks: tl.tensor,
+    kernel_width: tl.tensor, taps: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor, ww: tl.tensor,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Weights in the layout of `convolved`: (G, kernel position, C / G, O / G rounded up to quads), zero-padded."""
     program, row = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     if WIDE:
         program, row = program.to(tl.int64), row.to(tl.int64)
@@ -53,49 +41,18 @@ def packed(
 
 @triton.jit(do_not_specialize=["x", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def convolved(
-    x: tl.tensor,
-    p: tl.tensor,
-    y: tl.tensor,
-    pixels: tl.tensor,
-    plane: tl.tensor,
-    columns: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    in_group: tl.tensor,
-    out_group: tl.tensor,
-    groups: tl.tensor,
-    quads: tl.tensor,
-    blocks: tl.tensor,
-    xn: tl.tensor,
-    xc: tl.tensor,
-    xh: tl.tensor,
-    xw: tl.tensor,
-    yn: tl.tensor,
-    yo: tl.tensor,
-    yh: tl.tensor,
-    yw: tl.tensor,
-    down: tl.tensor,
-    across: tl.tensor,
-    top: tl.tensor,
-    left: tl.tensor,
-    high: tl.tensor,
-    wide: tl.tensor,
-    kernel_height: tl.tensor,
-    kernel_width: tl.tensor,
-    PIXEL_THREADS: tl.constexpr,
-    QUAD_THREADS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PIXELS: tl.constexpr,
-    QUADS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    LAST: tl.constexpr,
-    WIDE: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
-    """A thread has PIXELS pixels of 4 · QUADS outputs; SPLIT threads share the channels of these.
+    x: tl.tensor, p: tl.tensor, y: tl.tensor, pixels: tl.tensor, plane: tl.tensor, columns: tl.tensor,
+    height: tl.tensor, width: tl.tensor, in_group: tl.tensor, out_group: tl.tensor, groups: tl.tensor, quads: tl.tensor,
+    blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, yn: tl.tensor, yo: tl.tensor,
+    yh: tl.tensor, yw: tl.tensor, down: tl.tensor, across: tl.tensor, top: tl.tensor, left: tl.tensor, high: tl.tensor,
+    wide: tl.tensor, kernel_height: tl.tensor, kernel_width: tl.tensor, PIXEL_THREADS: tl.constexpr,
+    QUAD_THREADS: tl.constexpr, SPLIT: tl.constexpr, PIXELS: tl.constexpr, QUADS: tl.constexpr, UNROLL: tl.constexpr,
+    LAST: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
+) -> None:  # fmt: skip
+    """Each thread computes PIXELS pixels of 4 · QUADS outputs; SPLIT threads share their channels.
 
     The first dimension of all tensors is the thread, so that Triton leaves a thread's numbers in its registers and
-    neighbours read neighbouring pixels (LAST: outputs). Kernel positions outside, channels inside.
+    neighbours read neighbouring pixels (LAST: outputs). Kernel positions are the outer loop, channels the inner.
     """
     program = tl.program_id(0)
     if WIDE:
@@ -148,44 +105,14 @@ def convolved(
 
 @triton.jit(do_not_specialize=["x", "w", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def convolved_by_channel(
-    x: tl.tensor,
-    w: tl.tensor,
-    y: tl.tensor,
-    pixels: tl.tensor,
-    plane: tl.tensor,
-    columns: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    outputs: tl.tensor,
-    multiple: tl.tensor,
-    blocks: tl.tensor,
-    xn: tl.tensor,
-    xc: tl.tensor,
-    xh: tl.tensor,
-    xw: tl.tensor,
-    wo: tl.tensor,
-    wh: tl.tensor,
-    ww: tl.tensor,
-    yn: tl.tensor,
-    yo: tl.tensor,
-    yh: tl.tensor,
-    yw: tl.tensor,
-    down: tl.tensor,
-    across: tl.tensor,
-    top: tl.tensor,
-    left: tl.tensor,
-    high: tl.tensor,
-    wide: tl.tensor,
-    kernel_height: tl.tensor,
-    KERNEL_WIDTH: tl.constexpr,
-    PIXEL_THREADS: tl.constexpr,
-    OUTPUT_THREADS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    LAST: tl.constexpr,
-    WIDE: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
-    """The same where an output sees one channel (depthwise): a thread has PIXELS pixels of one output."""
+    x: tl.tensor, w: tl.tensor, y: tl.tensor, pixels: tl.tensor, plane: tl.tensor, columns: tl.tensor,
+    height: tl.tensor, width: tl.tensor, outputs: tl.tensor, multiple: tl.tensor, blocks: tl.tensor, xn: tl.tensor,
+    xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, wo: tl.tensor, wh: tl.tensor, ww: tl.tensor, yn: tl.tensor,
+    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, down: tl.tensor, across: tl.tensor, top: tl.tensor, left: tl.tensor,
+    high: tl.tensor, wide: tl.tensor, kernel_height: tl.tensor, KERNEL_WIDTH: tl.constexpr, PIXEL_THREADS: tl.constexpr,
+    OUTPUT_THREADS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
+) -> None:  # fmt: skip
+    """Depthwise variant, where an output reads one channel: each thread computes PIXELS pixels of one output."""
     program = tl.program_id(0)
     if WIDE:
         program, xh, xw = program.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
@@ -223,7 +150,7 @@ def convolved_by_channel(
 
 @dataclass(frozen=True)
 class _Tiling:
-    """Threads along pixels and along quads of outputs, threads that share channels; pixels and quads of a thread."""
+    """Threads along pixels, along quads of outputs and per channel split; pixels and quads of a thread."""
 
     pixel_threads: int
     quad_threads: int
@@ -232,7 +159,7 @@ class _Tiling:
     quads: int
 
     def fitted(self, problem: Problem) -> _Tiling:
-        """No wider than a group's outputs, threads going to pixels instead; channels shared evenly."""
+        """The tiling narrowed to a group's outputs, with freed threads moved to pixels and channels shared evenly."""
         quads = power_of_two(-(-problem.convolution.out_group // 4))
         width, along_quads = min(self.quads, quads), min(self.quad_threads, quads)
         while width * along_quads > quads:
@@ -244,7 +171,6 @@ class _Tiling:
         return replace(self, pixel_threads=threads, quad_threads=along_quads, split=split, quads=width)
 
     def programs(self, problem: Problem) -> int:
-        """How many there are."""
         blocks = -(-problem.convolution.out_group // (4 * self.quad_threads * self.quads))
         return -(-problem.pixels // (self.pixel_threads * self.pixels)) * blocks * problem.convolution.groups
 
@@ -254,7 +180,7 @@ _TILINGS = {
     False: (_Tiling(16, 8, 1, 8, 2), _Tiling(32, 4, 1, 4, 2), _Tiling(16, 4, 4, 2, 1), _Tiling(8, 4, 8, 2, 1)),
     True: (_Tiling(8, 16, 1, 8, 2), _Tiling(8, 16, 1, 4, 1), _Tiling(8, 8, 4, 2, 1), _Tiling(4, 8, 8, 2, 1)),
 }
-#: Outputs of a channel from which on they share what they read of it.
+#: Minimum number of outputs per channel that share their reads of it.
 _SHARING = 4
 #: The widest kernel whose columns are unrolled.
 _WIDEST = 16
@@ -262,11 +188,7 @@ _THREADS, _ROWS, _OUTPUTS = 128, 64, 64
 
 
 def recipes(problem: Problem) -> list[Recipe]:
-    """Ways to compute a convolution, the likeliest to be fast first.
-
-    Args:
-        problem: any convolution.
-    """
+    """Ways to compute a convolution, the likeliest to be fast first."""
     convolution = problem.convolution
     if convolution.in_group == 1 and convolution.out_group < _SHARING and convolution.kernel[1] <= _WIDEST:
         return [_by_channel(problem)]
@@ -333,7 +255,7 @@ def _by_channel(problem: Problem) -> Recipe:
 
 
 def _window(problem: Problem) -> tuple[int, ...]:
-    """Strides of the inputs and of the outputs, and where the kernel goes."""
+    """Strides of the inputs and outputs, then the kernel's stride, padding and dilation."""
     convolution = problem.convolution
     left, _, top, _ = convolution.padding
     return (

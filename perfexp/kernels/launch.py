@@ -1,4 +1,4 @@
-"""Launch: what a convolution looks like to a kernel, and the launches that compute it, made once for a shape."""
+"""Launches of convolution kernels, prepared once per shape."""
 
 from __future__ import annotations
 
@@ -10,38 +10,33 @@ import torch
 
 from perfexp.convolutions.convolution import Convolution
 
-#: Numbers of elements up to here are counted in 32 bits; what a last tile counts beyond fits above.
+#: Limit of 32-bit offsets, with room for the overhang of the last tile.
 INT32 = 2**31 - 2**20
-#: How much faster than the one before it a way must be to be chosen: timing the same twice differs by less.
+#: A later plan must take less than this fraction of the best time; repeated timings differ by less.
 _FASTER = 0.95
-#: Calls that are timed, and how often.
+#: Calls per timing, and number of timings.
 _CALLS, _ROUNDS = 3, 2
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape and strides of a tensor of four dimensions."""
+    """Shape and strides of a four-dimensional tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """That of a tensor."""
+        """The layout of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride())
 
     @property
     def images(self) -> tuple[int, int, int]:
-        """How many, their height and width."""
+        """Number, height and width of the images."""
         return self.shape[0], self.shape[2], self.shape[3]
 
     def reach(self, height: int = 0, width: int = 0) -> int:
-        """Elements from the first to the last, images being larger by zeros around them.
-
-        Args:
-            height: of the zeros, above and below.
-            width: of the zeros, left and right.
-        """
+        """Elements from the first to the last, with images enlarged by rows and columns of padding."""
         batch, channels, rows, columns = self.shape
         sizes = (batch, channels, rows + height, columns + width)
         return sum(size * stride for size, stride in zip(sizes, self.strides, strict=True))
@@ -52,15 +47,12 @@ class Problem:
     """A convolution of tensors.
 
     Attributes:
-        convolution: what to compute.
-        dtype: of all tensors.
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
         outputs: (N, O, height, width).
-        last: whether the channels of inputs and outputs are next to each other in memory.
-        processors: of the device, each of which wants a program.
+        last: whether inputs and outputs are stored as NHWC.
+        processors: number of the device's multiprocessors, each of which needs a program.
         tf32: whether float32 may be multiplied as TF32.
-        interpreted: whether Triton's interpreter runs the kernels.
     """
 
     convolution: Convolution
@@ -75,34 +67,29 @@ class Problem:
 
     @property
     def pixels(self) -> int:
-        """Of all outputs of a channel."""
+        """Number of output pixels per channel, over all images."""
         images, rows, columns = self.outputs.images
         return images * rows * columns
 
     @property
     def places(self) -> tuple[int, int, int, int, int]:
-        """Pixels of all images, of an image and of a row of the outputs; height and width of the inputs."""
+        """Output pixels of all images, of an image and of a row; height and width of the inputs."""
         _, rows, columns = self.outputs.images
         return (self.pixels, rows * columns, columns, *self.inputs.images[1:])
 
     @property
     def wide(self) -> bool:
-        """Whether elements are to be counted in 64 bits."""
+        """Whether element offsets need 64 bits."""
         left, right, top, bottom = self.convolution.padding
         reaches = self.inputs.reach(top + bottom, left + right), self.weight.reach(), self.outputs.reach(), self.pixels
         return max(reaches) > INT32
 
 
 class Launch:
-    """A kernel with all of its arguments but tensors. The first call compiles it, later calls skip Triton's search.
+    """A kernel with all arguments but its tensors. The first call compiles it; later calls skip Triton's lookup.
 
     Args:
-        kernel: what `triton.jit` made; takes tensors, numbers and constants in this order.
-        grid: how many programs.
-        numbers: sizes and strides.
-        constants: what the kernel is compiled for.
-        warps: of 32 threads.
-        stages: of the loop's loads.
+        kernel: result of `triton.jit`; takes tensors, numbers and constants in this order.
     """
 
     def __init__(
@@ -121,16 +108,12 @@ class Launch:
         self._compiled: Any = None
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Launch it on the current stream.
-
-        Args:
-            tensors: aligned as those of the first call where the kernel is compiled for that.
-        """
+        """Launch the kernel on the current stream; tensors are aligned as in the first call."""
         if self._compiled is not None:
             self._compiled(*tensors, *self._rest)
             return
         compiled = self._kernel[self._grid](*tensors, *self._rest, **self._options)
-        if compiled is not None:  # as the interpreter returns
+        if compiled is not None:  # the interpreter returns None
             self._compiled = compiled[self._grid]
 
 
@@ -139,10 +122,9 @@ class Recipe:
     """How to compute a convolution.
 
     Attributes:
-        launch: takes inputs, weights and outputs.
-        prepare: takes the weights and what `launch` is to have instead of them; None if it has them as they are.
-        size: of what it is to have, in elements.
-        dtype: likewise.
+        prepare: takes the weights and the buffer of prepared weights; None if `launch` takes the weights unchanged.
+        size: number of elements of the prepared weights.
+        dtype: data type of the prepared weights.
     """
 
     launch: Launch
@@ -152,28 +134,18 @@ class Recipe:
 
 
 class Plan:
-    """Computes the convolutions of a shape by a recipe.
-
-    Args:
-        recipe: None where there is nothing to compute.
-        outputs: a tensor like those that are returned; its device does not matter.
-    """
+    """Computes the convolutions of a shape by a recipe, or None for empty ones, into tensors like `outputs`."""
 
     def __init__(self, recipe: Recipe | None, outputs: torch.Tensor) -> None:
         self._recipe, self._shape, self._strides = recipe, tuple(outputs.shape), outputs.stride()
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """What its kernel is compiled for: the tile first."""
+        """Compile-time constants of the kernel, the tile first."""
         return self._recipe.launch.constants if self._recipe else ()
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The outputs.
-
-        Args:
-            inputs: (N, C, H, W).
-            weight: (O, C / G, kernel height, kernel width).
-        """
+        """The outputs for inputs (N, C, H, W) and weights (O, C / G, kernel height, kernel width)."""
         outputs = torch.empty_strided(self._shape, self._strides, dtype=inputs.dtype, device=inputs.device)
         recipe = self._recipe
         if recipe is None:
@@ -187,18 +159,16 @@ class Plan:
 
 
 def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -> Plan:
-    """The plan that takes the least time, an earlier one if it is about the same; one that fails is none.
+    """The fastest of one or more plans that work; an earlier one wins a near tie.
 
-    Args:
-        plans: one or more, for a CUDA device that nothing is captured on.
-        inputs: to try them with.
-        weight: likewise.
+    Raises:
+        Exception: the last error, if all plans fail.
     """
     best, least, failure = None, float("inf"), None
     for plan in plans:
         try:
             seconds = _seconds(plan, inputs, weight)
-        except Exception as error:  # of the compiler, or too much memory for this device
+        except Exception as error:  # a compiler error, or too little memory on this device
             failure = error
             continue
         if best is None or seconds < _FASTER * least:
@@ -224,9 +194,5 @@ def _seconds(plan: Plan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
 
 
 def power_of_two(number: int) -> int:
-    """The least that is not less.
-
-    Args:
-        number: one or more.
-    """
+    """The least power of two that is not below a positive number."""
     return 1 << (number - 1).bit_length()

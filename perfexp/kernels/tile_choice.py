@@ -1,4 +1,4 @@
-"""Choice: a convolution by a kernel, whose tiling is chosen in the first call of a shape. Imports Triton then."""
+"""Choose a kernel's tiling in the first call of a shape, and import Triton then."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS, is_channels_last, misfit
 from perfexp.kernels.launch import Layout, Plan, Problem, fastest
 
-#: Whose kernels are launched as they are here.
+#: Oldest Triton version with this launch interface.
 _OLDEST = (3, 3)
-#: Those with asynchronous copies and TF32.
+#: Least compute capability: asynchronous copies and TF32.
 _CAPABILITY = (8, 0)
-#: What the interpreter's host counts as.
+#: Number of multiprocessors that the interpreter assumes.
 _PROCESSORS = 4
 
 _plans: dict[Any, Plan] = {}
 
 
 def available(device: torch.device | None = None) -> str | None:
-    """Why Triton's kernels can't run, in a few words; None if they can. Imports nothing.
-
-    Args:
-        device: where; None for the current CUDA device.
-    """
+    """Why Triton kernels cannot run on a device (None: the current one), or None if they can. Imports nothing."""
     if util.find_spec("triton") is None:
         return "triton is not installed"
     version = _version()
@@ -41,7 +37,7 @@ def available(device: torch.device | None = None) -> str | None:
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     if torch.version.hip is not None:
-        return "the device is AMD's, which nobody has tried"
+        return "AMD devices are untested"
     capability = torch.cuda.get_device_capability(device)
     if capability < _CAPABILITY:
         return f"the device has compute capability {capability[0]}.{capability[1]}, not 8.0 or higher"
@@ -49,18 +45,17 @@ def available(device: torch.device | None = None) -> str | None:
 
 
 def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, which is to be set before it is imported."""
+    """Whether Triton's interpreter runs kernels, a setting that must precede Triton's import."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Compute by the plan for a shape, which its first call makes; autograd does not see it.
+    """Compute by the plan of a shape, which the first call makes; autograd does not record it.
 
     Args:
         name: `direct` or `winograd`.
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        convolution: one that the kernels can compute.
 
     Returns:
         (N, O, height, width), in the inputs' data type and memory format.
@@ -78,16 +73,15 @@ def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: 
 
 
 def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> list[Plan]:
-    """Every way that may be chosen for a shape, the likeliest to be fast first.
+    """All candidate plans of a shape, the likeliest to be fast first.
 
     Args:
         name: `direct` or `winograd`.
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        convolution: what to compute.
 
     Raises:
-        ValueError: it can't be computed.
+        ValueError: the kernels cannot compute it.
     """
     reason = misfit(convolution, inputs.shape) or ALGORITHMS[name].supports(convolution, inputs.dtype)
     if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
@@ -116,13 +110,13 @@ def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Co
     return [Plan(recipe, outputs) for recipe in kernels.recipes(problem)]
 
 
-def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, found: Sequence[Plan]) -> Plan:
-    """Of several plans the fastest, unless results are to be the same in every process; then, the first."""
-    plan = found[0]
-    if inputs.device.type == "cuda" and len(found) > 1 and not torch.are_deterministic_algorithms_enabled():
+def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]) -> Plan:
+    """The fastest plan; under deterministic algorithms the first, so that results are the same in every process."""
+    plan = candidates[0]
+    if inputs.device.type == "cuda" and len(candidates) > 1 and not torch.are_deterministic_algorithms_enabled():
         if torch.cuda.is_current_stream_capturing():
-            return plan  # nothing can be timed now
-        plan = fastest(found, inputs, weight)
+            return plan  # timing is impossible during a capture
+        plan = fastest(candidates, inputs, weight)
     _plans[key] = plan
     return plan
 
@@ -134,7 +128,7 @@ def _tf32(name: str, inputs: torch.Tensor) -> bool:
 def _outputs(
     inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution, device: torch.device
 ) -> torch.Tensor:
-    """Uninitialised outputs, in the memory format of the inputs."""
+    """Uninitialized outputs, in the memory format of the inputs."""
     shape = (inputs.shape[0], weight.shape[0], *convolution.output_size(*inputs.shape[2:]))
     layout = torch.channels_last if is_channels_last(inputs.shape, inputs.stride()) else torch.contiguous_format
     return torch.empty(shape, dtype=inputs.dtype, device=device, memory_format=layout)

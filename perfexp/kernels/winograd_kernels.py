@@ -1,4 +1,4 @@
-"""Winograd kernels: F(2 × 2, 3 × 3) fused, its transforms in registers and 16 products at a time. Imports Triton."""
+"""Winograd kernels: fused F(2 × 2, 3 × 3), with transforms in registers and 16 products at a time. Imports Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 
 from perfexp.kernels.launch import INT32, Launch, Problem, Recipe
 
-#: Sizes and strides, which the kernels are not compiled for: a new shape is a new launch only.
+#: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
     *("tiles", "per_image", "per_row", "height", "width", "rows", "columns", "in_group", "out_group", "groups"),
     *("blocks", "elements", "outputs", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn", "yo", "yh", "yw"),
@@ -32,7 +32,7 @@ def _of_data(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _of_products(four: tl.tensor) -> tl.tuple:
-    """Aᵀ times what lies along the last two dimensions, which are a number's two bits."""
+    """Aᵀ times the elements along the last two dimensions, which are the two bits of an element's index."""
     even, odd = tl.split(four)
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -41,22 +41,16 @@ def _of_products(four: tl.tensor) -> tl.tuple:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _joined(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
-    """Four tensors along two new dimensions, which are a number's two bits."""
+    """Four tensors along two new dimensions, which are the two bits of an element's index."""
     return tl.join(tl.join(a, c), tl.join(b, d))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _column(
-    source: tl.tensor,
-    xh: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    third: tl.tensor,
-    fourth: tl.tensor,
-    inside: tl.tensor,
-    SUM: tl.constexpr,
-) -> tl.tuple:
-    """Bᵀ times a column of the tiles; its rows have a mask each."""
+    source: tl.tensor, xh: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor,
+    inside: tl.tensor, SUM: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
+    """Bᵀ times a column of the tiles, with one mask per row."""
     return _of_data(
         tl.load(source, mask=first & inside, other=0.0).to(SUM),
         tl.load(source + xh, mask=second & inside, other=0.0).to(SUM),
@@ -76,7 +70,7 @@ def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 def _store_row(
     target: tl.tensor, elements: tl.tensor, inside: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor
 ) -> None:
-    """A row of the kernels times Gᵀ, to where its four elements belong."""
+    """Store a row of the kernels times Gᵀ at its four elements."""
     first, second, third, fourth = _of_kernel(a, b, c)
     tl.store(target, first.to(target.dtype.element_ty), mask=inside)
     tl.store(target + elements, second.to(target.dtype.element_ty), mask=inside)
@@ -86,20 +80,10 @@ def _store_row(
 
 @triton.jit(do_not_specialize=["w", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def transformed(
-    w: tl.tensor,
-    u: tl.tensor,
-    elements: tl.tensor,
-    in_group: tl.tensor,
-    wo: tl.tensor,
-    wc: tl.tensor,
-    wh: tl.tensor,
-    ww: tl.tensor,
-    BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
-    """G g Gᵀ of all kernels g: (16, O, C / G rounded up to CHANNELS), the rest zero."""
+    w: tl.tensor, u: tl.tensor, elements: tl.tensor, in_group: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor,
+    ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
+) -> None:  # fmt: skip
+    """G g Gᵀ of all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
     program = tl.program_id(0)
     if WIDE:
         program, elements = program.to(tl.int64), elements.to(tl.int64)
@@ -132,44 +116,18 @@ def transformed(
 
 @triton.jit(do_not_specialize=["x", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def convolved(
-    x: tl.tensor,
-    u: tl.tensor,
-    y: tl.tensor,
-    tiles: tl.tensor,
-    per_image: tl.tensor,
-    per_row: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    in_group: tl.tensor,
-    out_group: tl.tensor,
-    groups: tl.tensor,
-    blocks: tl.tensor,
-    xn: tl.tensor,
-    xc: tl.tensor,
-    xh: tl.tensor,
-    xw: tl.tensor,
-    yn: tl.tensor,
-    yo: tl.tensor,
-    yh: tl.tensor,
-    yw: tl.tensor,
-    top: tl.tensor,
-    left: tl.tensor,
-    OUTPUTS: tl.constexpr,
-    TILES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LAST: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
+    x: tl.tensor, u: tl.tensor, y: tl.tensor, tiles: tl.tensor, per_image: tl.tensor, per_row: tl.tensor,
+    height: tl.tensor, width: tl.tensor, rows: tl.tensor, columns: tl.tensor, in_group: tl.tensor, out_group: tl.tensor,
+    groups: tl.tensor, blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, yn: tl.tensor,
+    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, top: tl.tensor, left: tl.tensor, OUTPUTS: tl.constexpr,
+    TILES: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr, SUM: tl.constexpr,
+) -> None:  # fmt: skip
     """Aᵀ [Σ U ⊙ (Bᵀ d B)] A of OUTPUTS outputs of TILES tiles d.
 
-    The products of a tile's 16 elements are one batched `tl.dot`, whose elements Triton deals out to the warps; what
-    they sum up to stays in registers until it is transformed. Of two dimensions the first is the one along which
-    neighbouring threads read and write: tiles, or (LAST) channels. WIDEN: the interpreter's products of bfloat16.
+    The products of a tile's 16 elements are one batched `tl.dot`, whose elements Triton distributes over the warps;
+    their sums stay in registers until they are transformed. Of two dimensions, the first is the one along which
+    neighbouring threads read and write: tiles, or (LAST) channels. WIDEN: widen bfloat16 products for the interpreter.
     """
     program = tl.program_id(0)
     if WIDE:
@@ -241,7 +199,7 @@ def convolved(
     tl.store(target + (yh + yw), y11.to(y.dtype.element_ty), mask=known & in_right & in_bottom)
 
 
-#: Outputs and tiles of a program: what leaves no sums outside of the registers, by compiling for sm_80 and sm_90.
+#: Outputs and tiles of a program whose sums fit into registers, found by compiling for sm_80 and sm_90.
 _WIDE_TILINGS: tuple[tuple[int, int], ...] = ((32, 32), (64, 16), (32, 16))
 _NARROW_TILINGS: tuple[tuple[int, int], ...] = ((16, 32), (16, 16))
 _DOUBLE_TILINGS: tuple[tuple[int, int], ...] = ((16, 16),)
@@ -249,11 +207,7 @@ _WARPS, _CHANNELS, _BLOCK = 8, 16, 128
 
 
 def recipes(problem: Problem) -> list[Recipe]:
-    """Ways to compute a convolution, the likeliest to be fast first.
-
-    Args:
-        problem: with a kernel of 3 × 3, stride and dilation 1.
-    """
+    """Ways to compute a 3 × 3 convolution of stride and dilation 1, the likeliest to be fast first."""
     out_group = problem.convolution.out_group
     if problem.dtype == torch.float64:
         tilings = _DOUBLE_TILINGS

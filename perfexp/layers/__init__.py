@@ -1,22 +1,21 @@
-"""Layers: where the time of a call goes, module by module and operation by operation, and whether the sum closes.
+"""Where the time of a call goes, module by module and operation by operation, and whether the sum closes.
 
-What is measured is described here, free of torch; `perfexp.layers.profiling` measures it on a GPU, by torch's profiler,
-`perfexp.layers.stamps` on a CPU, by stamps of the host's clock. Conventions:
-
-* **Rows** are those of `perfexp.work`, with the same keys: a call of one of torch's own modules, or of a module without
-  parts, is a row as long as no other module is called in it; otherwise each function of torch's that a module's code
-  calls is one. What belongs to no module has rows of its own: the loss, the optimizer's step, the data.
-* **Passes**: kernels of the backward pass go to the row of the forward operator that they are the gradient of, by
-  autograd's sequence numbers. The sum of gradients that meet at a tensor that is used twice is the pass `accumulation`
+The results are described here, without torch; `perfexp.layers.profiling` measures on a GPU with torch's profiler,
+`perfexp.layers.stamps` on a CPU with readings of the host's clock. Conventions:
+* **Rows** have the keys of `perfexp.work`: a call of one of torch's own modules, or of a module without parts, is a row
+  if no other module is called in it; otherwise each torch function that a module's code calls is one. The loss, the
+  optimizer step and the data belong to no module and have rows of their own.
+* **Passes**: kernels of the backward pass go to the row of the forward operator whose gradient they compute, by
+  autograd's sequence numbers. The sum of gradients that meet at a tensor with several uses is the pass `accumulation`
   of the row whose gradient came last; the sum in a parameter's `.grad` is a row `AccumulateGrad` of the parameter's
-  module. What is computed once more for the backward pass is backward.
-* **A call** on a GPU reaches from the end of the work before it to the end of its last kernel, so that calls one after
-  the other partition the time. Every nanosecond of it is the time of a kernel, or a **gap** before one, which belongs
-  to the row of the kernel that ends it. While several kernels run at once, on whatever streams, each has an equal part
-  of that time; what an equal part leaves over in nanoseconds goes to the one that began first.
-* **Unattributed** is what could not be joined to a row, by the kernel's name. It is part of the sum.
-* **Closure**: the call as it was profiled against the same call as it was timed without a profiler. The sum is the
-  profiled call by construction, and is never made to fit the other one.
+  module. Recomputation for the backward pass is backward.
+* **A call** on a GPU lasts from the end of the previous work to the end of its last kernel, so that successive calls
+  partition the time. Every nanosecond of it is kernel time or a **gap** before a kernel, which belongs to that
+  kernel's row. Kernels that run at once, on whatever streams, share that time equally; the remainder in nanoseconds
+  goes to the one that began first.
+* **Unattributed** time could not be joined to a row and is listed by kernel name. It is part of the sum.
+* **Closure** compares the profiled call with the same call without profiling. The sum is the profiled call by
+  construction, and is never made to fit the other one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from perfexp.records.diagnostics import Diagnostic
 
 
 class Pass(StrEnum):
-    """What a row does during its time."""
+    """Pass of a row."""
 
     forward = "forward"
     backward = "backward"
@@ -41,9 +40,9 @@ class Pass(StrEnum):
 
 
 class Method(StrEnum):
-    """How the times were taken.
+    """How the times were measured.
 
-    From kernels of a queue that was held full, of a CUDA graph in such a queue, or of a queue left to itself; or by
+    From kernels in a pre-filled queue, of a CUDA graph in such a queue, or in a queue that was not pre-filled; or by
     stamps of the host.
     """
 
@@ -54,15 +53,14 @@ class Method(StrEnum):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What identifies a row.
+    """Identity of a row.
 
     Attributes:
-        path: of the module, as in `perfexp.work.Row`; None for what is in no module of the model.
-        call: which of the module's calls, from 0.
-        operation: which of the operations of that call, from 0; None for a module, and for what a module's code does
-            outside of any operation.
-        kind: class of the module or name of the operation; of what is in no module, which part of the call it is.
-        which: pass.
+        path: path of the module, as in `perfexp.work.Row`; None outside of the model's modules.
+        call: index of the module's call.
+        operation: index of the operation in that call; None for a whole module, and for module code outside of any
+            operation.
+        kind: class of the module or name of the operation; outside of the modules, the part of the call.
     """
 
     path: str | None
@@ -76,9 +74,7 @@ class Kernel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A kernel of a row, over all calls.
 
     Attributes:
-        name: in full.
-        count: how often it ran, in all calls together.
-        seconds: in all calls together, its share where others ran at the same time.
+        seconds: time over all calls; concurrent kernels share their time.
     """
 
     name: str
@@ -87,13 +83,13 @@ class Kernel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The times of a row.
+    """Times of a row.
 
     Attributes:
-        key: of the row; None for kernels that could not be joined to one.
-        seconds: in each call; 0 where it did not run.
-        gap_seconds: for which the device was idle before the row's kernels, in each call; all 0 on a CPU.
-        kernels: that ran; none on a CPU.
+        key: key of the row; None for unattributed kernels.
+        seconds: time per call; 0 where the row did not run.
+        gap_seconds: idle time of the device before the row's kernels, per call; all 0 on a CPU.
+        kernels: kernels of the row; empty on a CPU.
     """
 
     key: Key | None
@@ -103,15 +99,13 @@ class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The call that was looked into against the one that was only timed.
+    """The profiled call against the call without profiling.
 
     Attributes:
-        clean_seconds: of a call that was only timed (`device` on a GPU, `latency` on a CPU).
-        profiled_seconds: median of the calls that were looked into.
-        relative: difference as a fraction of the clean time.
-        gap_share: of the profiled time that is gaps.
-        unattributed_share: of the profiled time.
-        tolerance: largest difference that is taken for closed.
+        clean_seconds: time without profiling (`device` on a GPU, `latency` on a CPU).
+        gap_share: share of gaps in the profiled time.
+        unattributed_share: share of unattributed time in the profiled time.
+        tolerance: largest absolute `relative` that counts as closed.
     """
 
     clean_seconds: float
@@ -123,30 +117,28 @@ class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def closes(self) -> bool:
-        """Whether both tell the same story."""
+        """Whether the two times agree."""
         return abs(self.relative) <= self.tolerance
 
     @property
     def busy_seconds(self) -> float:
-        """Of the call that was looked into, without its gaps."""
+        """The profiled call without its gaps."""
         return self.profiled_seconds * (1 - self.gap_share)
 
 
 class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where the time of a call goes; as JSON, a few hundred rows.
+    """Where the time of a call goes; a few hundred rows as JSON.
 
     Attributes:
-        method: how the times were taken; None where there are none.
+        method: how the times were measured; None without times.
         reason: why there are no rows, or None.
-        rows: in the order in which they first ran.
-        unattributed: kernels that could not be joined to a row, each name once.
-        call_seconds: of each call: the sum of all rows, gaps and of what is unattributed.
-        starved: calls that were thrown away because the device did not find all of them in its queue.
+        rows: rows in the order in which they first ran.
+        call_seconds: time of each call: the sum of all rows, gaps and unattributed time.
+        starved: number of discarded calls, which the device began before they were fully enqueued.
         no_backward: why there are rows of the forward pass only, or None.
-        no_graph: why a graph of the call tells nothing, where its time is that of a graph; else None.
-        own_seconds: of a call, what looking into it costs and was taken off, or None where nothing was.
-        closure: None where there is no clean time to compare with.
-        doubts: about these times.
+        no_graph: why a graph of the call has no layer times, where the call is timed as a graph; else None.
+        own_seconds: measuring overhead of a call that was subtracted, or None.
+        closure: comparison with the time without profiling; None without such a time.
     """
 
     method: Method | None = None
@@ -163,10 +155,10 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def calls(self) -> int:
-        """That were looked into and not thrown away."""
+        """Number of profiled calls that were not discarded."""
         return len(self.call_seconds)
 
     @property
     def held(self) -> bool:
-        """Whether the device's queue was held full, so that gaps are the device's own."""
+        """Whether the queue was pre-filled, so that gaps are the device's own."""
         return self.method in (Method.queue, Method.graph)

@@ -1,4 +1,4 @@
-"""Alignment: which operations of two passes over a model are the same ones, where one pass has some of its own."""
+"""Match the operations of two passes over a model, where either pass has some of its own."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 
 def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
-    """Places in two sequences of names that belong together: as many as possible, in order, runs before single ones.
+    """Matching positions in two sequences of names: as many as possible, in order, with contiguous runs preferred.
 
     The longest common subsequence (Needleman and Wunsch, "A general method applicable to the search for similarities",
-    1970); of several that are as long, the one in which the most neighbours stay neighbours, and of those the latest.
+    1970); of several, the one with the most contiguous neighbours, and of those the latest.
 
     Args:
         left: names, shape (n,).
         right: names, shape (m,).
 
     Returns:
-        Pairs of a place on the left and one on the right, both increasing. Takes time and memory as n · m.
+        Pairs of a position on the left and one on the right, both increasing. Takes O(n · m) time and memory.
     """
     match, rows, columns = len(left) + len(right) + 1, len(left), len(right)
-    # the best score of what comes before places i and j; and that with the last two together, or -2 if they can't be
+    # the best score of the prefixes i and j; and the best one that matches their last names, or -2 without a match
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
     ending = [[-2] * (columns + 1) for _ in range(rows + 1)]
     for i in range(1, rows + 1):

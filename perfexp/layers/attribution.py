@@ -1,4 +1,4 @@
-"""Attribution: to which row, pass and call a kernel belongs."""
+"""Attribute a kernel to its row, pass and call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from perfexp.layers.events import Event
 from perfexp.layers.ranges import Scope
 from perfexp.layers.threads import EVALUATE, Host
 
-#: The node that adds to a parameter's gradient; it has no number.
+#: The node that accumulates a parameter's gradient; it has no sequence number.
 _ACCUMULATE = "AccumulateGrad"
 _BACKWARD = "backward"
-#: By what the engine sums gradients that meet; its other operators (the sum over what was broadcast) are the node's.
+#: Operators by which the engine sums gradients that meet; its others (sums over broadcast dimensions) are the node's.
 _SUMS = ("aten::add", "aten::add_")
-#: Which pass a kernel in no module belongs to, by the phase in which it was launched.
+#: Pass of a kernel outside of all modules, by the phase in which it was launched.
 _PASSES = {
     "data": Pass.data,
     "forward": Pass.forward,
@@ -29,9 +29,8 @@ class Attributed(NamedTuple):
     """A kernel with its row.
 
     Attributes:
-        kernel: that the device ran.
-        call: number of the call that launched it; None for none, or where that is not known.
-        key: of its row; None where it could not be joined.
+        call: index of the call that launched it; None if unknown.
+        key: key of its row; None where it could not be joined.
     """
 
     kernel: Event
@@ -40,12 +39,7 @@ class Attributed(NamedTuple):
 
 
 def attribute(host: Host, kernel: Event) -> Attributed:
-    """The row of a kernel.
-
-    Args:
-        host: what launched it.
-        kernel: of the device.
-    """
+    """The row of a kernel."""
     moment = host.launched_ns(kernel)
     if moment is None:
         return Attributed(kernel, None, None)
@@ -54,13 +48,7 @@ def attribute(host: Host, kernel: Event) -> Attributed:
 
 
 def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
-    """The row of what an operator launches.
-
-    Args:
-        host: all operators.
-        index: of the operator, or None for none.
-        moment_ns: when it launches.
-    """
+    """The row of the kernels that an operator launches at a moment."""
     row = _row_around(host, index)
     if isinstance(row, int):  # a node of autograd's comes before any module
         return _key_of_node(host, row, index)
@@ -72,13 +60,7 @@ def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
 
 
 def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
-    """The row whose gradient a node is.
-
-    Args:
-        host: all operators.
-        node: index of the node's event, or of the engine's around it where the engine itself launches.
-        index: of the operator that launches.
-    """
+    """The row whose gradient a node, or the engine around it, computes by an operator."""
     event = host.events[node]
     if event.name.endswith(_ACCUMULATE):
         path = host.parameters.get(node)
@@ -96,7 +78,7 @@ def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
 
 
 def _sums(host: Host, node: int, index: int | None) -> bool:
-    """Whether what the engine calls directly, beside a node, sums gradients."""
+    """Whether the engine's direct call, next to a node, sums gradients."""
     inside = takewhile(lambda outer: outer != node, host.upwards(index))
     return any(host.events[outer].name in _SUMS for outer in inside)
 
@@ -109,7 +91,7 @@ class _Row(NamedTuple):
 
 
 def _row_around(host: Host, index: int | None) -> _Row | int | None:
-    """The row in which an operator runs; the index of a node if that comes first, None for no module at all."""
+    """The row in which an operator runs; the index of a node if that comes first, None outside of all modules."""
     operation: int | None = None
     kind: str | None = None
     for outer in host.upwards(index):
@@ -131,12 +113,7 @@ def _keyed(row: _Row, which: Pass) -> Key:
 
 
 def in_no_module(phase: str | None, which: Pass | None = None) -> Key:
-    """The row of what is in no module of the model.
-
-    Args:
-        phase: in which it was launched, or None.
-        which: pass; by default the one that the phase is.
-    """
+    """The row of work outside of the model's modules, in a phase and by default in the phase's pass."""
     if which is None:
         which = _PASSES.get(phase or "", Pass.other)
     return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=which)

@@ -1,4 +1,4 @@
-"""Closure: whether a profiled call took as long as one without profiling."""
+"""Compare the profiled time of a call with its time without profiling."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from perfexp.layers import Closure, LayerTimes, Method
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
-#: Largest difference of a call that is bound by its device's work, and of one in which gaps dominate.
+#: Tolerance for a device-bound call, and for one that gaps dominate.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
-#: Kernels of a call that is not held back, whose gaps say nothing, take at least this part of a clean call.
+#: Least share of kernel time in the time without profiling, for a queue that was not pre-filled.
 _LEAST_BUSY = 0.6
-#: Beyond this difference not even the shares mean anything.
+#: Beyond this difference even the shares are meaningless.
 _READABLE = 0.25
-#: From this share of the time on gaps dominate.
+#: Gaps dominate from this share of the time on.
 _GAPS_DOMINATE = 0.2
-#: More of the time than this may not be without a row.
+#: Tolerated share of unattributed time.
 _UNATTRIBUTED = 0.001
-#: Kernels without a row that a diagnostic names.
+#: Unattributed kernels that a diagnostic names.
 _NAMED = 3
 
 
 def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
-    """Compare the sum with the time of a call without profiling, and add diagnostics.
+    """Compare the sum with the time without profiling, and add diagnostics.
 
     Args:
-        times: layer times of a call, which get their closure and diagnostics.
-        clean_seconds: of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU); None where
-            there is none.
+        times: times of a call; its closure and doubts are set.
+        clean_seconds: time of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU), or
+            None.
 
     Returns:
         The same times.
@@ -45,7 +45,7 @@ def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
 
 
 def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
-    """The sum against a clean time; see `close`."""
+    """The sum against the time without profiling; see `close`."""
     profiled = float(np.median(times.call_seconds))
     whole = sum(times.call_seconds)
     gap_share = _sum(row.gap_seconds for row in [*times.rows, *times.unattributed]) / whole
@@ -60,7 +60,7 @@ def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
 
 
 def _disagree(times: LayerTimes) -> Diagnostic | None:
-    """The sum differs from the time of a call without profiling."""
+    """Diagnostic of a sum that differs from the time without profiling."""
     closure = times.closure
     if closure is None or closure.closes:
         return None
@@ -81,7 +81,7 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
 
 
 def _busy_disagrees(closure: Closure) -> Diagnostic | None:
-    """The kernels without gaps differ from the time of a call without profiling."""
+    """Diagnostic of a kernel time that differs from the time without profiling."""
     share = closure.busy_seconds / closure.clean_seconds
     if _LEAST_BUSY <= share <= 1 + _TOLERANCE_GAPS:
         return None
@@ -106,7 +106,7 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:
-    """The gaps are the host's."""
+    """Diagnostic of gaps that are the host's."""
     if times.method is not Method.unheld:
         return None
     details = f", and a CUDA graph of it does not help ({times.no_graph})" if times.no_graph else ""
@@ -118,11 +118,7 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
 
 
 def unattributed_share(times: LayerTimes) -> float:
-    """Of the time of all calls, what belongs to no row.
-
-    Args:
-        times: of calls.
-    """
+    """Share of unattributed time in all calls."""
     return _sum(of for row in times.unattributed for of in (row.seconds, row.gap_seconds)) / sum(times.call_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Marking: a profiler's ranges, or stamps of a clock, around the calls of a model's modules and operations."""
+"""Mark the calls of a model's modules and operations by profiler ranges or clock readings."""
 
 from __future__ import annotations
 
@@ -10,58 +10,40 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from perfexp.layers.outline import (
-    COMPILED,
-    ModuleCall,
-    ModuleNames,
-    Opaque,
-    Outline,
-    computes_again,
-    is_compiled,
-)
+from perfexp.layers.outline import COMPILED, ModuleCall, ModuleNames, Opaque, Outline, computes_again, is_compiled
 from perfexp.layers.ranges import Mark, Scope
 from perfexp.work.names import name_of, path_of
 
-#: A range that costs the host little, and the device nothing.
+#: A range with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast
 
 
 def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
-    """A range of the whole process, to be entered.
-
-    Args:
-        scope: `call` or `phase`.
-        number: of the call.
-        kind: name of the phase.
-    """
+    """A profiler range for the whole process: a `call` with its index, or a `phase` with its name."""
     return _Range(Mark(scope, number, kind=kind).name)
 
 
 class Watch(Protocol):
-    """What is told while a marked model is called."""
+    """Observer of a marked model's calls."""
 
     def pause(self) -> None:
-        """What follows is the marker's own work."""
+        """Note that the marker's own work begins."""
 
     def resume(self) -> None:
-        """The marker's own work is done."""
+        """Note that the marker's own work has ended."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """Entered around a call, whose time begins and ends there; own work comes before and after.
-
-        Args:
-            mark: of the call; None for one that is not told apart from what is around it.
-        """
+        """A context for a call, inside the marker's own work; a call without a mark is part of its surroundings."""
 
 
 class Ranges:
-    """Ranges of a profiler; see `Watch`. A profiler tells the marker's own work by itself."""
+    """Profiler ranges; see `Watch`. A profiler separates the marker's own work itself."""
 
     def pause(self) -> None:
-        """Nothing."""
+        """See `Watch`; nothing to do."""
 
     def resume(self) -> None:
-        """Nothing."""
+        """See `Watch`; nothing to do."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         """See `Watch`."""
@@ -70,15 +52,10 @@ class Ranges:
 
 
 class Marker:
-    """What happens while a marked model is called.
-
-    Args:
-        model: whose modules are marked.
-        outline: of a call of it.
-        watch: that is told.
+    """Marks the calls of a model.
 
     Attributes:
-        strayed: what the model did that was not in the outline, or None: then rows can't be told apart.
+        strayed: first deviation from the outline, or None; after a deviation rows cannot be distinguished.
     """
 
     def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
@@ -90,20 +67,11 @@ class Marker:
         self._open: list[tuple[ModuleCall, Iterator[Any]]] = []
 
     def restart(self) -> None:
-        """The next call of the model is another one."""
+        """Begin the next call of the model."""
         self._names.restart()
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module in a range.
-
-        Args:
-            module: any.
-            args: positional arguments.
-            keywords: keyword arguments.
-
-        Raises:
-            Opaque: it is compiled.
-        """
+        """Call a module inside its mark; raises `Opaque` if it is compiled."""
         self._watch.pause()
         try:
             if is_compiled(module):
@@ -116,27 +84,22 @@ class Marker:
             self._watch.resume()
 
     def _called(self, call: ModuleCall, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
-        """Call a module of the model."""
         planned = self._outline.get((call.path, call.number))
         again = computes_again()
+        # recomputation in a backward pass is not in the outline
         if planned is None and not again:
             self.strayed = self.strayed or f"{call.path or 'the model'} is called more often than before"
         operations = planned is not None and not planned.is_row and not again
         mark = Mark(Scope.module, call.number, call.whole, type(module).__name__, call.path)
         self._open.append((call, iter(planned.functions if planned and operations else ())))
         try:
-            with self._listening(operations and not _is_torch_s(module)):
+            with self._listening(operations and not _is_torchs(module)):
                 return self._around(mark, run)
         finally:
             self._open.pop()
 
     def operate(self, name: str, run: Callable[[], Any]) -> Any:
-        """Call one of torch's functions, in a range if it has a number.
-
-        Args:
-            name: of the function.
-            run: calls it.
-        """
+        """Call a torch function, inside a mark if the outline has a number for it."""
         self._watch.pause()
         try:
             return self._around(None if computes_again() else self._next_operation(name), run)
@@ -144,7 +107,7 @@ class Marker:
             self._watch.resume()
 
     def _next_operation(self, name: str) -> Mark | None:
-        """What the outline says of the next function; None where it is no row."""
+        """The mark of the next function in the outline; None where it is not a row."""
         if not self._open:
             return None
         call, functions = self._open[-1]
@@ -160,27 +123,22 @@ class Marker:
 
     @contextmanager
     def _listening(self, wanted: bool) -> Iterator[None]:
-        """Whether torch tells of its functions: not in its own modules, some of which would then take a slower way."""
-        heard = _get_current_function_mode() is self._functions  # type: ignore[no-untyped-call]
+        """Intercept torch functions or stop, since interception slows some of torch's own modules down."""
+        is_listening = _get_current_function_mode() is self._functions  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
-            if wanted and not heard:
+            if wanted and not is_listening:
                 stack.enter_context(self._functions)
-            elif heard and not wanted:
+            elif is_listening and not wanted:
                 stack.enter_context(_pop_mode_temporarily())
             yield
 
 
 @contextmanager
 def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[Marker]:
-    """While entered, calls of the model's modules and operations are told to a watch, and nothing else changes.
+    """While entered, calls of an uncompiled model's modules and operations are reported to a watch.
 
-    Modules are seen by their `__call__`, as by `perfexp.work`, so that their own hooks are within their call. Where a
-    parameter's gradient is added up, the range of a profiler tells which parameter it is.
-
-    Args:
-        model: in which nothing is compiled.
-        outline: of a call of it.
-        watch: that is told.
+    Modules are seen by their `__call__`, as in `perfexp.work`, so that their own hooks are within their call. Where a
+    parameter's gradient is accumulated, a profiler range names the parameter.
     """
     marker = Marker(model, outline, watch)
 
@@ -198,7 +156,7 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
 
 
 class _Functions(TorchFunctionMode):
-    """Sees which of torch's functions a module's code calls."""
+    """Intercepts the torch functions that a module's code calls."""
 
     def __init__(self, marker: Marker) -> None:
         super().__init__()
@@ -211,7 +169,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _touch(name: str) -> Callable[[torch.Tensor], None]:
-    """A hook that leaves an empty range behind."""
+    """A hook that leaves an empty range."""
 
     def hook(_: torch.Tensor) -> None:
         with _Range(name):
@@ -220,5 +178,5 @@ def _touch(name: str) -> Callable[[torch.Tensor], None]:
     return hook
 
 
-def _is_torch_s(module: torch.nn.Module) -> bool:
+def _is_torchs(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")

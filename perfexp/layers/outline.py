@@ -1,4 +1,4 @@
-"""Outline: which modules a call of a model calls, and which operations their code calls, seen in one rehearsal."""
+"""Record in one rehearsal which modules a model calls, and which operations their code calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from perfexp.work.names import is_whole, original_of, path_of
 
 
 class Opaque(Exception):
-    """A model whose modules can't be told apart while it runs; the text says why."""
+    """Raised for a model whose modules cannot be distinguished while it runs; the text is the reason."""
 
 
 @dataclass
 class Operation:
-    """A function of torch's that a module's code called.
+    """A torch function that a module's code called.
 
     Attributes:
-        name: without underscores.
-        number: which of the module's operations, from 0; None where no operator ran, as for the shape of a tensor.
-        returned: what it returned, for the time of the call.
+        number: index among the module's operations; None where no operator ran, as for the shape of a tensor.
+        returned: returned value, during the call only.
     """
 
     name: str
@@ -38,10 +37,8 @@ class ModuleCall:
     """A call of a module.
 
     Attributes:
-        path: of the module.
-        number: which of its calls.
-        whole: whether it is one row as long as no other module is called in it.
-        functions: of torch's that its code called, in order.
+        whole: whether it is one row if no other module is called in it.
+        functions: torch functions that its code called, in order.
         steps: modules, functions and operators outside of functions, in order.
     """
 
@@ -61,14 +58,10 @@ Outline = dict[tuple[str, int], ModuleCall]
 
 
 def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
-    """The calls of modules in one call of a model, by path and number, the model's own first.
+    """The module calls in one call of a model, by path and number, the model's own first.
 
-    The call runs once, with torch telling about functions and operators as it does for `perfexp.work`, so that rows
-    have the same numbers.
-
-    Args:
-        call: that calls the model.
-        model: whose modules have a path.
+    The call runs once, with the interception of functions and operators of `perfexp.work`, so that rows have the same
+    numbers.
 
     Raises:
         Opaque: the model is compiled or scripted, or its code does not run (a captured graph).
@@ -82,19 +75,15 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     if not recorder.calls:
         raise Opaque("no module of the model is called: its code does not run (a captured graph?)")
     calls: Outline = recorder.calls
-    for each in calls.values():
-        numbered = [step for step in each.steps if isinstance(step, Operation) and step.number is not None]
+    for module_call in calls.values():
+        numbered = [step for step in module_call.steps if isinstance(step, Operation) and step.number is not None]
         for number, step in enumerate(numbered):
             step.number = number
     return calls
 
 
 def why_opaque(model: torch.nn.Module) -> str | None:
-    """Why the modules of a model can't be told apart while it runs, as far as it can be seen without a call; or None.
-
-    Args:
-        model: any.
-    """
+    """Why the modules of a model cannot be distinguished while it runs, if that is visible without a call; or None."""
     if isinstance(model, torch.jit.ScriptModule):
         return "the model is scripted: its modules are not called one by one"
     if any(is_compiled(module) for module in model.modules()):
@@ -106,20 +95,12 @@ COMPILED = "the model is compiled: a kernel may belong to several layers"
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a compiler runs a module in place of its code.
-
-    Args:
-        module: any.
-    """
+    """Whether a compiler runs a module in place of its code."""
     return original_of(module) is not module or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class ModuleNames:
-    """Which calls of modules are the model's, and their paths and numbers.
-
-    Args:
-        model: whose modules have a path.
-    """
+    """Paths and call numbers of the model's modules."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -130,12 +111,9 @@ class ModuleNames:
 
     @contextmanager
     def entered(self, module: torch.nn.Module) -> Iterator[ModuleCall | None]:
-        """While entered, a module is called; yields None for one that is called outside of the model.
+        """Enter a call of a module; yields None for a call outside of the model.
 
-        A module that a backward pass calls computes again what was not kept, and has the numbers of its calls anew.
-
-        Args:
-            module: any.
+        A module that a backward pass calls is recomputed, and its calls are numbered separately.
         """
         again = computes_again()
         if not (self._depth or again or module is self._model) or (again and module not in self._paths):
@@ -153,18 +131,18 @@ class ModuleNames:
             self._depth -= 1
 
     def restart(self) -> None:
-        """The next call of the model is another one."""
+        """Begin the next call of the model."""
         self._calls.clear()
         self._again.clear()
 
 
 def computes_again() -> bool:
-    """Whether a backward pass is under way in this thread."""
+    """Whether a backward pass is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 class _Recorder:
-    """What `recording` tells, without keeping a tensor; it stands in for a `perfexp.work.tape.Tape`."""
+    """Receiver of `recording` that saves no tensors, in place of a `perfexp.work.tape.Tape`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.calls: Outline = {}
@@ -199,7 +177,7 @@ class _Recorder:
             self._open[-1].functions.append(operation)
         outer, self._operation = self._operation, operation
         try:
-            yield operation  # what it returned is read once more after this
+            yield operation  # its return value is read once more after this
         finally:
             self._operation = outer
             self._last.returned, self._last = None, operation

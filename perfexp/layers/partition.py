@@ -1,4 +1,4 @@
-"""Partition: the time of each call, divided among the kernels that ran in it and the gaps between them."""
+"""Divide the time of each call among its kernels and the gaps between them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,14 @@ from perfexp.layers.threads import Host
 
 @dataclass
 class Spent:
-    """What a row, or a name of kernels, took of one call.
-
-    Attributes:
-        busy_ns: its kernels' share of the time, nanoseconds.
-        gap_ns: for which the device was idle before its kernels.
-        kernels: by name: how often they ran, and their share of the time.
-    """
+    """Kernel time, idle time before the kernels, and runs and time by kernel name, of a row in one call."""
 
     busy_ns: int = 0
     gap_ns: int = 0
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def ran(self, name: str, count: int, busy_ns: int) -> None:
-        """Add to a kernel.
-
-        Args:
-            name: of it.
-            count: how many more of them ran.
-            busy_ns: how much more of the time is theirs.
-        """
+        """Add runs and nanoseconds of a kernel."""
         before = self.kernels.get(name, (0, 0))
         self.kernels[name] = (before[0] + count, before[1] + busy_ns)
         self.busy_ns += busy_ns
@@ -42,13 +30,10 @@ class Spent:
 
 @dataclass
 class CallTimes:
-    """One call, divided.
+    """The division of one call.
 
     Attributes:
-        number: of the call.
-        span_ns: from the end of the work before it to the end of its last kernel.
-        rows: what each row took.
-        unattributed: what kernels without a row took, by their name.
+        span_ns: time from the end of the previous work to the end of its last kernel.
         starved: whether the device began it before the host had issued all of it.
     """
 
@@ -60,17 +45,12 @@ class CallTimes:
 
     @property
     def sum_ns(self) -> int:
-        """Of rows, gaps and what is unattributed: the span."""
+        """Sum of rows, gaps and unattributed time, which equals the span."""
         return sum(spent.busy_ns + spent.gap_ns for of in (self.rows, self.unattributed) for spent in of.values())
 
 
 def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
-    """The kernels of a profile with their rows, in the order in which the device began them.
-
-    Args:
-        host: what launched them.
-        events: of the profile.
-    """
+    """The kernels of a profile with their rows, in the order in which the device began them."""
     kernels = sorted((event for event in events if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns))
     return [attribute(host, kernel) for kernel in kernels]
 
@@ -81,13 +61,13 @@ def divide(
     held: bool,
     rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels,
 ) -> list[CallTimes]:
-    """The calls of a profile, in order.
+    """The divided calls of a profile, in order.
 
     Args:
-        events: of a profile: kernels, operators, and the ranges of `perfexp.layers.ranges`.
-        held: whether the device had other work (a spin) until the first call was issued; then that call begins at the
-            end of the work, and otherwise with its first kernel.
-        rowed: tells the rows of kernels whose launch does not.
+        events: kernels, operators, and the ranges of `perfexp.layers.ranges`.
+        held: whether a spin kernel held the queue until the first call was issued; that call then begins at the end of
+            the spin, otherwise with its first kernel.
+        rowed: adds the rows of kernels whose launches do not identify them.
     """
     everything = list(events)
     host = Host(everything)
@@ -99,7 +79,7 @@ def divide(
 
 
 def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
-    """Beginning and end of each call; each begins where the one before it has ended."""
+    """Beginning and end of each call; each begins at the end of the previous one."""
     of_call: dict[int, list[Event]] = defaultdict(list)
     for each in kernels:
         if each.call is not None:
@@ -117,7 +97,7 @@ def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[in
 
 
 def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed], issued_ns: int) -> CallTimes:
-    """One call; kernels of other calls that run in its time are unattributed."""
+    """Divide one call; kernels of other calls that run during it are unattributed."""
     begin, end = window
     inside = [
         each for each in kernels if each.call == number or (each.kernel.end_ns > begin and each.kernel.start_ns < end)

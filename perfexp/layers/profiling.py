@@ -1,4 +1,4 @@
-"""Profiling: the layers of a step on a GPU, by torch's profiler, with the calls piled up behind a held queue."""
+"""Layer times on a GPU, by torch's profiler, with the calls queued behind a spin kernel."""
 
 from __future__ import annotations
 
@@ -27,31 +27,27 @@ from perfexp.modes import Step
 from perfexp.probes.depth import samples_in_queue
 from perfexp.probes.timing import undisturbed
 
-#: Calls of which every row has a time, unless told otherwise.
+#: Default number of calls with times for every row.
 CALLS = 10
-#: No more calls than so many are in one profile, whose events all have to be looked at.
+#: Maximum number of calls in one profile, which bounds its number of events.
 _MOST_AT_ONCE = 5
-#: The queue is held for so many times what issuing the calls took under the profiler, and a little more.
+#: The queue is held for this multiple of the time to issue the calls under the profiler, plus the extra.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
-#: … with this factor on top after a round that starved, …
+#: Growth of the factor after a round with a starved call.
 _HOLD_GROWS = 2.0
-#: … for so many rounds in which no call was issued in time; then the queue is left to itself.
+#: Rounds without a call that was issued in time; afterwards the queue is no longer held.
 _ROUNDS_IN_VAIN = 3
-#: A graph of which more of the time than this is of other kernels than the call's, or lacks them, is another call.
+#: Maximum share of unknown or missing kernel time of a graph; beyond it, the graph is another call.
 _MOST_STRANGE = 0.01
-#: What the start of a profile says that is no news: each has one cycle.
+#: A harmless warning at the start of each profile.
 _NO_NEWS = ".*Profiler clears events"
 
 
 class Profiler(Protocol):
-    """What tells the events of a run; a scripted one in tests."""
+    """Returns the events of a run; scripted in tests."""
 
     def __call__(self, run: Callable[[], object]) -> list[Event]:
-        """Run something, wait for the device, and return what was seen.
-
-        Args:
-            run: enqueues work.
-        """
+        """Run `run`, wait for the device, and return the observed events."""
 
 
 def kineto(run: Callable[[], object]) -> list[Event]:
@@ -65,11 +61,7 @@ def kineto(run: Callable[[], object]) -> list[Event]:
 
 
 def event_of(event: Any) -> Event:
-    """One of the profiler's events as a plain tuple.
-
-    Args:
-        event: torch's `_KinetoEvent`.
-    """
+    """A profiler event (torch's `_KinetoEvent`) as a plain tuple."""
     on_device = event.device_type() == DeviceType.CUDA
     return Event(
         name=event.name(),
@@ -99,18 +91,14 @@ def profile_layers(
 ) -> LayerTimes:
     """The time of every row of a step on an asynchronous device.
 
-    To be called when the step is warm and all timing is done: profilers slow the process that they were used in.
+    Call it when the step is warm and all timing is done, since profilers slow their process permanently.
 
     Args:
-        step: whose parts are run.
-        model: the module that it calls, on the device.
-        device: that works.
         clean_seconds: `device` time of a call without a profiler, or None.
-        calls: for which each row has a time.
+        calls: number of calls with times for every row.
         first: whether this is the first profile of the process.
-        capture: makes the step one whose call is launched at once, or None where it can't; for a call that the device's
-            queue does not take.
-        profiler: that sees what happens.
+        capture: captures the step as a graph, or returns None where that is impossible; for calls beyond the queue's
+            depth.
 
     Returns:
         Times with rows, or with a reason why there are none.
@@ -140,17 +128,7 @@ def _parts(step: Step) -> None:
 
 @dataclass
 class _Rounds:
-    """Profiles of a few calls each.
-
-    Attributes:
-        step: whose parts are run.
-        device: that works.
-        marker: of the model's calls.
-        profiler: that sees what happens.
-        first: whether it has seen nothing in this process before.
-        rowed: tells the rows of kernels whose launch does not.
-        starved: calls thrown away.
-    """
+    """Profiles of a few calls each."""
 
     step: Step
     device: Device
@@ -162,48 +140,33 @@ class _Rounds:
     _kept: list[CallTimes] = field(default_factory=list)
 
     def take(self, calls: int) -> LayerTimes:
-        """Rounds until so many calls are kept.
-
-        Args:
-            calls: that are wanted.
-
-        Raises:
-            Opaque: the profiler saw no kernels.
-        """
+        """Profile in rounds until enough calls are usable; raises `Opaque` if the profiler sees no kernels."""
         self._begin()
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
         factor, in_vain = _HOLD_FACTOR, 0
         while len(self._kept) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
             count = min(at_once, calls - len(self._kept))
-            found = self._round(count, factor * count * issue + _HOLD_EXTRA_SECONDS)
-            kept = [each for each in found if not each.starved]
-            self._kept += kept
-            self.starved += count - len(kept)
-            in_vain = 0 if kept else in_vain + 1
-            if len(kept) < count:
-                factor, at_once = factor * _HOLD_GROWS, max(1, len(kept))
+            divided = self._round(count, factor * count * issue + _HOLD_EXTRA_SECONDS)
+            usable = [call for call in divided if not call.starved]
+            self._kept += usable
+            self.starved += count - len(usable)
+            in_vain = 0 if usable else in_vain + 1
+            if len(usable) < count:
+                factor, at_once = factor * _HOLD_GROWS, max(1, len(usable))
         if self._kept:
             return times_of(self._kept, Method.queue, self.starved)
         return times_of(self._unheld(calls), Method.unheld, self.starved)
 
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
-        """The same of a call that is launched as one: its kernels have the rows of those of the call as it is.
-
-        Args:
-            graph: the same step, captured.
-            calls: that are wanted.
-
-        Raises:
-            Opaque: the profiler saw no kernels.
-        """
+        """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
         self._begin()
         pattern = Pattern(self._kernels())
         rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)
         try:
             times = rounds.take(calls)
             strange = max(unattributed_share(times), 1 - pattern.least_found) if pattern.replays else 1.0
-        except Opaque:  # it saw nothing of a replay
+        except Opaque:  # the profiler saw nothing of a replay
             strange = 1.0
         if strange <= _MOST_STRANGE and times.held:
             times.method = Method.graph
@@ -214,33 +177,31 @@ class _Rounds:
         return times
 
     def _kernels(self) -> list[Attributed]:
-        """Of a call, with their rows."""
-
         def run() -> None:
             self._call()
             self.device.synchronize()
 
         self.device.synchronize()
         events = self.profiler(run)
-        return [each for each in attributed(Host(events), events) if each.call is not None]
+        return [kernel for kernel in attributed(Host(events), events) if kernel.call is not None]
 
     def _begin(self) -> None:
-        """A process's first profile is late and slow."""
+        """Discard a process's first profile, which is late and slow."""
         if self.first:
             self._round(1, 0.0)
             self.first = False
 
     def _unheld(self, calls: int) -> Sequence[CallTimes]:
-        kept: list[CallTimes] = []
-        while len(kept) < calls:
-            found = self._round(min(_MOST_AT_ONCE, calls - len(kept)), 0.0)
-            if not found:
+        usable: list[CallTimes] = []
+        while len(usable) < calls:
+            divided = self._round(min(_MOST_AT_ONCE, calls - len(usable)), 0.0)
+            if not divided:
                 raise Opaque("the profiler saw no kernels of a call")
-            kept += found
-        return kept
+            usable += divided
+        return usable
 
     def _round(self, count: int, hold_seconds: float) -> list[CallTimes]:
-        """One profile of so many calls, behind a wait of so many seconds."""
+        """One profile of `count` calls behind a spin of `hold_seconds`."""
 
         def run() -> None:
             if hold_seconds:
@@ -253,7 +214,7 @@ class _Rounds:
         return divide(self.profiler(run), held=hold_seconds > 0, rowed=self.rowed)
 
     def _issue_seconds(self) -> float:
-        """Host time of issuing a call under the profiler, while the device has nothing else to do."""
+        """Host time to issue a call under the profiler on an idle device."""
         taken: list[float] = []
 
         def run() -> None:

@@ -1,16 +1,16 @@
-"""Ranges: the names by which a profile tells calls, phases, modules and operations apart."""
+"""Names of the profiler ranges that mark calls, phases, modules and operations."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
 
-#: No operator of the namespace `perfexp` begins so.
+#: Prefix of the names, which no operator of the namespace `perfexp` has.
 _PREFIX = "perfexp/"
 
 
 class Scope(StrEnum):
-    """What a range is around."""
+    """Subject of a range."""
 
     call = "call"
     phase = "phase"
@@ -23,11 +23,10 @@ class Mark(NamedTuple):
     """A range.
 
     Attributes:
-        scope: what it is around.
-        number: of the call; of a module's call; of an operation in it. 0 for others.
-        whole: whether a module is one row as long as no other module is called in it.
-        kind: class of a module, name of an operation or of a phase.
-        path: of a module, or of a parameter's module.
+        number: index of the call, of a module's call, or of an operation in it; 0 for other scopes.
+        whole: whether a module is one row if no other module is called in it.
+        kind: class of a module, or name of an operation or phase.
+        path: path of a module, or of a parameter's module.
     """
 
     scope: Scope
@@ -38,16 +37,12 @@ class Mark(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The text that `parse` reads; a path stands last since it may hold any character."""
+        """The text that `parse` reads; the path is last since it may hold any character."""
         return f"{_PREFIX}{self.scope}:{self.number}:{int(self.whole)}:{self.kind}:{self.path}"
 
 
 def parse(name: str) -> Mark | None:
-    """The range of a name; None for a name that is none of ours.
-
-    Args:
-        name: of an event.
-    """
+    """The mark of an event name; None for other names."""
     if not name.startswith(_PREFIX):
         return None
     scope, number, whole, kind, path = name[len(_PREFIX) :].split(":", 4)

@@ -1,4 +1,4 @@
-"""Replayed: the rows of a captured call's kernels, which are those of the same call made kernel by kernel."""
+"""Rows of a captured call's kernels, taken from the same call made kernel by kernel."""
 
 from __future__ import annotations
 
@@ -16,55 +16,52 @@ _GRAPH = "graph"
 class Pattern:
     """The kernels of a call that is made kernel by kernel.
 
-    A graph of the call has them, too, with the same names in the same order, but for those of the call's data.
+    A graph of the call has the same kernel names in the same order, except for those of the call's data.
 
     Args:
-        kernels: of the call, in the order in which the device began them.
+        kernels: kernels of the call, in the order in which the device began them.
 
     Attributes:
-        replays: that have been compared with it.
-        least_found: share of its time that was found in each of them, or less.
+        replays: number of replays that were compared with it.
+        least_found: least share of its time that was matched in a replay.
     """
 
     def __init__(self, kernels: Iterable[Attributed]) -> None:
-        self._kernels = [each for each in kernels if each.key is None or each.key.which is not Pass.data]
-        self._names = [each.kernel.name for each in self._kernels]
+        self._kernels = [kernel for kernel in kernels if kernel.key is None or kernel.key.which is not Pass.data]
+        self._names = [kernel.kernel.name for kernel in self._kernels]
         self.replays, self.least_found = 0, 1.0
 
     def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
-        """The same kernels; those that a graph launched belong to the rows of the pattern's.
+        """A profile's kernels in order of their start, where those that a graph launched have the rows of the pattern.
 
-        A kernel that the pattern lacks, or has elsewhere, belongs to no row.
-
-        Args:
-            kernels: of a profile of replays, in the order in which the device began them.
+        A kernel that the pattern lacks, or has elsewhere, has no row.
         """
         places: dict[int, list[int]] = defaultdict(list)
-        for place, each in enumerate(kernels):
-            if each.call is not None and _launched_as_one(each.key):
-                places[each.call].append(place)
+        for place, kernel in enumerate(kernels):
+            if kernel.call is not None and _launched_as_one(kernel.key):
+                places[kernel.call].append(place)
         rowed = list(kernels)
         for of_call in places.values():
-            found = self._found([kernels[place].kernel.name for place in of_call])
+            matches = self._matched([kernels[place].kernel.name for place in of_call])
             for number, place in enumerate(of_call):
                 rowed[place] = kernels[place]._replace(
-                    key=self._kernels[found[number]].key if number in found else None
+                    key=self._kernels[matches[number]].key if number in matches else None
                 )
-            self._count(found)
+            self._count(matches)
         return rowed
 
-    def _found(self, names: list[str]) -> Mapping[int, int]:
-        """Place in the pattern by place in a replay."""
+    def _matched(self, names: list[str]) -> Mapping[int, int]:
+        """Position in the pattern by position in a replay."""
         if names == self._names:
             return {place: place for place in range(len(names))}
         blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
         return {block.a + place: block.b + place for block in blocks for place in range(block.size)}
 
-    def _count(self, found: Mapping[int, int]) -> None:
+    def _count(self, matches: Mapping[int, int]) -> None:
         self.replays += 1
-        whole = sum(each.kernel.duration_ns for each in self._kernels)
-        seen = sum(self._kernels[place].kernel.duration_ns for place in found.values())
-        self.least_found = min(self.least_found, seen / whole if whole else 0.0)
+        whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
+        matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
+        self.least_found = min(self.least_found, matched / whole if whole else 0.0)
 
 
 def _launched_as_one(key: Key | None) -> bool:

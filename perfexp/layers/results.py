@@ -1,4 +1,4 @@
-"""Results: divided calls as times of rows, in seconds."""
+"""Convert divided calls to times of rows, in seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ _NS = 1e-9
 
 
 def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
-    """The times of all rows over several calls of the same step.
-
-    Args:
-        calls: that are kept.
-        method: how they were taken.
-        starved: calls that were thrown away.
-    """
+    """The times of all rows over several usable calls of the same step."""
     keys = dict.fromkeys(key for call in calls for key in call.rows)
     names = dict.fromkeys(name for call in calls for name in call.unattributed)
     return LayerTimes(
@@ -30,12 +24,12 @@ def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> La
 
 
 def _row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
-    names = dict.fromkeys(name for each in spent for name in each.kernels)
-    kernels = [(name, [each.kernels.get(name, (0, 0)) for each in spent]) for name in names]
+    names = dict.fromkeys(name for times in spent for name in times.kernels)
+    kernels = [(name, [times.kernels.get(name, (0, 0)) for times in spent]) for name in names]
     return RowTimes(
         key=key,
-        seconds=[each.busy_ns * _NS for each in spent],
-        gap_seconds=[each.gap_ns * _NS for each in spent],
+        seconds=[times.busy_ns * _NS for times in spent],
+        gap_seconds=[times.gap_ns * _NS for times in spent],
         kernels=[
             Kernel(name=name, count=sum(count for count, _ in ran), seconds=sum(busy for _, busy in ran) * _NS)
             for name, ran in kernels

@@ -1,4 +1,4 @@
-"""Stamps: the layers of a step on a synchronous device, by readings of the host's clock chained one after the other."""
+"""Layer times on a synchronous device, by consecutive readings of the host's clock."""
 
 from __future__ import annotations
 
@@ -21,26 +21,19 @@ from perfexp.layers.results import times_of
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
 
-#: Calls of which every row has a time, unless told otherwise.
+#: Default number of calls with times for every row.
 CALLS = 10
 _BACKWARD = "backward"
-#: The node that adds to a parameter's gradient.
+#: The node that accumulates a parameter's gradient.
 _ACCUMULATE = "AccumulateGrad"
 
 
 class Stamps:
-    """Credits the time between two readings of a clock to the row under way; see `perfexp.layers.marking.Watch`.
+    """Credits the time between two readings of a clock to the current row; see `perfexp.layers.marking.Watch`.
 
-    What the marker itself does lies between two readings of its own and is kept apart. The backward pass is followed
-    from node to node of autograd's graph: a node's row is the one that was under way when the node was made, and its
-    time reaches to the beginning of the next node, so that what autograd does beside it is in it.
-
-    Args:
-        now_ns: the clock, nanoseconds.
-
-    Attributes:
-        spent: nanoseconds of each row of the call under way.
-        own_ns: that the marker itself took.
+    The marker's own work lies between two readings and is counted separately. The backward pass is followed from node
+    to node of autograd's graph: a node belongs to the row that was current when the node was made. Its time ends at the
+    beginning of the next node, so that autograd's overhead is included.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -49,12 +42,12 @@ class Stamps:
         self._now = now_ns
         self._last = 0
         self._rows: list[Key] = []
-        #: Autograd's number of the next node when a row came under way, and the row, in order.
+        # autograd's number of the next node when a row became current, and the row, in order
         self._numbers: list[int] = []
         self._made_in: list[Key] = []
 
     def start(self) -> None:
-        """A call is about to begin; until then it is the marker's own work."""
+        """Begin a call; until it begins, time is the marker's own work."""
         self.spent, self.own_ns, self._rows = {}, 0, []
         self._numbers, self._made_in = [], []
         self._last = self._now()
@@ -85,11 +78,7 @@ class Stamps:
 
     @contextmanager
     def following(self, loss: torch.Tensor) -> Iterator[None]:
-        """While entered, the backward pass from a loss is followed.
-
-        Args:
-            loss: with a graph behind it.
-        """
+        """While entered, the backward pass from a loss is followed."""
         with ExitStack() as stack:
             for node in nodes_behind(loss):
                 stack.callback(node.register_prehook(self._before(node)).remove)
@@ -117,7 +106,6 @@ class Stamps:
         self._made_in.append(self._rows[-1] if self._rows else in_no_module(None))
 
     def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
-        """A hook for the beginning of a node."""
         place = bisect_right(self._numbers, node._sequence_nr()) - 1
         row = self._made_in[place] if place >= 0 else in_no_module(None)
         key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.backward)
@@ -131,11 +119,7 @@ class Stamps:
 
 
 def nodes_behind(loss: torch.Tensor) -> list[torch.autograd.graph.Node]:
-    """All nodes of a graph but those that add to the gradients of parameters.
-
-    Args:
-        loss: where the backward pass begins.
-    """
+    """All nodes of a loss's graph except those that accumulate the gradients of parameters."""
     waiting = [loss.grad_fn] if loss.grad_fn is not None else []
     seen: dict[torch.autograd.graph.Node, None] = {}
     while waiting:
@@ -153,11 +137,8 @@ def stamp_layers(
     """The time of every row of a step on a synchronous device.
 
     Args:
-        step: whose parts are run; has been called before.
-        model: the module that it calls.
-        device: whose host clock is read.
         clean_seconds: `latency` of a call without stamps, or None.
-        calls: for which each row has a time.
+        calls: number of calls with times for every row.
 
     Returns:
         Times with rows, or with a reason why there are none.
@@ -178,14 +159,14 @@ def stamp_layers(
                     raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
     except Opaque as why:
         return LayerTimes(reason=str(why))
-    times = times_of(taken[1:], Method.stamps)  # the first call still fills caches of the marker's own
+    times = times_of(taken[1:], Method.stamps)  # the first call still fills the marker's own caches
     times.own_seconds = float(np.median(own[1:])) * 1e-9
     times.no_backward = no_backward
     return close(times, clean_seconds)
 
 
 def _call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
-    """One call; returns why its backward pass could not be followed, or None."""
+    """Make one call; returns why its backward pass could not be followed, or None."""
     marker.restart()
     stamps.start()
     no_backward = None

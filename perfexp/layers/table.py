@@ -1,4 +1,4 @@
-"""Table: the times of layers joined with their work, a line for each row and pass."""
+"""Join the times of layers with their work: one line per row and pass."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from perfexp.layers.alignment import aligned
 from perfexp.statistics import estimators
 from perfexp.work import Row, Work
 
-#: Where something stands in a call of the model: the module's path, the number of its call, that of the operation.
+#: Position in a call of the model: the module's path, the index of its call, the index of the operation.
 Place = tuple[str, int, int | None]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A median with its 95 % interval, and the mean.
-
-    Attributes:
-        mean: over calls, seconds.
-        median: likewise.
-        low: lower end, or None where there are too few calls for an interval.
-        high: upper end, likewise.
-    """
+    """A median with its 95 % interval (None with too few calls), and the mean, in seconds."""
 
     mean: float
     median: float
@@ -46,27 +39,20 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One row in one pass, with what is known of it.
+    """One row in one pass, with its time and its work.
 
     Attributes:
-        key: which; None for kernels that could not be joined to a row.
-        kind: class of the module, name of the operation, or part of the call.
-        seconds: of a call, without gaps.
-        gap_seconds: of a call: idle time before its kernels.
-        share: of the sum of all lines' medians, gaps included; all shares make 1.
-        macs: multiply-accumulates of the forward pass; None elsewhere, and where the work is not known.
-        flops: of the pass.
-        bytes_min: read and written at least; known of the forward pass only.
-        activation_bytes: likewise.
-        parameters: elements that the row reads and no row before it; known of the forward pass only.
+        key: key of the row; None for unattributed kernels.
+        gap_seconds: idle time before its kernels in a call.
+        share: share of the sum of all lines' medians, gaps included; all shares sum to 1.
+        macs: multiply-accumulates of the forward pass; None elsewhere, and for unknown work.
+        bytes_min: least bytes read and written; forward pass only.
+        parameters: elements that this row is the first to read; forward pass only.
         arithmetic_intensity: FLOPs per byte of the forward pass.
-        flops_per_second: by the median time; None where no time or no work is.
-        inputs: shapes.
-        outputs: shapes.
-        convolution: its geometry, if the row has just one.
-        kernels: names, with how often each runs in a call.
-        ran: of cuDNN's algorithms the one whose kernels these are, or several that they may be (`fft or fft_tiling`);
-            of forward passes that cuDNN was handed an algorithm for, and None where its kernels are not known.
+        flops_per_second: FLOPs over the median time; None without time or work.
+        convolution: geometry, if the row has exactly one convolution.
+        ran: cuDNN algorithm of these kernels, or several candidates (`fft or fft_tiling`); only for forward passes with
+            a cuDNN algorithm, and None for unknown kernels.
     """
 
     key: Key | None
@@ -89,15 +75,11 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def join(times: LayerTimes, work: Work | None) -> list[Line]:
-    """A line for each row and pass: first those that took time, in the order in which they ran, then the others.
+    """A line for each row and pass: those with times in the order in which they ran, then the others.
 
-    A row of the work that was never seen on the device (a view, dropout in evaluation) has a line with no time and no
-    kernels. Lines without a row in the work (the loss, the optimizer, a fused operator in place of several modules)
-    have times only.
-
-    Args:
-        times: of a call of the model.
-        work: of a call with the same inputs in the same mode; None where it could not be counted.
+    The work, if any, is that of the same inputs in the same mode. Its rows that were never seen on the device (a view,
+    dropout in evaluation) have a line without time and kernels. Lines without a row in the work (the loss, the
+    optimizer, a fused operator in place of several modules) have times only.
     """
     rows = _placed(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
@@ -111,9 +93,9 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
 def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
     """The rows of the work by where they were timed.
 
-    A call's operations are numbered alike in both, unless the model computes its losses itself: the work of a training
-    is counted without them, so that what follows has other numbers. Such a call's operations are matched by their
-    names, in order; what has no counterpart then never reached the device, or was no part of what was timed.
+    Both number a call's operations alike, unless the model computes its losses itself: training work is counted without
+    them, so that later operations have other numbers. The operations of such a call are matched by name, in order. An
+    operation without a counterpart never reached the device, or was not part of the timed call.
     """
     timed: dict[tuple[str, int], dict[int, str]] = {}
     for key in (row.key for row in times.rows):
@@ -125,14 +107,14 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
             operations.setdefault((row.path, row.call), {})[row.operation] = row
     placed = {(row.path, row.call, row.operation): row for row in counted}
     for call, kinds in timed.items():
-        known = operations.get(call, {})
-        if all(number in known and known[number].kind == kind for number, kind in kinds.items()):
+        rows_of_call = operations.get(call, {})
+        if all(number in rows_of_call and rows_of_call[number].kind == kind for number, kind in kinds.items()):
             continue
-        for number in known:
+        for number in rows_of_call:
             del placed[(*call, number)]
-        there, here = sorted(kinds), sorted(known)
-        for left, right in aligned([kinds[number] for number in there], [known[number].kind for number in here]):
-            placed[(*call, there[left])] = known[here[right]]
+        there, here = sorted(kinds), sorted(rows_of_call)
+        for left, right in aligned([kinds[number] for number in there], [rows_of_call[number].kind for number in here]):
+            placed[(*call, there[left])] = rows_of_call[here[right]]
     return placed
 
 
@@ -164,7 +146,7 @@ def _without_time(row: Row) -> Line:
 
 
 def _described(line: Line, work: Row, *, forward: bool) -> Line:
-    """What does not depend on time."""
+    """The line with all values that do not depend on time."""
     line.kind = work.kind
     if forward:
         line.macs, line.bytes_min, line.activation_bytes = work.macs, work.bytes_min, work.activation_bytes

@@ -1,4 +1,4 @@
-"""Host: what a profile's threads did, as trees: what was open when, and which operator made a node of autograd's."""
+"""The host threads of a profile as trees of operators, and the operator behind each autograd node."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from collections.abc import Iterable, Iterator
 from perfexp.layers.events import Event
 from perfexp.layers.ranges import Mark, Scope, parse
 
-#: How autograd's engine names the event around all that it does for a node; the node's own event lies in it.
+#: Prefix of the engine's event around all its work for a node, the node's own event included.
 EVALUATE = "autograd::engine::evaluate_function: "
 
 
 class Host:
-    """The operators and ranges of all threads, each with the one around it.
-
-    Args:
-        events: of a profile, in any order; the device's are left out.
-    """
+    """The operators and ranges of all host threads in a profile, each with its parent."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         ours = [event for event in events if not event.on_device and event.place]
@@ -31,7 +27,7 @@ class Host:
         self._of_correlation: dict[int, int] = {}
         for index, event in enumerate(self.events):
             self._of_correlation.setdefault(event.correlation, index)
-        #: Modules in whose call another module was called.
+        # modules with a call of another module inside
         self.outer = {
             outer
             for index in self._marked(Scope.module)
@@ -40,7 +36,7 @@ class Host:
         }
         self._calls = self._periods(Scope.call)
         self._phases = self._periods(Scope.phase)
-        #: Paths of the modules of parameters, by every event that is open when one of them has its gradient.
+        # path of a parameter's module, by every event that is open when the gradient is accumulated
         self.parameters = {
             around: mark.path
             for index in self._marked(Scope.parameter)
@@ -50,21 +46,13 @@ class Host:
         self._forward = self._forward_operators()
 
     def upwards(self, index: int | None) -> Iterator[int]:
-        """An operator or range and all that are around it, from the inside outwards.
-
-        Args:
-            index: of the innermost one, or None for nothing.
-        """
+        """An operator or range and all its ancestors, from the inside outwards."""
         while index is not None:
             yield index
             index = self._parents[index]
 
     def operator_of(self, kernel: Event) -> int | None:
-        """The innermost operator or range that was open when a kernel was launched.
-
-        Args:
-            kernel: of the device.
-        """
+        """The innermost operator or range around a kernel's launch."""
         linked = self._of_correlation.get(kernel.linked) if kernel.linked else None
         launch = self.launches.get(kernel.correlation)
         if linked is not None or launch is None:
@@ -72,11 +60,7 @@ class Host:
         return self._open_at(launch.thread, launch.start_ns)
 
     def launched_ns(self, kernel: Event) -> int | None:
-        """When a kernel was launched, or the operator began that launched it; None where neither is known.
-
-        Args:
-            kernel: of the device.
-        """
+        """The launch time of a kernel, or the start of the operator that launched it; None if unknown."""
         launch = self.launches.get(kernel.correlation)
         if launch is not None:
             return launch.start_ns
@@ -84,50 +68,35 @@ class Host:
         return None if operator is None else self.events[operator].start_ns
 
     def call_at(self, moment_ns: int) -> int | None:
-        """Number of the call that was under way in the whole process, or None.
-
-        Args:
-            moment_ns: when.
-        """
+        """Index of the call at a moment in the whole process, or None."""
         index = _covering(self._calls, moment_ns)
         mark = None if index is None else self.marks[index]
         return None if mark is None else mark.number
 
     def phase_at(self, moment_ns: int) -> str | None:
-        """Name of the phase that was under way in the whole process, or None.
-
-        Args:
-            moment_ns: when.
-        """
+        """Name of the phase at a moment in the whole process, or None."""
         index = _covering(self._phases, moment_ns)
         mark = None if index is None else self.marks[index]
         return None if mark is None else mark.kind
 
     def call_ends_ns(self) -> dict[int, int]:
-        """When the host had issued each call, by its number."""
+        """End of the host's issue of each call, by index."""
         return {mark.number: end for _, end, index in self._calls if (mark := self.marks[index]) is not None}
 
     def is_node(self, index: int) -> bool:
-        """Whether an event is the work of a node of autograd's, or the engine's work around one.
-
-        Args:
-            index: of the event.
-        """
+        """Whether an event is an autograd node, or the engine's work around one."""
         event = self.events[index]
         return event.forward_thread > 0 or event.name.startswith(EVALUATE)
 
     def forward_of(self, node: int) -> int | None:
-        """The operator that made a node: of those that began before the node was made, the last.
+        """The operator that made a node: the last one that began before the node was made.
 
-        An operator may make several nodes (one that changes a view in place makes three) and tells the number of the
-        first only. Numbers grow in each thread, so the one that began last with a number that is not beyond the node's
-        is the operator, or a part of it.
-
-        Args:
-            node: index of the node's event.
+        An operator may make several nodes (one that changes a view in place makes three) and reports only the first
+        number. Numbers grow in each thread, so the last operator with a number not beyond the node's made it, or is
+        part of the one that did.
 
         Returns:
-            None where the node has no number, or its operator ran before the profile.
+            Index of the operator; None if the node has no number, or its operator ran before the profile.
         """
         event = self.events[node]
         if event.sequence < 0:
@@ -169,16 +138,16 @@ class Host:
 
     def _forward_operators(self) -> dict[int, tuple[list[int], list[int]]]:
         """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""
-        found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        operators: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for index, event in enumerate(self.events):
             if event.sequence >= 0 and event.forward_thread == 0:
-                numbers, indices = found[event.thread]
+                numbers, indices = operators[event.thread]
                 numbers.append(max(event.sequence, numbers[-1] if numbers else 0))
                 indices.append(index)
-        return dict(found)
+        return dict(operators)
 
 
 def _covering(periods: list[tuple[int, int, int]], moment_ns: int) -> int | None:
-    """Index of the event whose period holds a moment; periods follow one another."""
+    """Index of the event whose period contains a moment; periods do not overlap."""
     place = bisect_right(periods, (moment_ns, float("inf"), 0)) - 1
     return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

@@ -1,4 +1,4 @@
-"""Meter: what the measuring code asks of the thing that counts energy; one module for each kind beside this one."""
+"""Interface of an energy meter; each kind has a module beside this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfexp.records.diagnostics import Diagnostic
 
 
 class PowerKind(StrEnum):
-    """What a meter's `power_watts` is: of that moment, an average over the last second or so, or nothing."""
+    """Meaning of a meter's `power_watts`: instantaneous, an average over about a second, or no sensor."""
 
     instantaneous = "instantaneous"
     average = "average"
@@ -18,11 +18,11 @@ class PowerKind(StrEnum):
 
 
 class Reading(NamedTuple):
-    """An answer of a meter.
+    """Answer of a meter.
 
     Attributes:
-        value: in the unit that the question names; None where there is no answer.
-        reason: why there is none, and what would help.
+        value: value in the unit of the query; None without an answer.
+        reason: why there is no answer, and how to fix it.
     """
 
     value: float | None
@@ -30,13 +30,7 @@ class Reading(NamedTuple):
 
 
 class Meter(Protocol):
-    """Something that counts the energy of a board, a package or a part of one.
-
-    Attributes:
-        name: identifies it on this machine.
-        covers: what its energy is the energy of.
-        power_kind: what `power_watts` is.
-    """
+    """A counter of the energy of a board, a package or a part of one."""
 
     name: str
     covers: str
@@ -44,30 +38,29 @@ class Meter(Protocol):
 
     @property
     def tick_seconds(self) -> float | None:
-        """From one change of the counter to the next, where that is documented; None where it has to be found."""
+        """Documented period of the counter's updates; None where it must be measured."""
 
     @property
     def wrap_joules(self) -> float | None:
-        """The counter begins anew after so much; None where that is not known."""
+        """Energy at which the counter wraps; None if unknown."""
 
     def energy_joules(self) -> Reading:
-        """What the counter says now; only differences mean anything."""
+        """Current counter; only differences are meaningful."""
 
     def power_watts(self) -> Reading:
-        """The power now, or its average over the last second: see `power_kind`."""
+        """Power now, or its average over the last second: see `power_kind`."""
 
     def doubts(self) -> list[Diagnostic]:
-        """What is to be said against its figures, as things are now."""
+        """Diagnostics of its figures in the current situation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The meters of what is measured.
+    """Meters of a device.
 
     Attributes:
-        meters: their energies add up to that of the whole, nothing is counted twice; none where there is a reason.
-        reason: why there is none, and what would help.
-        doubts: what is to be said about that.
+        meters: meters whose energies sum to that of the whole, without overlap; empty with a reason.
+        reason: why there are none, and how to fix it.
     """
 
     meters: tuple[Meter, ...] = ()
@@ -76,24 +69,15 @@ class Found:
 
 
 def none_because(reason: str, *doubts: Diagnostic) -> Found:
-    """No meter.
-
-    Args:
-        reason: why, and what would help.
-        doubts: what is to be said about that.
-    """
+    """No meters, for a reason."""
     return Found(reason=f"no meter: {reason}", doubts=doubts)
 
 
 def together(founds: list[Found]) -> Found:
-    """The meters of several devices as those of one; where one of them has none, the whole has none.
-
-    Args:
-        founds: of each device.
-    """
-    doubts = tuple(doubt for found in founds for doubt in found.doubts)
-    reasons = dict.fromkeys(found.reason for found in founds if not found.meters)
+    """The meters of several devices as those of one; if one device has none, the whole has none."""
+    doubts = tuple(doubt for device in founds for doubt in device.doubts)
+    reasons = dict.fromkeys(device.reason for device in founds if not device.meters)
     if reasons or not founds:
         return Found(reason="; ".join(reasons) or "no meter: no device", doubts=doubts)
-    unique = {meter.name: meter for found in founds for meter in found.meters}
+    unique = {meter.name: meter for device in founds for meter in device.meters}
     return Found(meters=tuple(unique.values()), doubts=doubts)

@@ -1,7 +1,7 @@
-"""AMD SMI: the energy counter and the power of an AMD board; written from its documentation, untested on hardware.
+"""Energy counter and power of an AMD board by AMD SMI; follows its documentation, untested on hardware.
 
-Sources: amdsmi 7.0.2, amdsmi_interface.py (amdsmi_get_energy_count, amdsmi_get_power_info), and amdsmi.h, which has
-the counter's resolution in microjoules.
+Sources: amdsmi 7.0.2, amdsmi_interface.py (amdsmi_get_energy_count, amdsmi_get_power_info), and amdsmi.h, which has the
+counter's resolution in microjoules.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
 _INSTALL = "install the amdsmi package of your ROCm (the driver's libamd_smi.so belongs to it)"
-#: Packages of two dies whose first one tells the power of both and whose second one tells nothing, or 0 W.
+#: Packages of two dies, of which the first reports the power of both and the second nothing, or 0 W.
 _TWO_DIES = ("MI250",)
 
 
 class AmdSmiMeter:
-    """One board, or the package that a die belongs to.
-
-    Args:
-        smi: the module `amdsmi`, initialised.
-        handle: of the processor.
-        name: identifies it.
-    """
+    """One board, or the package of a die, through the initialized module `amdsmi`."""
 
     def __init__(self, smi: Any, handle: Any, name: str) -> None:
         self._smi, self._handle = smi, handle
@@ -38,12 +32,12 @@ class AmdSmiMeter:
 
     @property
     def tick_seconds(self) -> float | None:
-        """Not documented."""
+        """See `Meter`; not documented."""
         return None
 
     @property
     def wrap_joules(self) -> float | None:
-        """See `Meter`; an unsigned 64-bit number of units whose size the counter tells."""
+        """See `Meter`; 2⁶⁴ units of the counter's resolution."""
         with suppress(Exception):
             return float(2**64 * self._smi.amdsmi_get_energy_count(self._handle)["counter_resolution"] * 1e-6)
         return None
@@ -53,33 +47,35 @@ class AmdSmiMeter:
         try:
             answer = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
-            return Reading(None, f"AMD SMI does not tell the energy: {_told(error)}; guests of a hypervisor have none")
+            return Reading(
+                None, f"AMD SMI does not report the energy: {_message(error)}; guests of a hypervisor have none"
+            )
         joules = answer["energy_accumulator"] * answer["counter_resolution"] * 1e-6
         if joules <= 0:
-            return Reading(None, "AMD SMI tells an energy of 0 J; the other die of the package may have the counter")
+            return Reading(None, "AMD SMI reports an energy of 0 J; the other die of the package may have the counter")
         return Reading(joules)
 
     def power_watts(self) -> Reading:
         """See `Meter`; whole watts."""
         if self._key is None:
-            return Reading(None, "AMD SMI tells no socket power; the other die of the package may have the sensor")
+            return Reading(None, "AMD SMI reports no socket power; the other die of the package may have the sensor")
         try:
             watts = self._smi.amdsmi_get_power_info(self._handle)[self._key]
         except self._smi.AmdSmiException as error:
-            return Reading(None, f"AMD SMI does not tell the power: {_told(error)}")
-        return Reading(float(watts)) if _is_power(watts) else Reading(None, f"AMD SMI tells a power of {watts}")
+            return Reading(None, f"AMD SMI does not report the power: {_message(error)}")
+        return Reading(float(watts)) if _is_power(watts) else Reading(None, f"AMD SMI reports a power of {watts}")
 
     def doubts(self) -> list[Diagnostic]:
-        """Untested; the other die of a package; a power that is an average."""
-        found = [diagnostics.make("meter_untested", meter=self.name)]
+        """See `Meter`; untested code, the other die of a package, an average power."""
+        doubts = [diagnostics.make("meter_untested", meter=self.name)]
         if self._two_dies:
-            found.append(diagnostics.make("meter_shared", meter=self.name, others="the package's other die"))
+            doubts.append(diagnostics.make("meter_shared", meter=self.name, others="the package's other die"))
         if self.power_kind is PowerKind.average:
-            found.append(diagnostics.make("meter_average", meter=self.name))
-        return found
+            doubts.append(diagnostics.make("meter_average", meter=self.name))
+        return doubts
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:
-        """MI300 and later tell the current power, boards before them an average; the other one is `N/A`."""
+        """The available power: current on MI300 and later, average on earlier boards; the other one is `N/A`."""
         with suppress(Exception):
             answer = self._smi.amdsmi_get_power_info(self._handle)
             if _is_power(answer.get("current_socket_power")):
@@ -95,23 +91,19 @@ class AmdSmiMeter:
 
 
 def find(pci_bus_id: str | None) -> Found:
-    """The meter of a board.
-
-    Args:
-        pci_bus_id: `0000:c1:00.0`, as the operating system counts.
-    """
+    """The meter of a board by its PCI bus id, such as `0000:c1:00.0`."""
     if pci_bus_id is None:
-        return none_because("AMD boards are found by their PCI bus id, which this build of torch does not tell")
+        return none_because("AMD boards are found by their PCI bus id, which this build of torch does not report")
     try:
         smi = importlib.import_module("amdsmi")
-    except Exception as error:  # without its library it raises a KeyError
+    except Exception as error:  # a KeyError without its library
         return none_because(f"amdsmi can't be imported ({type(error).__name__}: {error}); {_INSTALL}")
     try:
         smi.amdsmi_init()
         handle = smi.amdsmi_get_processor_handle_from_bdf(pci_bus_id)
         meter = AmdSmiMeter(smi, handle, pci_bus_id)
     except Exception as error:
-        return none_because(f"AMD SMI does not answer for {pci_bus_id}: {_told(error)}; {_INSTALL}")
+        return none_because(f"AMD SMI does not answer for {pci_bus_id}: {_message(error)}; {_INSTALL}")
     energy = meter.energy_joules()
     if energy.value is None and meter.power_kind is PowerKind.absent:
         return none_because(energy.reason)
@@ -119,10 +111,9 @@ def find(pci_bus_id: str | None) -> Found:
 
 
 def _is_power(value: Any) -> bool:
-    """Whether it is one: a board that is on draws more than 0 W, and what is not told is `N/A` or all bits."""
+    """Whether a value is a power: an active board draws more than 0 W, and a missing value is `N/A` or all bits."""
     return isinstance(value, int | float) and 0 < value < 0xFFFF
 
 
-def _told(error: Exception) -> str:
-    """Its words on one line."""
+def _message(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""A scripted meter: a power over time that is known, behind a counter that ticks, wraps, stands still or fails."""
+"""A scripted meter of a known power over time, whose counter ticks, wraps, stands still or fails."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ class Curve(Protocol):
         """The power at a time."""
 
     def joules(self, seconds: float) -> float:
-        """The energy from the time 0 on."""
+        """The energy since time 0."""
 
 
 class Polyline:
-    """A power that goes straight from point to point, and stays what it was before the first and after the last.
-
-    Args:
-        points: times and watts, in order of time.
-    """
+    """A power linear between points of time and watts, constant before the first and after the last."""
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self._points = list(points)
@@ -58,36 +54,24 @@ class Polyline:
 
 
 def steady(watts: float) -> Polyline:
-    """A power that never changes.
-
-    Args:
-        watts: it.
-    """
+    """A constant power in watts."""
     return Polyline([(0.0, watts)])
 
 
 class FakeMeter:
-    """A meter whose truth is known.
+    """A meter with known truth.
 
     Args:
-        now: the clock that whoever scripts it drives, seconds.
-        curve: the true power.
-        spend: lets that clock go on; a query does so for `query_seconds`. None where queries cost nothing.
-        name: identifies it.
-        covers: what its energy is the energy of.
-        tick_seconds: from one change of the counter to the next.
-        tells_tick: whether it says so.
-        phase_seconds: when it ticks for the first time.
-        query_seconds: of each of the two questions.
-        start_joules: what the counter says at the time 0.
-        wrap_joules: where the counter begins anew.
-        tells_wrap: whether it says so.
-        stuck_seconds: from when on the counter stands still.
-        fails_seconds: from when on it answers no question.
-        gain: the factor by which its power is wrong.
-        power_kind: what its power is; it is of the moment in any case.
-        has_counter: whether it answers for the energy.
-        found_doubts: what it says against itself.
+        now: scripted clock, seconds.
+        curve: true power.
+        spend: advances that clock; a query advances it by `query_seconds`. None for queries without cost.
+        tick_seconds: period of the counter's updates.
+        phase_seconds: time of the first tick.
+        wrap_joules: energy at which the counter wraps.
+        stuck_seconds: time at which the counter stops.
+        fails_seconds: time from which queries fail.
+        gain: factor of the wrong power.
+        power_kind: reported kind of the power, which is always instantaneous.
     """
 
     def __init__(
@@ -123,7 +107,7 @@ class FakeMeter:
         self._gain, self._has_counter, self._doubts = gain, has_counter, list(found_doubts)
 
     def energy_joules(self) -> Reading:
-        """See `Meter`; the energy at the last tick, as of the middle of the query."""
+        """See `Meter`; the energy at the last tick before the middle of the query."""
         seconds = self._pass_query()
         if not self._has_counter:
             return Reading(None, "scripted: it has no energy counter")
@@ -147,7 +131,7 @@ class FakeMeter:
         return self._doubts
 
     def _pass_query(self) -> float:
-        """Let a query's time pass; returns when its answer was true."""
+        """Advance the clock by a query; returns the time for which its answer is true."""
         self.queries += 1
         if self._spend is None or not self._query_seconds:
             return self._now()
@@ -158,11 +142,7 @@ class FakeMeter:
 
 
 class Turns:
-    """Lets a scripted device be fed while scripted meters are asked, on the device's own clock (a `Beside`).
-
-    Args:
-        device: whose clock it is.
-    """
+    """Feeds a scripted device and queries scripted meters in turns, on the device's own clock (a `Beside`)."""
 
     def __init__(self, device: FakeDevice) -> None:
         self._device = device
@@ -182,11 +162,7 @@ class Turns:
             self._feeder = None
 
     def spend(self, seconds: float) -> None:
-        """Let the host's time go on, in which the device is fed if it is to be at work.
-
-        Args:
-            seconds: at least.
-        """
+        """Advance the host's time by at least `seconds`, with the device at work if there is a feeder."""
         if self._feeder is None:
             self._device.launch(0.0, host_seconds=seconds)
             return
@@ -196,11 +172,7 @@ class Turns:
 
 
 def pass_time(device: FakeDevice) -> Callable[[float], None]:
-    """A function that lets the host's time of a scripted device go on; the device is given no work.
-
-    Args:
-        device: whose clock it is.
-    """
+    """A function that advances the host's time of a scripted device without work."""
 
     def spend(seconds: float) -> None:
         device.launch(0.0, host_seconds=seconds)

@@ -1,4 +1,4 @@
-"""Feeding: keeps a device at work on a call while a thread of its own asks the meters."""
+"""Keep a device busy with a call while another thread queries the meters."""
 
 from __future__ import annotations
 
@@ -13,37 +13,24 @@ from perfexp.meters.watch import Watch
 if TYPE_CHECKING:
     from perfexp.devices import Device, Event
 
-#: Calls are enqueued in blocks of about so long, with an event after each.
+#: Approximate duration of a block of calls, which ends with an event.
 _BLOCK_SECONDS = 0.002
 _MOST_CALLS = 1000
-#: The device has work for at least so long ahead, as far as its queue takes it.
+#: Pending work that the device should have, if its queue is deep enough.
 _LEAD_SECONDS = 0.02
 
 
 class Mark(NamedTuple):
-    """A place in the stream of calls.
-
-    Attributes:
-        event: recorded there.
-        calls: before it.
-    """
+    """A position in the stream of calls."""
 
     event: Event
     calls: int
 
 
 class Feeder:
-    """Keeps a device at work on a call.
+    """Keeps a device busy with a call.
 
-    On an asynchronous device a little more is enqueued than it has done; on a synchronous one calls are made.
-
-    Args:
-        call: that it works on.
-        device: that works.
-        sleep: lets the host's time pass.
-
-    Attributes:
-        start: where the window began.
+    On an asynchronous device, calls are enqueued slightly ahead; on a synchronous one they simply run.
     """
 
     def __init__(self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]) -> None:
@@ -55,16 +42,13 @@ class Feeder:
         self._passed = self.start = Mark(device.new_event(), 0)
         device.record(self._passed.event)
         self._call_seconds = self._busy_until = 0.0
+        # the first estimate of a call's duration
         self._enqueue(1)
         device.synchronize()
         self._collect()
 
     def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
-        """Enqueue a block of calls; rest instead where the device has enough ahead of it.
-
-        Args:
-            rest_seconds: for so long at the most.
-        """
+        """Enqueue a block of calls, or rest for at most `rest_seconds` while the device has enough pending work."""
         self._collect()
         ahead = self._busy_until - self._now() - _LEAD_SECONDS
         if ahead > 0:
@@ -73,16 +57,12 @@ class Feeder:
             self._enqueue(min(max(int(_BLOCK_SECONDS / self._call_seconds), 1), _MOST_CALLS))
 
     def begin(self) -> None:
-        """The window begins about now."""
+        """Begin the window about now."""
         self._collect()
         self.start = self._passed
 
     def end(self) -> tuple[int, float]:
-        """The window ends about now; waits until the device is done.
-
-        Returns:
-            Calls that were completed in it, and what they took, seconds.
-        """
+        """End the window about now; returns its number of calls, and their duration in seconds."""
         self._collect()
         if self._passed.calls == self.start.calls:  # a call is longer than the window
             self._device.synchronize()
@@ -95,7 +75,6 @@ class Feeder:
         return self._device.now_ns() * 1e-9
 
     def _enqueue(self, calls: int) -> None:
-        """A block of calls and the event behind it."""
         begun = self._now()
         for _ in range(calls):
             self._call()
@@ -106,11 +85,12 @@ class Feeder:
         self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
 
     def _collect(self) -> None:
-        """What the device has passed, what a call takes, and until when there is work at the most."""
+        """Update the passed position, the time of a call, and the latest end of the pending work."""
         while self._pending and self._device.passed(self._pending[0].event):
             before, self._passed = self._passed, self._pending.popleft()
             seconds = self._device.elapsed_seconds(before.event, self._passed.event)
             self._call_seconds = max(seconds / (self._passed.calls - before.calls), 1e-9)
+            # the first event of the window is needed until its end
             if before is not self.start:
                 self._spare.append(before.event)
         left = (self._calls - self._passed.calls) * self._call_seconds
@@ -118,27 +98,23 @@ class Feeder:
 
 
 class Beside(Protocol):
-    """How meters are watched beside a device that is kept at work; `threaded`, or taking turns in tests."""
+    """How meters are watched alongside a busy device: `threaded`, or taking turns in tests."""
 
     def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
         """Feed until the watch is over.
 
-        Args:
-            watch: that is stepped through.
-            feeder: told when the window begins.
-
         Returns:
-            Calls that were completed in the window, and what they took, seconds.
+            Number of calls completed in the window, and their duration, seconds.
         """
 
 
 def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
-    """See `Beside`: this thread feeds, another asks; a question waits in the driver, without Python's lock."""
-    given_up = threading.Event()
+    """See `Beside`; this thread feeds, another queries, which waits in the driver without Python's lock."""
+    abandoned = threading.Event()
 
     def ask() -> None:
         for pause in watch.steps():
-            if given_up.wait(pause):
+            if abandoned.wait(pause):
                 return
 
     with ThreadPoolExecutor(1, thread_name_prefix="meters") as pool:
@@ -153,4 +129,4 @@ def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
             asking.result()
             return feeder.end()
         finally:
-            given_up.set()
+            abandoned.set()

@@ -1,4 +1,4 @@
-"""Finding: which meters count the energy of a device, or why there is none."""
+"""Find the meters of a device, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -15,22 +15,18 @@ def find_meters(
     rocm: bool = False,
     powercap: Path = rapl.POWERCAP,
 ) -> Found:
-    """The meters of one device; those of several devices are put together by `perfexp.meters.together`.
+    """The meters of one device; `perfexp.meters.together` combines those of several.
 
-    A CUDA device is found by what identifies it, never by its index: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make
-    torch and the driver count differently.
+    A CUDA device is identified by UUID or bus id, never by index: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make
+    torch's and the driver's indices differ.
 
     Args:
-        kind: `Device.kind`.
-        uuid: of a CUDA device, as torch tells it.
-        pci_bus_id: of a CUDA device, `domain:bus:device.function`.
-        rocm: whether it is AMD's.
-        powercap: where Linux shows the counters of the processor.
+        pci_bus_id: `domain:bus:device.function` of a CUDA device.
     """
     if kind == "cpu":
         return rapl.find(powercap)
     if kind == "cuda":
         return amdsmi.find(pci_bus_id) if rocm else nvml.find(uuid, pci_bus_id)
     if kind == "mps":
-        return none_because("macOS tells a GPU's energy to root only (powermetrics), which perfexp does not ask")
+        return none_because("macOS reports a GPU's energy to root only (powermetrics), which perfexp does not use")
     return none_because(f"a device of kind {kind} has none of its own; perfexp.meters.fake has one that is scripted")

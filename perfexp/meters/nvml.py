@@ -1,4 +1,4 @@
-"""NVML: the energy counter and the power of an NVIDIA board."""
+"""Energy counter and power of an NVIDIA board by NVML."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from perfexp.records.diagnostics import Diagnostic
 
 #: The counter is an unsigned 64-bit number of millijoules. Source: nvml.h, nvmlDeviceGetTotalEnergyConsumption.
 _WRAP_JOULES = 2**64 * 1e-3
-#: Compute capability of GA100, the last chip whose plain power reading is of the moment. Source: nvml.h,
+#: Compute capability of GA100, the last chip with an instantaneous plain power reading. Source: nvml.h,
 #: nvmlDeviceGetPowerUsage: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1 sec".
 _LAST_INSTANTANEOUS = (8, 0)
 _NO_COUNTER = "boards since Volta have a counter, vGPUs and some containers hide it"
 
 
 class NvmlMeter:
-    """One whole board.
-
-    Args:
-        nvml: the module `pynvml`, initialised.
-        handle: of the board.
-        name: identifies the board.
-    """
+    """One whole board, through the initialized module `pynvml`."""
 
     def __init__(self, nvml: Any, handle: Any, name: str) -> None:
         self._nvml, self._handle = nvml, handle
@@ -35,7 +29,7 @@ class NvmlMeter:
 
     @property
     def tick_seconds(self) -> float | None:
-        """Not documented, and not the same on all boards."""
+        """See `Meter`; not documented, and different between boards."""
         return None
 
     @property
@@ -48,29 +42,29 @@ class NvmlMeter:
         try:
             return Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) * 1e-3)
         except self._nvml.NVMLError as error:
-            return Reading(None, f"NVML does not tell the energy: {error}; {_NO_COUNTER}")
+            return Reading(None, f"NVML does not report the energy: {error}; {_NO_COUNTER}")
 
     def power_watts(self) -> Reading:
-        """See `Meter`; NVML tells milliwatts."""
+        """See `Meter`; NVML reports milliwatts."""
         try:
             return Reading(self._question() * 1e-3)
         except self._nvml.NVMLError as error:
-            return Reading(None, f"NVML does not tell the power: {error}; some boards have no sensor, vGPUs hide it")
+            return Reading(None, f"NVML does not report the power: {error}; some boards have no sensor, vGPUs hide it")
 
     def doubts(self) -> list[Diagnostic]:
-        """Other processes on the board; a power that is an average."""
-        found = []
+        """See `Meter`; other processes on the board, an average power."""
+        doubts = []
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
-        others = len(processes or []) - 1  # this one is among them, be it under another number
+        others = len(processes or []) - 1  # this process is among them, perhaps under another number
         if others > 0:
             who = f"other processes on the board ({others})"
-            found.append(diagnostics.make("meter_shared", meter=self.name, others=who))
+            doubts.append(diagnostics.make("meter_shared", meter=self.name, others=who))
         if self.power_kind is PowerKind.average:
-            found.append(diagnostics.make("meter_average", meter=self.name))
-        return found
+            doubts.append(diagnostics.make("meter_average", meter=self.name))
+        return doubts
 
     def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
-        """The instantaneous power, or what the board has instead of it."""
+        """The query for instantaneous power, or the board's substitute."""
         with suppress(self._nvml.NVMLError, AttributeError):  # an older driver, an older nvidia-ml-py
             self._instantaneous_milliwatts()
             return self._instantaneous_milliwatts, PowerKind.instantaneous
@@ -97,12 +91,7 @@ class NvmlMeter:
 
 
 def find(uuid: str | None, pci_bus_id: str | None = None) -> Found:
-    """The meter of a board.
-
-    Args:
-        uuid: as torch tells it (`GPU-…` or without the prefix; a MIG slice has one of its own).
-        pci_bus_id: `domain:bus:device.function`, where there is no UUID.
-    """
+    """The meter of a board by torch's UUID (a MIG slice has its own), or by `domain:bus:device.function`."""
     try:
         import pynvml
     except ImportError:
@@ -114,9 +103,9 @@ def find(uuid: str | None, pci_bus_id: str | None = None) -> Found:
         elif pci_bus_id is not None:
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
         else:
-            return none_because("the device tells neither its UUID nor its PCI bus id; an index may mean another board")
+            return none_because("the device has neither a UUID nor a PCI bus id; an index may mean another board")
     except pynvml.NVMLError as error:
-        return none_because(f"NVML does not answer for {uuid or pci_bus_id}: {error}; look at nvidia-smi -L")
+        return none_because(f"NVML does not answer for {uuid or pci_bus_id}: {error}; check nvidia-smi -L")
     name = str(uuid or pci_bus_id)
     if handle is None or _is_sliced(pynvml, handle):
         mig = diagnostics.make("meter_mig", meter=name)
@@ -125,7 +114,7 @@ def find(uuid: str | None, pci_bus_id: str | None = None) -> Found:
 
 
 def _readable(meter: NvmlMeter) -> Found:
-    """A meter that answers at least one of the two questions."""
+    """The meter, if it answers at least one of the two queries."""
     energy = meter.energy_joules()
     if energy.value is None and meter.power_kind is PowerKind.absent:
         return none_because(f"{energy.reason}, nor has it a power sensor")
@@ -133,7 +122,7 @@ def _readable(meter: NvmlMeter) -> Found:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """The handle of a whole board; None where the UUID is that of a slice."""
+    """The handle of a whole board; None for the UUID of a slice."""
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     if not uuid.startswith("MIG-"):
         try:
@@ -148,7 +137,7 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
 
 
 def _is_sliced(nvml: Any, handle: Any) -> bool:
-    """Whether MIG is on; boards that have none refuse the question."""
+    """Whether MIG is on; boards without MIG refuse the query."""
     with suppress(nvml.NVMLError):
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
         return bool(current)
@@ -156,5 +145,5 @@ def _is_sliced(nvml: Any, handle: Any) -> bool:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """Older versions of nvidia-ml-py give bytes."""
+    """Text of a value, which is bytes in older versions of nvidia-ml-py."""
     return value.decode() if isinstance(value, bytes) else value

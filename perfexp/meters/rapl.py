@@ -1,6 +1,6 @@
-"""RAPL: the energy counters of a processor's packages and their memory, as Linux shows them (powercap).
+"""RAPL: energy counters of a CPU's packages and their memory, through Linux's powercap.
 
-Source: the kernel's Documentation/power/powercap/powercap.rst. AMD's processors appear under Intel's names.
+Source: the kernel's Documentation/power/powercap/powercap.rst. AMD's CPUs appear under Intel's names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from perfexp.meters import Found, Meter, PowerKind, Reading, none_because
 from perfexp.records.diagnostics import Diagnostic
 
-#: Where Linux shows the zones.
+#: Linux's folder of the zones.
 POWERCAP = Path("/sys/class/powercap")
 #: The registers change about every millisecond. Source: Intel SDM volume 3, chapter "Platform Specific Power
 #: Management Support"; the kernel's Documentation/hwmon/amd_energy.rst has the same of AMD.
@@ -26,12 +26,7 @@ _NO_ZONES = (
 
 
 class RaplMeter:
-    """One zone: a package, or the memory that belongs to it.
-
-    Args:
-        folder: of the zone.
-        covers: what it is the energy of.
-    """
+    """One zone, in a folder of its own: a package, or its memory."""
 
     power_kind = PowerKind.absent
     tick_seconds: float | None = _TICK_SECONDS
@@ -53,22 +48,19 @@ class RaplMeter:
             return Reading(None, f"{self._energy} can't be read: {error}")
 
     def power_watts(self) -> Reading:
-        """RAPL has counters only."""
+        """See `Meter`; RAPL has counters only."""
         return Reading(None, "RAPL has an energy counter and no power sensor")
 
     def doubts(self) -> list[Diagnostic]:
-        """None of its own: what else runs on the processor is told by `busy_host`."""
+        """See `Meter`; the diagnostic `busy_host` covers other work on the CPU."""
         return []
 
 
 def find(powercap: Path = POWERCAP) -> Found:
     """The packages and, where there is a zone for it, their memory.
 
-    A package holds its sub-zones `core` and `uncore`; `dram` lies beside it. `psys` holds everything, on the platforms
-    that have it, and is not added.
-
-    Args:
-        powercap: the folder of the zones.
+    A package includes its sub-zones `core` and `uncore`; `dram` is separate. `psys`, which some platforms have,
+    includes everything and is not added.
     """
     meters: list[Meter] = []
     for package in _packages(powercap):
@@ -84,7 +76,7 @@ def find(powercap: Path = POWERCAP) -> Found:
 
 
 def _packages(powercap: Path) -> list[Path]:
-    """The zones of whole packages; the same ones may be there twice, by registers and by memory (`intel-rapl-mmio`)."""
+    """The zones of whole packages, each once even if it appears by registers and by memory (`intel-rapl-mmio`)."""
     zones: dict[str, Path] = {}
     for zone in sorted(powercap.glob("*rapl*:*"), key=lambda path: ("mmio" in path.name, _numbers(path))):
         if zone.name.count(":") == 1 and _text(zone / "name").startswith("package"):

@@ -1,4 +1,4 @@
-"""Track: what one meter says while it is watched, and the energy of a window from tick to tick."""
+"""The answers of one meter over time, and the energy of a window from tick to tick."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from perfexp.meters import Meter, Reading
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
-#: So many ticks have to be seen before the counter's period is known.
+#: Number of ticks that are needed to measure the counter's period.
 _TICKS = 4
-#: An integral needs so many readings of the power inside of its window.
+#: Least number of power readings inside the window of an integral.
 _LEAST_POWERS = 5
 
 
 class Tick(NamedTuple):
-    """A moment at which the counter changed.
+    """A change of the counter.
 
     Attributes:
-        seconds: the middle of the time in which it did, by the host's clock.
-        width_seconds: of that time: from the reading before to the reading that shows the change.
-        joules: what the counter says from then on.
+        seconds: middle of the interval of the change, by the host's clock.
+        width_seconds: length of the interval, from the reading before the change to the reading that shows it.
     """
 
     seconds: float
@@ -34,23 +33,16 @@ class Tick(NamedTuple):
 
 
 class Track:
-    """Asks a meter and remembers every answer with the time of the middle of the query.
+    """Queries a meter and stores every answer with the time of the middle of the query.
 
     Args:
-        meter: that is asked.
-        now: the host's clock, seconds.
-        tick_seconds: the counter's period, where it is known from before.
+        tick_seconds: period of the counter, if known.
 
     Attributes:
-        meter: that is asked.
-        readings: seconds and joules; where the counter began anew it goes on.
-        ticks: changes of the counter.
+        readings: seconds and joules, continued across wraps of the counter.
+        no_energy: why the counter is no longer queried; empty while it is.
+        no_power: why the power is no longer queried; empty while it is.
         powers: seconds and watts.
-        wraps: how often the counter began anew.
-        query_seconds: the longest that an answer took.
-        no_energy: why the counter is not asked any more; empty while it is.
-        no_power: likewise of the power.
-        doubts: what was seen that speaks against the figures.
     """
 
     def __init__(self, meter: Meter, now: Callable[[], float], tick_seconds: float | None = None) -> None:
@@ -70,17 +62,17 @@ class Track:
 
     @property
     def tick_seconds(self) -> float | None:
-        """The counter's period, as it is known or was seen so far; None before enough ticks were."""
+        """Period of the counter, known or measured; None before there are enough ticks."""
         if self._known_tick_seconds is not None or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
-        times = times[widths <= 2 * np.quantile(widths, 0.25)]  # those whose moment is known best
+        times = times[widths <= 2 * np.quantile(widths, 0.25)]  # the most precise ticks
         steps = np.diff(times)
         periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
         return float((times[-1] - times[0]) / periods) if periods else None
 
     def ask_energy(self) -> bool:
-        """Read the counter; returns whether it has changed since it was read before."""
+        """Read the counter; returns whether it has changed since the last reading."""
         if self.no_energy:
             return False
         seconds, reading = self._ask(self.meter.energy_joules)
@@ -108,21 +100,12 @@ class Track:
             self.powers.append((seconds, reading.value))
 
     def stand_still(self, seconds: float) -> None:
-        """The counter did not change for so long; it is not asked any more.
-
-        Args:
-            seconds: for how long.
-        """
+        """Stop querying a counter that did not change for `seconds`."""
         self.no_energy = f"the energy counter of {self.meter.name} stood still for {seconds:.1f} s"
         self.doubts.append(diagnostics.make("meter_stuck", meter=self.meter.name, seconds=seconds))
 
     def integral_joules(self, start_seconds: float, end_seconds: float) -> Reading:
-        """The integral of the power by the trapezoid rule: Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, straight lines up to both ends.
-
-        Args:
-            start_seconds: of the window.
-            end_seconds: likewise.
-        """
+        """Integral of the power by the trapezoid rule: Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, interpolated to both ends."""
         times, watts = (np.asarray(column) for column in zip(*self.powers, strict=True)) if self.powers else ((), ())
         inside = [start_seconds < time < end_seconds for time in times]
         if self.no_power or sum(inside) < _LEAST_POWERS:
@@ -132,17 +115,10 @@ class Track:
         return Reading(float(((heights[:-1] + heights[1:]) / 2 * np.diff(whole)).sum()))
 
     def integral_uncertainty(self, start_seconds: float, end_seconds: float) -> float | None:
-        """Standard uncertainty of the integral, relative: that of the mean of so many readings of a power that changes.
+        """Relative standard uncertainty of the integral, that of the mean of the readings; None without an integral.
 
-        From neighbours' differences, s² = Σ (Pᵢ₊₁ - Pᵢ)² / 2(n - 1) (von Neumann 1941), to which a slow drift, that
-        trapezoids follow, adds little.
-
-        Args:
-            start_seconds: of the window.
-            end_seconds: likewise.
-
-        Returns:
-            None where there is no integral.
+        From neighbours' differences, s² = Σ (Pᵢ₊₁ - Pᵢ)² / 2(n - 1) (von Neumann 1941); a slow drift, which trapezoids
+        follow, adds little to it.
         """
         watts = np.asarray([power for seconds, power in self.powers if start_seconds < seconds < end_seconds])
         if self.no_power or watts.size < _LEAST_POWERS or not watts.mean():
@@ -151,7 +127,7 @@ class Track:
         return deviation / math.sqrt(watts.size) / float(watts.mean())
 
     def _ask(self, question: Callable[[], Reading]) -> tuple[float, Reading]:
-        """The middle of a query, and its answer; whatever a foreign library raises is no answer."""
+        """The middle of a query, and its answer; an error of a foreign library counts as no answer."""
         begun = self._now()
         try:
             reading = question()
@@ -162,12 +138,13 @@ class Track:
         return (begun + ended) / 2, reading
 
     def _tick(self, before: float, now: float, joules: float) -> Tick:
-        """A change between two readings; no earlier than a period before the later one."""
+        """A change between two readings, at most a period before the later one."""
+        # the counter did not stand still for longer than its period
         width = min(now - before, self.tick_seconds or math.inf)
         return Tick(now - width / 2, width, joules)
 
     def _unwrap(self, before: float, after: float) -> bool:
-        """The counter went back: it has begun anew, if its range is known; else it is not asked any more."""
+        """Handle a counter that decreased: a wrap if its range is known, otherwise the end of its queries."""
         if self.meter.wrap_joules is None:
             self.no_energy = f"the energy counter of {self.meter.name} went back, and its range is not known"
             name = self.meter.name
@@ -180,18 +157,12 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a meter counted from one tick to another.
+    """Figures of a meter between two ticks.
 
     Attributes:
-        name: of the meter.
-        covers: what its energy is the energy of.
-        start_seconds: when it began, by the host's clock.
-        seconds: length of the window.
-        counter_watts: mean power by the counter.
-        integral_watts: mean power by the integral of the power.
-        uncertainty: standard uncertainty of the length, relative; both ends are known to lie within a width each, and
-            a uniform distribution of width w has the standard deviation w/√12.
-        integral_uncertainty: standard uncertainty of the integral, relative.
+        uncertainty: relative standard uncertainty of the length; each end lies within a width, and a uniform
+            distribution of width w has the standard deviation w/√12.
+        integral_uncertainty: relative standard uncertainty of the integral.
     """
 
     name: str
@@ -205,30 +176,19 @@ class Window:
 
     @property
     def difference(self) -> float | None:
-        """Of the integral from the counter, relative."""
+        """Relative difference of the integral from the counter."""
         if not self.counter_watts.value or self.integral_watts.value is None:
             return None
         return self.integral_watts.value / self.counter_watts.value - 1
 
 
 def uncertainty(start: Tick, end: Tick) -> float:
-    """Standard uncertainty of the length of a window, relative.
-
-    Args:
-        start: its first tick.
-        end: its last.
-    """
+    """Relative standard uncertainty of the length of a window between two ticks."""
     return math.hypot(start.width_seconds, end.width_seconds) / math.sqrt(12) / (end.seconds - start.seconds)
 
 
 def window(track: Track, start: Tick, end: Tick | None) -> Window:
-    """What a track holds from one tick to another.
-
-    Args:
-        track: that was watched.
-        start: first tick; or the time from which the power was read, of a meter without a counter.
-        end: last tick; None where it never came.
-    """
+    """The window of a track between two ticks; without a counter it starts with the first power reading."""
     name, covers = track.meter.name, track.meter.covers
     if end is None or end.seconds <= start.seconds:
         missing = Reading(None, track.no_energy or f"{name} was not watched to the end of its window")

@@ -1,4 +1,4 @@
-"""Model: what is measured, and the session in which it lives on a device; torch stays in the modules beside it."""
+"""Models and the sessions in which they live on a device; torch is only imported by the modules beside this one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from perfexp.work import Work
 
 @dataclass(kw_only=True)
 class Precision:
-    """In which numbers a model computes.
+    """The number formats in which a model computes.
 
     Attributes:
-        name: `fp32`, `tf32`, `fp16`, `bf16`, `amp_fp16`, `amp_bf16`.
         storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
         autocast: data type of torch's autocast, or None for none.
         tf32: whether matrix products and convolutions of float32 may use TF32.
@@ -32,14 +31,14 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's own choice.
+    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's default.
 
     Attributes:
-        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's choice
-            (it does), but for models of mmsegmentation mmengine's (it does not).
-        bucket_cap_mb: gradients that are sent together, MiB.
-        find_unused_parameters: for models of which some parameters get no gradient in some steps.
-        gradient_as_bucket_view: whether gradients are kept where they are sent from.
+        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's default
+            (true), but mmengine's (false) for models of mmsegmentation.
+        bucket_cap_mb: size of a gradient bucket, MiB.
+        find_unused_parameters: support for parameters without a gradient in some steps.
+        gradient_as_bucket_view: whether gradients are views of the communication buckets.
         static_graph: whether each step uses the same parameters in the same order.
     """
 
@@ -56,13 +55,11 @@ class Execution:
 
     Attributes:
         compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
-        channels_last: whether 4-D tensors lie in memory as NHWC (5-D as NDHWC).
+        channels_last: whether 4-D tensors are stored as NHWC (5-D as NDHWC).
         cuda_graph: whether the call is captured as a CUDA graph and replayed.
-        cudnn_benchmark: torch.backends.cudnn.benchmark.
         deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
         threads: threads within an operation, or None for torch's choice.
         interop_threads: threads between operations, or None for torch's choice.
-        ddp: how several ranks train together.
     """
 
     compile: str | None = None
@@ -77,11 +74,11 @@ class Execution:
 
 @dataclass(kw_only=True)
 class Batch:
-    """Inputs and targets of one call, where and as the model wants them.
+    """Inputs and targets of one call, in the model's format.
 
     Attributes:
-        inputs: a tensor (batch, channels, height, width), (batch, channels, frames, height, width), or what the model
-            takes.
+        inputs: a tensor (batch, channels, height, width), (batch, channels, frames, height, width), or the model's own
+            type.
         targets: class indices (batch,) or (batch, height, width), or None.
     """
 
@@ -90,136 +87,87 @@ class Batch:
 
 
 class Session(Protocol):
-    """A loaded model on a device: the operations that the modes put together.
-
-    Attributes:
-        num_classes: classes that the model tells apart, or None where it has none.
-        precision: in which it computes.
-    """
+    """A loaded model on a device: the operations that the modes combine."""
 
     num_classes: int | None
     precision: Precision
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """Random inputs (never zeros) and targets of the model's kind, on the device.
-
-        Args:
-            input_size: height and width in pixels.
-            batch_size: samples.
-            seed: of the random numbers.
-        """
+        """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
-        """Random targets of the model's kind, on the device.
-
-        Args:
-            input_size: height and width in pixels.
-            batch_size: samples.
-            seed: of the random numbers.
-        """
+        """Random targets of the model's kind, on the device; see `random_batch`."""
 
     def place(self, batch: Batch) -> Batch:
         """Copy a batch of a data loader to the device, in the session's data type and memory format."""
 
     def inferring(self) -> AbstractContextManager[None]:
-        """Entered around all calls of an inference: evaluation mode, no autograd."""
+        """A context for all calls of an inference: evaluation mode, no autograd."""
 
     def training(self) -> AbstractContextManager[None]:
-        """Entered around all calls of a training: training mode."""
+        """A context for all calls of a training: training mode."""
 
     def reset(self) -> None:
-        """Forget all training: weights and buffers as they were loaded, no gradients; each point starts from there."""
+        """Restore the loaded weights and buffers and clear gradients; each point starts from there."""
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""
 
     def learn(self, batch: Batch) -> Any:
-        """The outputs from which a training's loss is taken; a model may compute its own losses in the same pass.
-
-        Args:
-            batch: on the device.
-        """
+        """The outputs for a training loss; a model may compute its own losses in the same pass."""
 
     def first_forward(self, batch: Batch) -> Any:
-        """`forward`, or in training `learn`, of a size for the first time.
-
-        Raises:
-            Unsupported: the model can't take inputs of this size or batch.
-        """
+        """`forward`, or in training `learn`, for the first call of a size; raises `Unsupported` if it does not fit."""
 
     def loss(self, outputs: Any, targets: Any) -> Any:
-        """The scalar to be minimised."""
+        """The scalar to minimize."""
 
     def backward(self, loss: Any) -> None:
-        """Gradients of all parameters."""
+        """Compute the gradients of all parameters."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """A function that applies the gradients and clears them.
-
-        Args:
-            settings: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimiser.
-        """
+        """A function that applies and clears gradients, by `name` (`sgd`, `adam`, `adamw`) and torch's arguments."""
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
-        """What a call takes by definition, counted without the device; None where nobody knows.
-
-        Args:
-            inputs: of the call.
-            training: whether its backward pass is counted too.
+        """Analytic work of a call, counted without the device; None where unknown.
 
         Raises:
-            Unsupported: the model can't be followed.
+            Unsupported: the count cannot follow the model.
         """
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A call as one launch (a CUDA graph), after it has run a few times.
-
-        Args:
-            call: always with the same tensors.
-
-        Returns:
-            A function that launches it.
+        """A function that launches a call on fixed tensors as one CUDA graph; the call first runs a few times.
 
         Raises:
-            Unsupported: the call can't be captured, or the device has no such thing.
+            Unsupported: the call cannot be captured, or the device has no graphs.
         """
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
-        """A copy of a batch on the device.
-
-        Args:
-            batch: on the device.
-            into: a batch of the same shapes whose tensors take it, or None for new ones; a tensor that both have
-                is left alone.
-        """
+        """A copy of a batch on the device, in new tensors or `into` others; tensors of both batches are not copied."""
 
     def number(self, value: Any) -> float:
-        """A scalar of the device as a number; waits for it."""
+        """The value of a scalar on the device; synchronizes."""
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """How many predictions are right, and of how many (pixels, for segmentation)."""
+        """Number of correct predictions, and number of predictions (pixels, for segmentation)."""
 
     def facts(self) -> dict[str, Any]:
-        """Versions, flags and thread counts as they are; parameters of the model. JSON values."""
+        """Current versions, flags and thread counts, and the model's parameters, as JSON values."""
 
     def doubts(self) -> list[Diagnostic]:
-        """What could not be done as it was asked (a precision that the device lacks, …)."""
+        """Diagnostics of settings that could not be applied (a precision that the device lacks, …)."""
 
 
 class Model(Protocol):
-    """What a `model` node of the configuration builds. Building it is cheap; `open` loads."""
+    """Interface of the object that a `model` node of the configuration builds. Building is cheap; `open` loads."""
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> Session:
-        """Load weights, move them to the device, and set torch up as the plan says.
+        """Load weights, move them to the device, and apply the plan's torch settings.
 
         Args:
-            device: where.
-            precision: in which numbers.
-            execution: how.
-            num_classes: classes of the data where its labels are real; None leaves the model's own.
-            seed: of random weights.
+            num_classes: number of classes of data with real labels; None for the model's own.
 
         Raises:
             UserError: name, weights or settings do not fit.
@@ -228,14 +176,14 @@ class Model(Protocol):
 
 @runtime_checkable
 class Unwaiting(Protocol):
-    """A session whose call reads values back for figures of its own, and can do without."""
+    """A session whose call synchronizes for side results, and can avoid it."""
 
     def without_waits(self) -> AbstractContextManager[str]:
-        """While entered, a call comes to the same without waiting for the device; gives how, in words."""
+        """While entered, a call gives the same result without synchronizing; yields a description of the method."""
 
 
 class Sharing(StrEnum):
-    """What the ranks do together in a stretch of calls: all as always, without gradients, or only the first, alone."""
+    """How the ranks cooperate in a burst of calls: all as usual, without gradients, or only the first rank, alone."""
 
     all = "all"
     no_gradients = "no_gradients"

@@ -1,4 +1,4 @@
-"""A scripted model for the scripted device: its calls take the time that the script says; no torch."""
+"""A scripted model for the scripted device, whose calls take a scripted time; no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _hang(device: FakeDevice, text: str) -> None:
         time.sleep(3600)
 
 
-#: What can go wrong, by its name in the script.
+#: Faults by their name in the script.
 _FAULTS: dict[str, Callable[[FakeDevice, str], object]] = {
     "oom": _out_of_memory,
     "fail": _fail,
@@ -50,17 +50,14 @@ class FakeModel:
     """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
 
     Args:
-        name: what to call it.
-        base_seconds: device time of a call that does not depend on its input.
+        base_seconds: device time of a call, independent of its input.
         seconds_per_megapixel: device time per 10⁶ pixels of a batch.
         noise: relative standard deviation of a call's time.
-        launches: launches per forward pass.
-        smallest: inputs with a shorter side are not supported.
-        waits: whether a forward pass waits for the device inside.
-        cold_seconds: more device time of a pass whose inputs and weights are not in the cache.
-        faults: what goes wrong, and with batches of more than how many pixels: `oom` (out of memory), `fail` (an
-            exception), `lost` (an error after which the device is of no use), `hang`, `kill` and `crash` (the process
-            is ended by SIGKILL or SIGSEGV).
+        waits: whether a forward pass synchronizes inside.
+        cold_seconds: extra device time of a pass whose inputs and weights are not in the cache.
+        faults: largest number of pixels in a batch without the fault, by fault: `oom` (out of memory), `fail` (an
+            exception), `lost` (an error that leaves the device unusable), `hang`, `kill` and `crash` (SIGKILL or
+            SIGSEGV to the process).
     """
 
     def __init__(
@@ -100,14 +97,7 @@ class FakeModel:
 
 
 class FakeSession:
-    """Operations of known cost.
-
-    Args:
-        model: the script.
-        device: where the time is spent.
-        precision: that was asked for.
-        generator: of the noise.
-    """
+    """Operations of known cost."""
 
     num_classes: int | None = 10
 
@@ -126,25 +116,25 @@ class FakeSession:
         return Batch(inputs=pixels, targets=None)
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
-        """It has none."""
+        """See `Session`; there are none."""
         return None
 
     def place(self, batch: Batch) -> Batch:
-        """Nothing to copy."""
+        """See `Session`; there is nothing to copy."""
         return batch
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """No state."""
+        """See `Session`; there is no state."""
         yield
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """No state."""
+        """See `Session`; there is no state."""
         yield
 
     def reset(self) -> None:
-        """Nothing is learnt."""
+        """See `Session`; there is no state."""
 
     def forward(self, inputs: Any) -> Any:
         """The scripted work."""
@@ -160,7 +150,7 @@ class FakeSession:
         return self.forward(batch.inputs)
 
     def first_forward(self, batch: Batch) -> Any:
-        """See `Session`; what is not supported was told by `random_batch`."""
+        """See `Session`; `random_batch` has refused unsupported sizes."""
         return self.forward(batch.inputs)
 
     def loss(self, outputs: Any, targets: Any) -> Any:
@@ -177,16 +167,16 @@ class FakeSession:
         return lambda: self._work(0, 0.1)
 
     def number(self, value: Any) -> float:
-        """Waits, as reading a scalar does."""
+        """See `Session`."""
         self._device.synchronize()
         return float(value)
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """It predicts nothing."""
+        """See `Session`; there are no predictions."""
         return 0, 0
 
     def work(self, inputs: Any, *, training: bool) -> None:
-        """See `Session`; what it does is scripted."""
+        """See `Session`; the work is unknown."""
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """See `Session`."""
@@ -195,7 +185,7 @@ class FakeSession:
         return self._device.capture(call)
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
-        """Nothing to copy."""
+        """See `Session`; there is nothing to copy."""
         return batch
 
     def facts(self) -> dict[str, Any]:
@@ -203,7 +193,7 @@ class FakeSession:
         return {"model_class": type(self._model).__name__}
 
     def doubts(self) -> list[Diagnostic]:
-        """The device has said it."""
+        """See `Session`; the device has its own."""
         return []
 
     def _work(self, pixels: int, share: float, more_seconds: float = 0.0) -> None:

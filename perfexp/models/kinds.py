@@ -1,4 +1,4 @@
-"""Kinds: what a model takes and learns from, told by its task and its outputs' structure, never by its name."""
+"""Kinds of models, by their task and the structure of their outputs, never by their name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
 
 class Kind(Protocol):
-    """What a session has to know of a model beside its module.
+    """Inputs, targets and loss of a model.
 
     Attributes:
-        name: for the record.
-        num_classes: classes that it tells apart, or None where that is not known.
-        target_dims: dimensions of a batch of targets, or None where any will do.
+        num_classes: number of classes that the model distinguishes, or None if unknown.
+        target_dims: dimensions of a batch of targets, or None for any.
     """
 
     name: str
@@ -35,38 +34,19 @@ class Kind(Protocol):
     target_dims: int | None
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
-        """Shape of one sample, without the batch.
-
-        Args:
-            input_size: height and width in pixels.
-        """
+        """Shape of one sample, without the batch, from height and width in pixels."""
 
     def random_targets(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> torch.Tensor | None:
-        """Class indices such as `loss` takes, on the host; None where there are none.
-
-        Args:
-            input_size: height and width in pixels.
-            batch_size: samples.
-            generator: of the random numbers, on the host.
-        """
+        """Class indices for `loss`, on the host, for height and width in pixels; None where there are none."""
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """The scalar to be minimised.
-
-        Args:
-            outputs: what the module returned.
-            targets: class indices, (batch,) or (batch, height, width).
-        """
+        """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""
 
 
 class Classification:
-    """One class for each picture.
-
-    Args:
-        num_classes: how many.
-    """
+    """One class per image."""
 
     name = "classification"
     target_dims: int | None = 1
@@ -91,12 +71,7 @@ class Classification:
 
 
 class VideoClassification(Classification):
-    """One class for each clip.
-
-    Args:
-        num_classes: how many.
-        frames: of a clip.
-    """
+    """One class per clip of a number of frames."""
 
     name = "video classification"
 
@@ -110,7 +85,7 @@ class VideoClassification(Classification):
 
 
 class Segmentation(Classification):
-    """One class for each pixel of a picture."""
+    """One class per pixel of an image."""
 
     name = "segmentation"
     target_dims: int | None = 3
@@ -123,15 +98,12 @@ class Segmentation(Classification):
 
 
 class ByOutput:
-    """Whatever the outputs' shape says: (batch, classes) is classification, (batch, classes, h, w) segmentation.
+    """Kind by the outputs' shape: (batch, classes) is classification, (batch, classes, h, w) segmentation.
 
     The shape comes from a trial on fake tensors, so that nothing runs on the device before the first call.
 
     Args:
-        module: the model.
-        sample_shape: shape of one sample for an input size.
-        loss: from outputs and targets, instead of cross-entropy.
-        num_classes: classes that it tells apart, if known.
+        sample_shape: maps an input size to the shape of one sample.
     """
 
     name = "by output shape"
@@ -163,7 +135,7 @@ class ByOutput:
         try:
             outputs = main_output(trial_outputs(self._module, shape, like.dtype, like.device))
         except (Inconclusive, UserError, *MODULE_ERRORS):
-            return None  # the first forward tells what is wrong, if anything is
+            return None  # the first forward pass raises the error, if any
         if outputs.ndim not in (2, 4):
             return None
         return torch.randint(outputs.shape[1], (batch_size, *outputs.shape[2:]), generator=generator)
@@ -174,11 +146,7 @@ class ByOutput:
 
 
 def main_output(outputs: Any) -> torch.Tensor:
-    """The class scores among a module's outputs, (batch, classes, …).
-
-    Raises:
-        UserError: there are none.
-    """
+    """The class scores among a module's outputs, (batch, classes, …); raises `UserError` without any."""
     return next(_weighted(outputs))[1]
 
 
@@ -190,7 +158,7 @@ def weighted_cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
         targets: class indices, (batch,) or (batch, height, width).
 
     Raises:
-        UserError: the outputs are something else, or there are no targets for them.
+        UserError: the outputs have another structure, or there are no targets.
     """
     if targets is None:
         raise UserError(
@@ -203,14 +171,14 @@ def weighted_cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
 
 
 def correct(outputs: Any, targets: torch.Tensor) -> tuple[int, int]:
-    """How many of the largest scores are those of the target's class, and of how many; void pixels do not count."""
+    """Number of largest scores at the target's class, and number of targets; void pixels do not count."""
     counted = targets != _ignored_label(targets)
     right = (main_output(outputs).argmax(1) == targets) & counted
     return int(right.sum()), int(counted.sum())
 
 
 def _ignored_label(targets: torch.Tensor) -> int:
-    """Only pixels can be void: a picture's class may well have the number 255. -100 is torch's default."""
+    """The void label: only pixels can be void, since 255 may be an image's class. -100 is torch's default."""
     return VOID if targets.ndim == 3 else -100
 
 

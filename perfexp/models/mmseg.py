@@ -1,4 +1,4 @@
-"""Mmseg: the models of mmsegmentation, by the name or the path of their configuration, without downloading anything."""
+"""Models of mmsegmentation, by the name or path of their configuration, without downloads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from perfexp.errors import UserError
 from perfexp.models import Batch, Ddp, Execution, Precision, mmseg_nosync
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
-from perfexp.models.mmseg_config import (
-    build,
-    classes_of,
-    read_config,
-    tell_apart,
-    version,
-    without_other_cards,
-)
+from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
 from perfexp.models.parallel import is_shared
 from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.models.weights import find_weights, load_weights, read_weights
@@ -31,18 +24,17 @@ from perfexp.work.tensors import tensors_in
 
 
 class Mmseg:
-    """A model as a configuration of mmsegmentation describes it.
+    """A model that a configuration of mmsegmentation describes.
 
     Args:
-        name: what to call it.
-        config: the name of one of mmsegmentation's own configurations, or the path of a file.
-        weights: None for random ones; otherwise a file.
-        weights_dir: folder of weight files; without `weights`, the file there that has the model's name is taken.
-        num_classes: None for those of the data, or the configuration's.
-        output: of an inference: `raw`, the scores as the decode head leaves them (mmsegmentation's mode `tensor`), or
-            `predict`, resized to the picture and decided for a class, as its users get them.
-        optimizer: `own`, with the schedule, both of the configuration; or `mode`, that of the mode.
-        options: what else is set in the configuration, by dotted keys.
+        config: name of one of mmsegmentation's own configurations, or path of a file.
+        weights: a file, or None for random weights.
+        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
+        num_classes: number of classes; None for that of the data, or the configuration's.
+        output: output of an inference: `raw`, the scores of the decode head (mmsegmentation's mode `tensor`), or
+            `predict`, resized to the image and reduced to classes, as its users get them.
+        optimizer: `own`, with the configuration's optimizer and schedule; or `mode`, that of the mode.
+        options: further settings of the configuration, by dotted keys.
     """
 
     def __init__(
@@ -75,12 +67,12 @@ class Mmseg:
         config, source = read_config(self._config, self._options)
         classes = self._num_classes or num_classes
         if classes is not None:
-            tell_apart(config.model, classes)
+            set_classes(config.model, classes)
         classes = classes_of(config.model)
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
-        shared = is_shared() and device.kind == "cuda"  # SyncBatchNorm knows no other device
-        alone = not shared and without_other_cards(config.model)
+        shared = is_shared() and device.kind == "cuda"  # SyncBatchNorm supports no other device
+        alone = not shared and without_sync_batch_norm(config.model)
         torch.manual_seed(seed)
         module = build(config.model, self._config)
         file = None
@@ -110,10 +102,9 @@ class Mmseg:
 
 @dataclass
 class Pictures:
-    """Pictures of a batch as a pipeline of mmsegmentation leaves them on the host.
+    """Images of a batch from a pipeline of mmsegmentation, on the host.
 
     Attributes:
-        tensors: uint8 (3, height, width) each.
         size: height and width of the batch, to which smaller ones are padded in training.
         training: whether they are from the training pipeline.
     """
@@ -126,20 +117,12 @@ class Pictures:
         return len(self.tensors)
 
     def pin_memory(self) -> Pictures:
-        """The same where a CUDA device can fetch them by itself; torch's DataLoader calls it."""
-        return replace(self, tensors=[each.pin_memory() for each in self.tensors])
+        """The same in pinned memory; torch's DataLoader calls it."""
+        return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation on a device: it learns by its own loss, optimiser and schedule.
-
-    Args:
-        module: a segmentor.
-        config: of mmengine's, with `optim_wrapper` and `param_scheduler`.
-        output: see `Mmseg`.
-        own_optimizer: whether the configuration's is taken.
-        session: settings of `TorchSession`.
-    """
+    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule."""
 
     def __init__(
         self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any
@@ -150,11 +133,11 @@ class MmsegSession(TorchSession):
 
     @property
     def config(self) -> Any:
-        """The configuration, of mmengine's: the data takes its pipelines from there."""
+        """The mmengine configuration, which has the pipelines of the data."""
         return self._config
 
     def place(self, batch: Batch) -> Batch:
-        """See `Session`. Pictures of a pipeline go through the configuration's data_preprocessor, on the device."""
+        """See `Session`. Images of a pipeline go through the configuration's data_preprocessor, on the device."""
         if isinstance(batch.inputs, Pictures):
             batch = Batch(inputs=self._preprocessed(batch.inputs), targets=batch.targets)
         return super().place(batch)
@@ -167,23 +150,23 @@ class MmsegSession(TorchSession):
             return self._run(inputs, _samples(inputs), mode="predict")
 
     def learn(self, batch: Batch) -> Any:
-        """See `Session`. The model computes its losses itself, in the forward pass: a mapping of them."""
+        """See `Session`. The model computes a mapping of its losses in the forward pass."""
         with self._autocast():
             return self._run(batch.inputs, _samples(batch.inputs, batch.targets), mode="loss")
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`. As mmengine's wrapper does, each rank keeps its own buffers."""
+        """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""
         chosen = settings.broadcast_buffers
         return super().share(replace(settings, broadcast_buffers=bool(chosen)))
 
     def loss(self, outputs: Any, targets: Any) -> Any:
-        """See `Session`. The sum of the losses, as mmengine takes it."""
+        """See `Session`. The sum of the losses, as in mmengine."""
         module: Any = self.module
         return module.parse_losses(outputs)[0]
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
         """See `Session`."""
-        if isinstance(outputs, Mapping):  # of a training: the decode head tells the share itself, in per cent
+        if isinstance(outputs, Mapping):  # in training, the decode head reports the share itself, in percent
             shares = [value for name, value in outputs.items() if name.endswith("acc_seg") and "aux" not in name]
             counted = int((targets != VOID).sum())
             return round(float(shares[-1]) / 100 * counted) if shares else 0, counted
@@ -193,11 +176,7 @@ class MmsegSession(TorchSession):
         return correct_pixels(scores, targets)
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """See `Session`. The configuration's optimiser and schedule, unless the mode's are asked for.
-
-        Raises:
-            UserError: the configuration's can't be built.
-        """
+        """See `Session`; the configuration's (`UserError` if impossible), unless the mode's is selected."""
         if not self._own_optimizer:
             return super().optimizer(settings)
         wrapper, schedules = self._own_training()
@@ -223,7 +202,7 @@ class MmsegSession(TorchSession):
             yield "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection of pixels"
 
     def work(self, inputs: Any, *, training: bool) -> Work:
-        """See `Session`. Of a training without its losses, as of any model."""
+        """See `Session`. Training work is counted without the losses, as for any model."""
         with _without_losses(self.module):
             work = super().work(inputs, training=training)
         return replace(work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__))
@@ -235,13 +214,12 @@ class MmsegSession(TorchSession):
         stepped, left_out = self._schedules()
         own = {
             "optimizer": str(self._config.optim_wrapper.optimizer.type),
-            "schedule": [str(each["type"]) for each in stepped],
-            **({"schedule_left_out": [f"{each['type']} by epochs" for each in left_out]} if left_out else {}),
+            "schedule": [str(schedule["type"]) for schedule in stepped],
+            **({"schedule_left_out": [f"{schedule['type']} by epochs" for schedule in left_out]} if left_out else {}),
         }
         return {**super().facts(), **own}
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
-        """See `TorchSession`."""
         if not training:
             return {}
         targets = self._kind.random_targets(inputs.shape[-2:], len(inputs), torch.Generator())
@@ -249,11 +227,7 @@ class MmsegSession(TorchSession):
         return {"data_samples": _samples(inputs, targets.to(inputs.device)), "mode": "loss"}
 
     def _preprocessed(self, pictures: Pictures) -> torch.Tensor:
-        """Float32 (batch, 3, height, width): channels in order, normalised, padded to the size and stacked.
-
-        Raises:
-            UserError: the configuration has no data_preprocessor that does so.
-        """
+        """Float32 (batch, 3, height, width): channels in order, normalized, padded to the size and stacked."""
         from mmengine.registry import DefaultScope
         from mmseg.registry import MODELS
         from mmseg.structures import SegDataSample
@@ -265,28 +239,28 @@ class MmsegSession(TorchSession):
             self._preprocessor.size_divisor = self._preprocessor.test_cfg = None
         self._preprocessor.size = pictures.size
         overlapped = self.device.kind == "cuda"
-        inputs = [each.to(self.device.identifier, non_blocking=overlapped) for each in pictures.tensors]
+        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in pictures.tensors]
         samples = [SegDataSample() for _ in inputs]
         data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=pictures.training)
         if not isinstance(data["inputs"], torch.Tensor):
-            raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack pictures.")
+            raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack images.")
         return data["inputs"]
 
     def _schedules(self) -> tuple[list[Any], list[Any]]:
-        """Those of the configuration that go on step by step; and those by epochs, which data without an end lacks."""
-        found = self._config.get("param_scheduler") or []
-        every = [found] if isinstance(found, Mapping) else list(found)
-        stepped = [each for each in every if not each.get("by_epoch", True)]
-        return stepped, [each for each in every if each not in stepped]
+        """Schedules of the configuration that advance by steps, and those by epochs, which endless data lacks."""
+        configured = self._config.get("param_scheduler") or []
+        schedules = [configured] if isinstance(configured, Mapping) else list(configured)
+        stepped = [schedule for schedule in schedules if not schedule.get("by_epoch", True)]
+        return stepped, [schedule for schedule in schedules if schedule not in stepped]
 
     def _own_training(self) -> tuple[Any, list[Any]]:
-        """The optimiser in the wrapper of mmengine, and its schedules; precision and accumulation are perfexp's."""
+        """The optimizer in mmengine's wrapper, and its schedules; perfexp sets precision and accumulation."""
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
 
         settings = self._config.get("optim_wrapper")
         if settings is None:
-            raise UserError("This configuration has no optim_wrapper to train by; say model.optimizer=mode.")
+            raise UserError("This configuration has no optim_wrapper to train by; set model.optimizer=mode.")
         described = {**settings, "type": "OptimWrapper", "optimizer": {**settings["optimizer"]}}
         for taken in ("accumulative_counts", "loss_scale", "dtype"):
             described.pop(taken, None)
@@ -296,28 +270,28 @@ class MmsegSession(TorchSession):
             try:
                 wrapper = build_optim_wrapper(self.module, described)
                 schedules = [
-                    PARAM_SCHEDULERS.build(dict(each), default_args={"optimizer": wrapper})
-                    for each in self._schedules()[0]
+                    PARAM_SCHEDULERS.build(dict(item), default_args={"optimizer": wrapper})
+                    for item in self._schedules()[0]
                 ]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(
-                    f"The configuration's optimizer can't be built: {error}. Say model.optimizer=mode for the mode's."
+                    f"The configuration's optimizer can't be built: {error}. Set model.optimizer=mode for the mode's."
                 ) from error
         if described["optimizer"].get("fused") and described["optimizer"].get("momentum"):
-            begin_momentum(wrapper.optimizer, [each for each in self.module.parameters() if each.requires_grad])
+            begin_momentum(wrapper.optimizer, [item for item in self.module.parameters() if item.requires_grad])
         return wrapper, schedules
 
 
 class _ScoresSum(torch.nn.Module):
-    """In place of a head's losses: the sum of its scores. A module, so that its work can be told from the model's."""
+    """Replacement of a head's losses by the sum of its scores; a module, so that its work can be separated."""
 
     def forward(self, scores: Any) -> torch.Tensor:
-        return torch.stack([each.sum() for each in tensors_in(scores)]).sum()
+        return torch.stack([tensor.sum() for tensor in tensors_in(scores)]).sum()
 
 
 @contextmanager
 def _without_losses(module: torch.nn.Module) -> Iterator[None]:
-    """The heads give the sum of their scores instead of their losses, which may ask for the numbers in the labels."""
+    """While entered, heads return the sum of their scores, since losses may depend on the labels' values."""
     heads, total = [head for head in module.modules() if hasattr(head, "loss_by_feat")], _ScoresSum()
     for head in heads:
         vars(head)["loss_by_feat"] = lambda scores, *_, **__: {"loss": total(scores)}
@@ -329,7 +303,7 @@ def _without_losses(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[Any]:
-    """What mmsegmentation calls data samples: the pictures' sizes, and their labels if there are any."""
+    """Data samples of mmsegmentation: the images' sizes, and their labels if there are any."""
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 

@@ -1,4 +1,4 @@
-"""Mmseg config: configurations of mmsegmentation, read and changed so that their models are built without downloads."""
+"""Read configurations of mmsegmentation and change them so that their models are built without downloads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from perfexp.errors import UserError
 from perfexp.models.mmseg_names import CONFIGS, INSTALL, find
 from perfexp.models.torchvision_import import import_torchvision
 
-#: Distributions that have the package mmseg: the maintained one, and the one that it was forked from.
+#: Distributions of the package mmseg: the maintained fork, and the original.
 _ORIGINAL = "mmsegmentation"
 _DISTRIBUTIONS = ("onedl-mmsegmentation", _ORIGINAL)
 #: The module of mmcv's compiled operators.
 _OPERATORS = "mmcv._ext"
-#: What a configuration names to be downloaded or read when its model is built.
+#: Keys of a configuration that name files to download or read when its model is built.
 _DOWNLOADS = ("init_cfg", "pretrained")
 
 
@@ -34,24 +34,24 @@ def import_mmseg() -> Any:
     """The package mmseg with its models registered.
 
     Raises:
-        UserError: it is not installed, or does not fit what is.
+        UserError: it is not installed, or does not fit the installed versions.
     """
     import_torchvision()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # on operators that no model here needs
+            warnings.simplefilter("ignore", UserWarning)  # about operators that no model here needs
             _stand_in_for_operators()
             import mmseg
             import mmseg.models
     except ImportError as error:
         raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {INSTALL}") from error
-    except AssertionError as error:  # so it refuses versions of mmcv and mmengine
+    except AssertionError as error:  # mmsegmentation's refusal of versions of mmcv and mmengine
         raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {INSTALL}") from error
     return mmseg
 
 
 class _NoOperators(ModuleType):
-    """Stands where mmcv keeps its compiled operators; each of them says that it is not there, once it is called."""
+    """Replacement of mmcv's compiled operators; each raises an error when it is called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -66,23 +66,23 @@ class _NoOperators(ModuleType):
 
 
 def _stand_in_for_operators() -> None:
-    """So that mmsegmentation 1.2.2, which imports them all, can be imported with mmcv-lite; its fork needs no such."""
+    """Let mmsegmentation 1.2.2, which imports all operators, work with mmcv-lite; its fork does not need this."""
     if _OPERATORS in sys.modules or not version().startswith(_ORIGINAL) or not importlib.util.find_spec("mmcv"):
         return
     if importlib.util.find_spec(_OPERATORS) is None:
         stub = sys.modules[_OPERATORS] = _NoOperators(_OPERATORS)
-        stub.__spec__ = ModuleSpec(_OPERATORS, None)  # without a loader mmengine knows that they are not there
+        stub.__spec__ = ModuleSpec(_OPERATORS, None)  # without a loader, mmengine treats them as missing
 
 
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """A configuration whose model can be built without downloads, and where it comes from.
+    """A configuration whose model can be built without downloads, and its source.
 
     Args:
-        name: of one of mmsegmentation's own, with or without `.py`; or the path of a file.
+        name: name of one of mmsegmentation's own, with or without `.py`; or path of a file.
         options: values by dotted keys.
 
     Raises:
-        UserError: there is none, or it can't be read; or mmsegmentation is not there.
+        UserError: there is none, it cannot be read, or mmsegmentation is not installed.
     """
     folder = Path(import_mmseg().__file__).parent / CONFIGS
     from mmengine.config import Config
@@ -104,14 +104,10 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def build(described: Any, name: str) -> torch.nn.Module:
-    """The segmentor that a configuration describes.
-
-    Args:
-        described: its `model`.
-        name: of the configuration.
+    """The segmentor of a configuration's model node.
 
     Raises:
-        UserError: it can't be built, or is no segmentor.
+        UserError: it cannot be built, or is not a segmentor.
     """
     from mmengine.registry import DefaultScope
     from mmseg.registry import MODELS
@@ -122,13 +118,12 @@ def build(described: Any, name: str) -> torch.nn.Module:
         except (KeyError, TypeError, ValueError, AssertionError, ImportError, AttributeError) as error:
             raise UserError(f"The model of {name} can't be built: {error}") from error
     if not hasattr(module, "decode_head"):
-        raise UserError(f"{name} describes a {type(module).__name__}, which is no segmentor with a decode head.")
+        raise UserError(f"{name} describes a {type(module).__name__}, which is not a segmentor with a decode head.")
     assert isinstance(module, torch.nn.Module)
     return module
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """All mappings of a configuration."""
     if isinstance(node, Mapping):
         yield node
         for value in list(node.values()):
@@ -145,46 +140,30 @@ def _heads(model: Any) -> Iterator[Any]:
 
 
 def classes_of(model: Any) -> int:
-    """How many classes a model tells apart.
-
-    Args:
-        model: as described.
-
-    Raises:
-        UserError: its heads do not say so.
-    """
+    """Number of classes of a model node; raises `UserError` if its heads have no `num_classes`."""
     heads = [head for head in _heads(model) if "num_classes" in head]
     if not heads:
-        raise UserError("The configuration's heads do not tell how many classes they tell apart.")
+        raise UserError("The configuration's heads have no num_classes; set it with model.options.")
     return int(heads[0]["num_classes"])
 
 
-def tell_apart(model: Any, classes: int) -> None:
-    """Have all heads tell so many classes apart.
-
-    Args:
-        model: as described; changed.
-        classes: how many.
-    """
+def set_classes(model: Any, classes: int) -> None:
+    """Set the number of classes of all heads of a model node."""
     for head in _heads(model):
         head["num_classes"] = classes
 
 
-def without_other_cards(model: Any) -> bool:
-    """Replace the batch norm that asks other cards, as one alone can't; whether there was any.
-
-    Args:
-        model: as described; changed.
-    """
-    found = False
+def without_sync_batch_norm(model: Any) -> bool:
+    """Replace synchronized batch norms, which need several GPUs, in a model node; returns whether there were any."""
+    is_replaced = False
     for node in _nodes(model):
         if node.get("type") == "SyncBN":
-            node["type"], found = "BN", True
-    return found
+            node["type"], is_replaced = "BN", True
+    return is_replaced
 
 
 def version() -> str:
-    """Name and version of the distribution that has the package."""
+    """Name and version of the distribution with the package."""
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             return f"{name} {metadata.version(name)}"

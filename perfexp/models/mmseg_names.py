@@ -1,4 +1,4 @@
-"""Mmseg names: whether there is a configuration of mmsegmentation of some name, seen without importing it or torch."""
+"""Check whether a configuration of mmsegmentation exists, without importing it or torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from typing import Any
 from perfexp.errors import UserError, did_you_mean
 
 INSTALL = "pip install 'perfexp[seg]'"
-#: So many names that hold what was given are named.
+#: Maximum number of similar names in an error.
 _SHOWN = 6
 _MODEL = "perfexp.models.mmseg.Mmseg"
-#: Where mmsegmentation's wheels keep its configurations.
+#: Folder of the configurations in mmsegmentation's wheels.
 CONFIGS = Path(".mim") / "configs"
 
 
 def check(model: Mapping[str, Any]) -> None:
-    """See that the configuration of a model of mmsegmentation exists, before anything starts.
-
-    Args:
-        model: node of a plan; that of any other model is left alone.
+    """Check that the configuration of a model node of mmsegmentation exists; ignore other models.
 
     Raises:
         UserError: there is no such configuration, or no mmsegmentation.
@@ -31,50 +28,42 @@ def check(model: Mapping[str, Any]) -> None:
     folder = _folder()
     if folder is None:
         raise UserError(f"model.config={model['config']} needs mmsegmentation, which is not installed. {INSTALL}")
-    if folder.is_dir():  # a checkout keeps them elsewhere: then whoever reads them says what is wrong
+    if folder.is_dir():  # a checkout has them elsewhere; then reading them raises the error
         find(model["config"], folder)
 
 
 def find(name: str, folder: Path) -> Path:
-    """The file of a configuration.
-
-    Args:
-        name: of one of mmsegmentation's own, with or without `.py`; or the path of a file.
-        folder: with its own.
+    """The file of a name (with or without `.py`) among mmsegmentation's configurations in a folder, or of a path.
 
     Raises:
         UserError: there is none.
     """
     path = Path(name).expanduser()
-    known = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
-    if name not in known and path.is_file():
+    files = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
+    if name not in files and path.is_file():
         return path
     stem = path.name.removesuffix(".py")
-    if stem in known and (len(path.parts) == 1 or (folder / path.parent / f"{stem}.py").is_file()):
-        return known[stem]
-    like = sorted(each for each in known if stem.lower() in each.lower())
+    if stem in files and (len(path.parts) == 1 or (folder / path.parent / f"{stem}.py").is_file()):
+        return files[stem]
+    like = sorted(stem_of_file for stem_of_file in files if stem.lower() in stem_of_file.lower())
     shown = ", ".join(like[:_SHOWN]) + (f" and {len(like) - _SHOWN} more" if len(like) > _SHOWN else "")
-    hint = f"With that in their names: {shown}." if like else did_you_mean(stem, known)
+    hint = f"With that in their names: {shown}." if like else did_you_mean(stem, files)
     raise UserError(
-        f"model.config={name} is neither a file nor one of mmsegmentation's {len(known)} configurations. "
+        f"model.config={name} is neither a file nor one of mmsegmentation's {len(files)} configurations. "
         f"{f'{hint} ' if hint else ''}They lie in {folder}."
     )
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of one of mmsegmentation's own configurations, which no file elsewhere can be taken for.
-
-    Args:
-        name: without `.py`.
-    """
+    """Whether a name, without `.py`, is that of one of mmsegmentation's own configurations."""
     folder = _folder()
     return folder is not None and any(file.stem == name for file in folder.rglob("*.py"))
 
 
 def _folder() -> Path | None:
-    """Where the installed mmsegmentation keeps its configurations; None where it is not installed."""
+    """Folder of the installed mmsegmentation's configurations; None where it is not installed."""
     try:
-        found = importlib.util.find_spec("mmseg")
+        spec = importlib.util.find_spec("mmseg")
     except (ImportError, ValueError):
         return None
-    return Path(found.origin).parent / CONFIGS if found and found.origin else None
+    return Path(spec.origin).parent / CONFIGS if spec and spec.origin else None

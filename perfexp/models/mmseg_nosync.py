@@ -1,4 +1,4 @@
-"""Mmseg unwaiting: what heads and losses of mmsegmentation wait for the device for, come by without."""
+"""Sync-free versions of mmsegmentation heads and losses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 @contextmanager
 def masks() -> Iterator[None]:
-    """While entered, labelled pixels are told by a mask.
+    """While entered, labelled pixels are selected by a mask.
 
-    mmsegmentation selects them, for the accuracy that goes with each loss and for the labels of its binary cross
-    entropy: how many there are the host has to ask the device.
+    mmsegmentation indexes them, for the accuracy that goes with each loss and for the labels of its binary cross
+    entropy. Their number requires a synchronization with the device.
     """
     from mmseg.models import losses
     from mmseg.models.losses import cross_entropy_loss
@@ -25,7 +25,7 @@ def masks() -> Iterator[None]:
         "_expand_onehot_labels": cross_entropy_loss._expand_onehot_labels,
     }
     others = {"accuracy": _accuracy_or(losses.accuracy), "_expand_onehot_labels": _one_hot}
-    # each module that is loaded names them for itself
+    # each loaded module has its own reference
     modules = [vars(module) for name, module in sys.modules.items() if name.startswith("mmseg.models")]
     taken = [(names, name) for names in modules for name in usual if names.get(name) is usual[name]]
     for names, name in taken:
@@ -38,7 +38,7 @@ def masks() -> Iterator[None]:
 
 
 def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Mmsegmentation's accuracy as its heads ask for it; everything else is left to its own."""
+    """Mmsegmentation's accuracy with its heads' arguments; other calls use the original."""
 
     def accuracy(
         pred: torch.Tensor,
@@ -47,7 +47,7 @@ def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
         thresh: float | None = None,
         ignore_index: int | None = None,
     ) -> Any:
-        """The share of labelled pixels that are right, per cent, shape (1,)."""
+        """The share of correct labelled pixels, percent, shape (1,)."""
         if topk != 1 or thresh is not None or ignore_index is None or not len(pred):
             return usual(pred, target, topk, thresh, ignore_index)
         labelled = target != ignore_index
@@ -61,7 +61,7 @@ def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
 def _one_hot(
     labels: torch.Tensor, label_weights: torch.Tensor | None, target_shape: Sequence[int], ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A plane for each class, weights and mask, all of `target_shape` (batch, classes, …); labels lack the classes."""
+    """A plane per class, weights and mask, all of `target_shape` (batch, classes, …), from labels (batch, …)."""
     valid = ((labels >= 0) & (labels != ignore_index)).unsqueeze(1)
     classes = labels.clamp(0, target_shape[1] - 1).unsqueeze(1)
     planes = labels.new_zeros(target_shape).scatter_(1, classes, valid.to(labels.dtype))

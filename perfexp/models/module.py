@@ -1,4 +1,4 @@
-"""ModuleModel: a torch module of the user's own, as the configuration's `_target_` returns it."""
+"""A user's own torch module as a model, as the configuration's `_target_` returns it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from perfexp.models.session import TorchSession
 
 
 class ModuleModel:
-    """A module as a model; it takes pictures and is told apart by its outputs, unless it says otherwise.
+    """A module, or a partial that makes one, as a model; its inputs are images, its kind follows from its outputs.
 
     The module may have a method `sample_shape(input_size)`, the shape of one sample for a height and width; a method
-    `loss(outputs, targets)`, the scalar to be minimised; and an attribute `num_classes`.
-
-    Args:
-        module: the module, or a partial (`_partial_: true` in YAML) that makes it: then its random weights follow the
-            run's seed.
-        name: what to call it.
+    `loss(outputs, targets)`, the scalar to minimize; and an attribute `num_classes`. With a partial (`_partial_: true`
+    in YAML), random weights follow the run's seed.
     """
 
     def __init__(self, module: torch.nn.Module | functools.partial[torch.nn.Module], *, name: str) -> None:
@@ -45,7 +41,7 @@ class ModuleModel:
             module,
             kind=ByOutput(
                 module,
-                sample_shape=getattr(module, "sample_shape", _picture),
+                sample_shape=getattr(module, "sample_shape", _image_shape),
                 loss=getattr(module, "loss", None),
                 num_classes=classes,
             ),
@@ -58,19 +54,15 @@ class ModuleModel:
         )
 
 
-def _picture(input_size: tuple[int, int]) -> tuple[int, ...]:
+def _image_shape(input_size: tuple[int, int]) -> tuple[int, ...]:
     return (3, *input_size)
 
 
 def adapt(built: object, name: str) -> Model:
-    """What a `model` node of the configuration built, as a model.
-
-    Args:
-        built: a model, a torch module, or a partial that makes a module.
-        name: what to call it.
+    """The model, torch module, or partial of one that a `model` node of the configuration built, as a model.
 
     Raises:
-        UserError: it is something else.
+        UserError: it is of another type.
     """
     if isinstance(built, (torch.nn.Module, functools.partial)):
         return ModuleModel(built, name=name)

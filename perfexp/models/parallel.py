@@ -1,4 +1,4 @@
-"""Parallel: a module that several ranks train together, in torch's DistributedDataParallel."""
+"""Train a module by several ranks with torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -17,52 +17,44 @@ from perfexp.models import Ddp
 class Parallel:
     """A module as all ranks train it.
 
-    Args:
-        module: on its device; all ranks get the weights of the first.
-        settings: of DistributedDataParallel.
-
-    Attributes:
-        shared: the module in its wrapper.
-
     Raises:
         UserError: it has no parameters, or the settings do not fit.
     """
 
     def __init__(self, module: torch.nn.Module, settings: Ddp) -> None:
-        given = {name: value for name, value in vars(settings).items() if value is not None}
+        options = {name: value for name, value in vars(settings).items() if value is not None}
         try:
-            self.shared = DistributedDataParallel(module, **given)
+            self.shared = DistributedDataParallel(module, **options)
         except (RuntimeError, ValueError, TypeError) as error:
             raise UserError(f"The model can't be trained by several ranks: {error}") from error
-        self._normalised = sum(isinstance(each, torch.nn.SyncBatchNorm) for each in module.modules())
-        self.settings = given
+        self._normalised = sum(isinstance(child, torch.nn.SyncBatchNorm) for child in module.modules())
+        self.settings = options
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
-        """While entered, gradients stay where they are; SyncBatchNorm still asks the other ranks."""
+        """While entered, gradients are not exchanged; SyncBatchNorm still communicates."""
         with self.shared.no_sync():
             yield
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While entered, the module itself can be called by one rank: whatever is in it finds no other ranks.
+        """While entered, one rank can call the module itself, which sees no other ranks.
 
-        SyncBatchNorm, mmengine's functions and heads that share statistics all ask torch whether there are any.
+        SyncBatchNorm, mmengine's functions and heads that share statistics all query `torch.distributed`.
         """
         before = dist.is_initialized
-        dist.is_initialized = _nobody
+        dist.is_initialized = _no_ranks
         try:
             yield
         finally:
             dist.is_initialized = before
 
     def facts(self) -> dict[str, Any]:
-        """What is to be recorded."""
+        """Facts for the record."""
         return {"ddp": dict(self.settings), "sync_batch_norms": self._normalised}
 
 
-def _nobody() -> bool:
-    """No ranks, as far as the module is concerned."""
+def _no_ranks() -> bool:
     return False
 
 

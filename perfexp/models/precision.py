@@ -1,4 +1,4 @@
-"""Precision: whether a device computes in the numbers that were asked for, found by trying."""
+"""Find out by trial whether a device computes in the requested precision."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ _TF32_CAPABILITY = (8, 0)
 
 
 def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
-    """The configured precision if the device supports it, otherwise fp32 and a diagnostic with the reason.
-
-    Args:
-        wanted: configured precision.
-        device: device of torch.
-    """
+    """The requested precision if the device has it, otherwise fp32 and a diagnostic."""
     missing = _why_no_tf32(device) if wanted.tf32 else _why_no_data_type(wanted, device)
     if missing is None:
         return wanted, []
@@ -30,7 +25,7 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
 
 
 def _why_no_tf32(device: Device) -> str | None:
-    """Why the device has no TF32, or None if it has; torch accepts the flag everywhere, so trying tells nothing."""
+    """Why the device has no TF32, or None; torch accepts the flag everywhere, so that a trial proves nothing."""
     if device.kind != "cuda" or torch.version.hip is not None:
         return f"{device.name} has no TF32 that torch could use"
     capability = torch.cuda.get_device_capability(device.identifier)
@@ -40,7 +35,7 @@ def _why_no_tf32(device: Device) -> str | None:
 
 
 def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
-    """Why a small convolution and product, forward and backward, fail in the data type, or None if they don't."""
+    """Why a small convolution and product, forward and backward, fail in the data type, or None."""
     name = wanted.autocast or wanted.storage
     if name == "float32":
         return None
@@ -62,7 +57,7 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
 
 
 def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:
-    """A fresh autocast context of the precision; one that does nothing where the precision has none."""
+    """A new autocast context of the precision; a null context without autocast."""
     if precision.autocast is None:
         return nullcontext()
     assert device.identifier is not None

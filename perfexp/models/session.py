@@ -1,4 +1,4 @@
-"""TorchSession: any torch module as a session, on any device that torch knows."""
+"""Any torch module as a session, on any torch device."""
 
 from __future__ import annotations
 
@@ -35,19 +35,9 @@ class TorchSession:
     """A module on a device.
 
     Args:
-        module: with its weights, on the host; it is moved and converted in place.
-        kind: what it takes and learns from.
-        name: what to call it in an error.
-        device: one that torch knows.
-        precision: in which numbers; fp32 instead, with a doubt, where the device lacks it.
-        execution: how torch runs it.
-        facts: of the model, to be recorded with the session's own (`weights`, …).
-        doubts: about the model, to be recorded with the session's own.
-
-    Attributes:
-        module: as it is on the device.
-        device: on which it is.
-        num_classes: see `Session`.
+        precision: requested precision; where the device lacks it, fp32 and a diagnostic.
+        facts: facts of the model (`weights`, …), recorded with the session's own.
+        doubts: diagnostics of the model, recorded with the session's own.
 
     Raises:
         UserError: the settings do not fit the device.
@@ -87,7 +77,7 @@ class TorchSession:
         self._parallel: Parallel | None = None
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """See `Session`. Inputs are normally distributed, as normalised pictures roughly are."""
+        """See `Session`. Inputs are normally distributed, as normalized images roughly are."""
         generator = torch.Generator().manual_seed(seed)
         inputs = torch.randn(batch_size, *self._kind.sample_shape(input_size), generator=generator)
         return self.place(Batch(inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)))
@@ -99,14 +89,10 @@ class TorchSession:
         return None if targets is None else targets.to(self.device.identifier)
 
     def place(self, batch: Batch) -> Batch:
-        """See `Session`.
-
-        Raises:
-            UserError: the data is of another kind than the model.
-        """
+        """See `Session`; raises `UserError` for data of another kind than the model."""
         inputs, targets = batch.inputs, batch.targets
         self._check_fit(inputs, targets)
-        # Copying without waiting is safe on CUDA only, where the copy is in the queue before the model's kernels.
+        # Only CUDA orders an asynchronous copy before the model's kernels.
         overlapped = self.device.kind == "cuda"
         data_type = self._data_type if inputs.is_floating_point() else None
         layout = _channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
@@ -123,21 +109,17 @@ class TorchSession:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """See `Session`. The weights as they were before the first training are kept, in a file."""
+        """See `Session`. The weights before the first training are saved in a file."""
         if self._untrained is None:
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
             weakref.finalize(self, self._untrained.close)
             torch.save(self.module.state_dict(), self._untrained)
-        run = self._run if self._shared is None else self._shared  # a compiled module has no truth value
+        run = self._run if self._shared is None else self._shared  # the truth value of a compiled module is an error
         with self._mode(training=True), torch.enable_grad(), self._running(run):
             yield
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`.
-
-        Raises:
-            UserError: it can't be trained so.
-        """
+        """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""
         self._parallel = Parallel(self.module, settings)
         self._shared = self._compiled(self._parallel.shared)
         return self._parallel.facts()
@@ -180,7 +162,7 @@ class TorchSession:
     def first_forward(self, batch: Batch) -> Any:
         """See `Session`."""
         if self._execution.compile:
-            self._check_shape(batch.inputs)  # the compiler would make much ado of a shape that does not fit
+            self._check_shape(batch.inputs)  # the compiler's error for a wrong shape is hard to read
         try:
             return self.learn(batch) if self.module.training else self.forward(batch.inputs)
         except MODULE_ERRORS as error:
@@ -198,11 +180,7 @@ class TorchSession:
         self._scaler.scale(loss).backward()
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """See `Session`.
-
-        Raises:
-            UserError: unknown optimiser or setting, or nothing to train.
-        """
+        """See `Session`; raises `UserError` for an unknown optimizer or setting, or without parameters to train."""
         self._optimizer = optimizer = self._build_optimizer(**settings)
         self._scaler = scaler = self._new_scaler()
 
@@ -223,23 +201,19 @@ class TorchSession:
             raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """See `Session`. A few calls on the stream that is captured come first, as torch demands."""
+        """See `Session`. A few calls on the captured stream come first, as torch requires."""
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
-        with torch.cuda.stream(torch.cuda.current_stream()):  # one that fails leaves its own behind
+        with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
             return self._captured(call)
 
     def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A replay of the call.
-
-        Raises:
-            Unsupported: it can't be captured.
-        """
+        """A replay of the call; raises `Unsupported` if it cannot be captured."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(stream):
-                if self.device.waits_inside(call):  # on this stream, to which autograd ties what is left of a call
+                if self.device.waits_inside(call):  # on this stream, to which autograd binds the rest of a call
                     raise Waits
                 if self._optimizer is not None:
                     _make_capturable(self._optimizer)
@@ -253,7 +227,7 @@ class TorchSession:
             torch.cuda.synchronize()
         except PerfexpError:
             raise
-        except Exception as error:  # of CUDA, or of an optimiser that has more on the host than its steps
+        except Exception as error:  # of CUDA, or of an optimizer with more host state than its steps
             _forget_capture()
             if self.device.is_out_of_memory(error):
                 raise
@@ -299,13 +273,13 @@ class TorchSession:
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._execution.compile is None:
             return module
-        # A graph for each shape: one that serves many shapes is slower, and which one that is depends on their order.
+        # One graph per shape: a dynamic graph is slower, and depends on the order of the shapes.
         compiled: Callable[..., Any] = torch.compile(module, mode=self._execution.compile, dynamic=False)
         return compiled
 
     @contextmanager
     def _running(self, run: Callable[..., Any]) -> Iterator[None]:
-        """While entered, calls of the model are calls of this."""
+        """While entered, `run` computes the calls of the model."""
         before, self._run = self._run, run
         try:
             yield
@@ -320,7 +294,7 @@ class TorchSession:
         return {}
 
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
-        """Whether an optimiser is to be the fused one: otherwise each step of the scaler waits for the device."""
+        """Whether to use a fused optimizer: with any other, each step of the scaler synchronizes."""
         scaled = self._scaler.is_enabled() and self.device.kind == "cuda"
         return scaled and "foreach" not in settings and not settings.get("dampening")
 
@@ -343,11 +317,11 @@ class TorchSession:
         dims = [("inputs", self._input_dims, inputs.ndim)]
         if targets is not None and self._kind.target_dims is not None:
             dims.append(("targets", self._kind.target_dims, targets.ndim))
-        for what, wanted, given in dims:
-            if given != wanted:
+        for what, wanted, dimensions in dims:
+            if dimensions != wanted:
                 raise UserError(
-                    f"{self._name} ({self._kind.name}) takes {what} of {wanted} dimensions, the data gives {given}. "
-                    "Choose data of the model's kind; data=synthetic fits every model."
+                    f"{self._name} ({self._kind.name}) takes {what} of {wanted} dimensions, the data gives "
+                    f"{dimensions}. Choose data of the model's kind; data=synthetic fits every model."
                 )
 
     def _new_scaler(self) -> torch.amp.GradScaler:
@@ -375,49 +349,42 @@ class TorchSession:
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    """Begin the momentum of SGD at zero, which is what it is before the first gradient.
+    """Initialize the momentum of SGD without dampening to zero, its value before the first gradient.
 
-    The fused form of torch 2.11 otherwise makes it in the first step, and where that step is skipped because of an
-    overflow leaves it as the memory was: the loss is NaN ever after (seen on an H200; LibreYOLO pull request 771).
-
-    Args:
-        optimizer: SGD with momentum and without dampening, with which its first gradient would count less.
-        parameters: that it trains.
+    The fused form of torch 2.11 otherwise allocates it in the first step. If an overflow skips that step, the memory
+    stays uninitialized and the loss is NaN from then on (seen on an H200; LibreYOLO pull request 771).
     """
     for parameter in parameters:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _make_channels_last(module: torch.nn.Module) -> None:
-    """Lay out the kernels of 2-D and 3-D convolutions alike; `Module.to` does the one or the other."""
+    """Convert the kernels of both 2-D and 3-D convolutions; `Module.to` converts only one of them."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(memory_format=_channels_last_format(parameter))
 
 
 def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The layout with the channels last, for a tensor that has channels; its own otherwise."""
+    """The channels-last layout for a tensor with channels; its own layout otherwise."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.ndim, torch.preserve_format)
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Have Adam and its like keep all of their state on the device: what a graph replays can't ask the host.
+    """Move all state of Adam and similar optimizers to the device, since a graph replay cannot read the host.
 
-    torch wants this said when they are made, and then takes it for all steps; it costs them some kernels.
-
-    Args:
-        optimizer: that has made a step.
+    torch expects this setting at construction and then applies it to all steps, at the cost of some kernels.
     """
     for group in optimizer.param_groups:
         if group.get("capturable") is False:
             group["capturable"] = True
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter, {})
-                state |= {key: kept.to(parameter.device) for key, kept in state.items() if torch.is_tensor(kept)}
+                state |= {key: value.to(parameter.device) for key, value in state.items() if torch.is_tensor(value)}
 
 
 def _forget_capture() -> None:
-    """Have random numbers drawn as usual again: a capture that failed leaves its mark on their generator."""
+    """Restore normal random numbers: a failed capture leaves its mark on their generator."""
     with suppress(RuntimeError):  # of a device that is lost
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())

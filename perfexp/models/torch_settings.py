@@ -1,4 +1,4 @@
-"""Torch's process-wide settings: set as the plan says, and read back as they are."""
+"""Apply and read back torch's process-wide settings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from perfexp.records.diagnostics import Diagnostic
 
 
 def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
-    """Set torch up; returns what could not be set.
-
-    Args:
-        execution: threads, cuDNN and determinism.
-        tf32: whether float32 products and convolutions may use TF32. Torch's own default allows it for convolutions.
-    """
+    """Apply the settings (torch's default permits TF32 for convolutions); returns diagnostics of failures."""
     with warnings.catch_warnings():
         # Torch 2.9 calls these flags deprecated. Its newer `fp32_precision` is no replacement yet: with it alone,
         # whatever still reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
@@ -39,7 +34,7 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
 
 
 def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
-    """Torch takes this setting once, and only before its first parallel work."""
+    """Set the number once; torch accepts it only before its first parallel work."""
     if threads is None or threads == torch.get_num_interop_threads():
         return []
     try:
@@ -51,7 +46,7 @@ def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Versions, flags and threads as they are now. JSON values."""
+    """Current versions, flags and threads, as JSON values."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         matmul_tf32, cudnn_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -70,6 +65,6 @@ def torch_facts() -> dict[str, Any]:
 
 
 def _parallel_backend() -> str:
-    """What runs the threads within an operation (`OpenMP`, `native thread pool`)."""
+    """The thread pool within an operation (`OpenMP`, `native thread pool`)."""
     line = next((line for line in torch.__config__.parallel_info().splitlines() if "parallel backend" in line), "")
     return line.partition(":")[2].strip()

@@ -1,4 +1,4 @@
-"""Torchvision: any of its builders that takes one picture or one clip, with random weights, a file's or its own."""
+"""Torchvision's models for one image or one clip, with random, downloaded or local weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from perfexp.records.diagnostics import Diagnostic
 
 torchvision = import_torchvision()
 
-#: Why the builders of a package can't be measured.
-_REFUSED = {
-    "detection": "learns from boxes and takes a list of pictures",
-    "optical_flow": "takes pairs of pictures",
-}
+#: Why the models of a package can't be measured.
+_REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
 
-#: Classes that the builders of a package have by themselves: Kinetics-400, Pascal VOC; all others have ImageNet's.
+#: Default number of classes by package: Kinetics-400, Pascal VOC; all others have ImageNet's.
 _USUAL_CLASSES = {"video": 400, "segmentation": 21}
 _IMAGENET_CLASSES = 1000
 
@@ -39,13 +36,11 @@ class Torchvision:
     """A model that torchvision builds.
 
     Args:
-        name: the builder's, one of `torchvision.models.list_models()`.
         weights: None for random ones; `DEFAULT`, `torchvision` or the name of one of torchvision's sets, which it
             downloads; otherwise a file.
-        weights_dir: folder of weight files; without `weights`, the file there that has the model's name is taken.
-        num_classes: None for those of the data, or the builder's own.
-        frames: of a clip, for video models.
-        kwargs: the builder's other keyword arguments.
+        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
+        num_classes: number of classes; None for that of the data, or the builder's own.
+        frames: frames of a clip, for video models.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class Torchvision:
         )
 
     def _package(self, models: Any) -> str:
-        """The part of torchvision.models that the builder comes from (`segmentation`, `resnet`, …)."""
+        """The part of torchvision.models with the builder (`segmentation`, `resnet`, …)."""
         names = models.list_models()
         if self.name not in names:
             raise UserError(f"torchvision builds no model {self.name!r}. {did_you_mean(self.name, names)}")
@@ -104,11 +99,11 @@ class Torchvision:
         if package in _REFUSED:
             raise UserError(f"{self.name} {_REFUSED[package]}, which perfexp does not measure; choose another model.")
         if self._kwargs.get("quantize"):
-            raise UserError(f"model.kwargs.quantize: int8 is no precision of perfexp; {self.name} runs without it.")
+            raise UserError(f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it.")
         return package
 
     def _published_weights(self, models: Any) -> Any:
-        """The set of torchvision's weights that is asked for, or None."""
+        """The requested set of torchvision's weights, or None."""
         if self._weights is None:
             return None
         published = models.get_model_weights(self.name.removeprefix("quantized_"))
@@ -116,24 +111,17 @@ class Torchvision:
         return published[name] if name in published.__members__ else None
 
     def _weights_file(self) -> Path | None:
-        """The file that is asked for, or None for random weights."""
         if self._weights is None and self._weights_dir is None:
             return None
         return find_weights(self.name, self._weights, self._weights_dir)
 
     def _build(self, models: Any, **settings: Any) -> torch.nn.Module:
-        """Call the builder.
-
-        Args:
-            models: torchvision.models.
-            settings: `weights` and `num_classes`.
-        """
         builder = models.get_model_builder(self.name)
         if "weights_backbone" in inspect.signature(builder).parameters:
             settings["weights_backbone"] = None
         try:
             with warnings.catch_warnings():
-                # Old builders announce another default for their random weights, torch that it leaves quantisation.
+                # Old builders warn about a new default of random weights, torch about its end of quantization.
                 warnings.simplefilter("ignore", FutureWarning)
                 warnings.simplefilter("ignore", DeprecationWarning)
                 module = builder(progress=False, **settings, **self._kwargs)

@@ -1,4 +1,4 @@
-"""Torchvision's import, also where its compiled operators do not fit torch (a CUDA build beside a CPU torch)."""
+"""Import torchvision even where its compiled operators do not fit torch (a CUDA build beside a CPU torch)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 _MISSING_OPERATORS = "operator torchvision::nms does not exist"
 
-#: Declares what torchvision expects to be declared; the declarations live as long as this object.
+#: Owner of the declared operators, which live as long as this object.
 _declarations: torch.library.Library | None = None
 
 
@@ -18,8 +18,8 @@ def import_torchvision() -> Any:
     """The module `torchvision`.
 
     `import torchvision` registers shape functions for its compiled operators and fails where they could not be loaded,
-    although only detection models need them. Then the operators are declared, without code behind them, and the import
-    is repeated. Any other failure of the import is passed on.
+    although only detection models need them. In that case the operators are declared without code, and the import is
+    repeated. Any other import error is raised.
     """
     global _declarations
     try:
@@ -37,7 +37,7 @@ def import_torchvision() -> Any:
 
 
 def torchvision_facts() -> dict[str, Any]:
-    """Version of torchvision and whether its compiled operators are there; nothing while it is not imported."""
+    """Version of torchvision and whether its compiled operators are loaded; empty before its import."""
     torchvision = sys.modules.get("torchvision")
     if torchvision is None:
         return {}

@@ -1,4 +1,4 @@
-"""Weights: finding a file of them, reading it without running code, and loading it only if every entry fits."""
+"""Find a file of weights, read it without running code, and load it only if every entry fits."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from perfexp.errors import UserError, did_you_mean
 
 _SUFFIXES = (".pth", ".pt")
 
-#: Where training scripts put the weights in a checkpoint that holds more than them.
+#: Keys of the weights in a checkpoint that holds more.
 _NESTED = ("state_dict", "model_state_dict", "model")
 
-#: What wrappers put before every name: DataParallel, torch.compile.
+#: Prefixes of the wrappers DataParallel and torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
 
-#: Torchvision's published DenseNets say `norm.1` for what is called `norm1` (torchvision/models/densenet.py).
+#: Torchvision's published DenseNets have the name `norm.1` for `norm1` (torchvision/models/densenet.py).
 _DENSENET_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 
 #: With earlier versions a crafted file runs code in spite of weights_only=True: CVE-2025-32434.
 _SAFE_TORCH = Version("2.6")
 
-#: At most so many entries of a kind are named in an error.
+#: Maximum number of entries per kind in an error.
 _SHOWN = 3
 
 
@@ -32,16 +32,16 @@ def find_weights(model: str, weights: str | None, folder: Path | None) -> Path:
     """The file of a model's weights.
 
     Args:
-        model: the model's name, for a folder that holds files of many models.
-        weights: the file's name or path; None looks in the folder for `MODEL.pth` or `MODEL-….pth` (or `.pt`).
-        folder: where a relative name is looked for; None is the current one.
+        model: name of the model, for a folder with files of many models.
+        weights: name or path of the file; None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder.
+        folder: base of relative names; None is the current folder.
 
     Raises:
-        UserError: there is no such file, or more than one; the folder's candidates are named.
+        UserError: there is no such file, or more than one; the message lists the candidates.
     """
     folder = Path() if folder is None else folder.expanduser()
     if not folder.is_dir():
-        raise UserError(f"model.weights_dir is no folder: {folder}. Name the one that holds the weights.")
+        raise UserError(f"model.weights_dir is not a folder: {folder}. Name the folder of the weights.")
     candidates = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
     if weights is not None:
         file = folder / Path(weights).expanduser()
@@ -52,29 +52,29 @@ def find_weights(model: str, weights: str | None, folder: Path | None) -> Path:
     fitting = [name for name in candidates if re.fullmatch(rf"{re.escape(model)}(-.*)?\.pth?", name)]
     if len(fitting) == 1:
         return folder / fitting[0]
-    found = f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
+    content = f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
     hint = "" if fitting else did_you_mean(f"{model}.pth", candidates)
-    raise UserError(f"{folder.resolve()} holds {found}. Name the file by model.weights=FILE. {hint}".strip())
+    raise UserError(f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip())
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors in a file, by name, on the host. Nothing in the file is run.
+    """The tensors in a file by name, on the host, without running code from the file.
 
     Args:
-        file: a state dict, or a checkpoint that holds one under `state_dict`, `model_state_dict` or `model`.
+        file: a state dict, or a checkpoint with one under `state_dict`, `model_state_dict` or `model`.
 
     Raises:
-        UserError: it can't be read, or holds no weights.
+        UserError: it cannot be read, or holds no weights.
     """
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch.load raises at a file that is no checkpoint is not documented
+    except Exception as error:  # torch.load's errors for other files are undocumented
         words = str(error).strip().partition(". ")[0].split()  # the rest is torch's advice to trust the file
         reason = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(words)) or type(error).__name__
         raise UserError(
-            f"{file} can't be read as weights: {reason}. Nothing in a file of weights is run. "
+            f"{file} can't be read as weights: {reason}. Code in a file of weights is never run. "
             "Save a state dict: torch.save(model.state_dict(), FILE)."
         ) from error
     for key in _NESTED:
@@ -87,15 +87,10 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(module: torch.nn.Module, tensors: dict[str, torch.Tensor], file: Path) -> None:
-    """Copy weights into a module, once all names and shapes are known to fit.
-
-    Args:
-        module: on the host.
-        tensors: by name.
-        file: where they come from, for the error.
+    """Copy weights into a module after all names and shapes have been checked.
 
     Raises:
-        UserError: entries are missing, unexpected or of another shape; the module is as it was.
+        UserError: entries are missing, unexpected or of another shape; the module is unchanged.
     """
     own = module.state_dict()
     # BatchNorm's call counter has been saved since torch 0.4.1; older files, some of torchvision's too, lack it.
@@ -106,8 +101,8 @@ def load_weights(module: torch.nn.Module, tensors: dict[str, torch.Tensor], file
         for name in own
         if name in tensors and tensors[name].shape != own[name].shape
     ]
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
-    complaints = [f"{len(names)} {what}: {_first(names)}" for what, names in found.items() if names]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
+    complaints = [f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names]
     if complaints:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: {'; '.join(complaints)}. "
@@ -122,7 +117,7 @@ def _items(content: object) -> list[tuple[str, object]]:
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put before it."""
+    """A parameter's name without the prefixes of wrappers."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return _DENSENET_NAME.sub(r"\1\2", name)

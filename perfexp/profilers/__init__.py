@@ -1,8 +1,7 @@
-"""Profilers: what looks at a few calls of a run, in a process of its own after everything has been timed.
+"""Profile a few calls of a run, in a separate process after all timing.
 
-A profiled pass is another run of the same plan. It never supplies a time of the record: what it finds lies in the
-facts of a point of its own (`train_profile`, `inference_profile`), beside what the pass cost. A profiler that is not
-there, or that fails, costs the profile and nothing else.
+A profiled pass is another run of the same plan. It never supplies a time of the record: its results are the facts of a
+separate point (`train_profile`, `inference_profile`). A missing or failing profiler costs the profile and nothing else.
 """
 
 from __future__ import annotations
@@ -23,17 +22,12 @@ from perfexp.records.record import Key
 _PROFILE = "_profile"
 #: The range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
-#: What a part of a call is called in a profile, where that is not its own name.
+#: Names of segments in a profile, where they differ.
 _PARTS = {"optimizer": "optimizer_step"}
 
 
 class ProfilerFailed(PerfexpError):
-    """A profile could not be made: what happened, and what to do about it.
-
-    Args:
-        message: both.
-        files: names of what it left all the same.
-    """
+    """A profile could not be made; has the reason, a remedy, and the names of partial results."""
 
     def __init__(self, message: str, files: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -41,123 +35,74 @@ class ProfilerFailed(PerfexpError):
 
 
 def profile_key(key: Key) -> Key:
-    """Of the profile of a timed point.
-
-    Args:
-        key: of that point.
-    """
+    """Key of the profile of a timed point."""
     return msgspec.structs.replace(key, phase=key.phase + _PROFILE)
 
 
 def profiled_key(key: Key) -> Key:
-    """Of the timed point that a profile is of.
-
-    Args:
-        key: of the profile.
-    """
+    """Key of the timed point of a profile."""
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_PROFILE))
 
 
 def is_profile(key: Key) -> bool:
-    """Whether it is a point of a profile.
-
-    Args:
-        key: of any point.
-    """
+    """Whether a key is that of a profile."""
     return key.phase.endswith(_PROFILE)
 
 
 def part_name(name: str) -> str:
-    """What a part of a call is called in a profile.
-
-    Args:
-        name: of a segment of `perfexp.modes.Step`.
-    """
+    """Name of a step's segment (`perfexp.modes.Step`) in a profile."""
     return _PARTS.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the files of one profile lie.
-
-    Attributes:
-        folder: of the run.
-        stem: what their names begin with.
-    """
+    """Location of the files of one profile."""
 
     folder: Path
     stem: str
 
     @property
     def base(self) -> Path:
-        """The path to which tools append a suffix of theirs."""
+        """The path to which tools append a suffix."""
         return self.folder / self.stem
 
     def file(self, ending: str) -> Path:
-        """One of the files.
-
-        Args:
-            ending: what follows the stem (`.nsys-rep`, `_ncu.csv`).
-        """
+        """The file with an ending after the stem (`.nsys-rep`, `_ncu.csv`)."""
         return self.folder / f"{self.stem}{ending}"
 
 
 def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
-    """Where the files of a profile go: `train`, or `train_224_b64` where a run has several profiles of a phase.
-
-    Args:
-        key: of the profile.
-        keys: of all profiles of the run.
-        folder: of the run.
-    """
+    """Location of a profile's files: `train`, or `train_224_b64` where a run has several profiles of a phase."""
     phase = profiled_key(key).phase
     alone = sum(other.phase == key.phase for other in keys) == 1
     return Place(folder=folder, stem=phase if alone else f"{phase}_{key.size_label}_b{key.batch_size}")
 
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
-    """See that nothing is lost that perfexp did not write, as the manifest of a folder says.
-
-    Args:
-        files: that are going to be written there.
-        folder: of a run, or any.
-        way_out: what the user can do.
+    """Check that no file is overwritten that is not in the folder's manifest.
 
     Raises:
-        ProfilerFailed: something is there that the manifest does not name.
+        ProfilerFailed: a file exists that the manifest does not name.
     """
-    known = RunPaths(folder).claimed()
-    there = [path.name for path in files if path.name not in known and (path.is_symlink() or path.exists())]
-    if there:
+    claimed = RunPaths(folder).claimed()
+    unclaimed = [path.name for path in files if path.name not in claimed and (path.is_symlink() or path.exists())]
+    if unclaimed:
         raise ProfilerFailed(
-            f"{', '.join(there)} would be overwritten, and no manifest says that a run left it: {way_out}"
+            f"{', '.join(unclaimed)} would be overwritten, and no manifest says that a run left it: {way_out}"
         )
 
 
 def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
-    """Why NVIDIA's tools can't look at a device; None where they can.
-
-    Args:
-        kind: of the device.
-        name: of the device.
-        rocm: whether torch was built for AMD's.
-    """
+    """Why NVIDIA's tools cannot profile a device; None where they can."""
     if kind != "cuda":
-        return f"nsys, ncu and NVTX look at CUDA devices, and this is {name}: use profiler=torch"
+        return f"nsys, ncu and NVTX need a CUDA device, not {name}: use profiler=torch"
     if rocm:
-        return "nsys, ncu and NVTX look at NVIDIA's devices, and this is AMD's: use profiler=torch"
+        return "nsys, ncu and NVTX need an NVIDIA device, not AMD's: use profiler=torch"
     return None
 
 
 def refuse_other_devices(device: Mapping[str, Any]) -> None:
-    """See that nobody is told to install a tool that could not look at his device anyway.
-
-    Args:
-        device: facts of it, as the timed run recorded them; where there are none, the worker finds out.
-
-    Raises:
-        Unsupported: it is known to be no NVIDIA device.
-    """
+    """Raise `Unsupported` for a device known not to be NVIDIA's, before a missing tool is reported."""
     kind = str(device.get("kind"))
     if kind not in ("cpu", "mps", "cuda"):
         return
@@ -167,12 +112,10 @@ def refuse_other_devices(device: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a profiler's command line depends on.
+    """Inputs of a profiler's command line.
 
     Attributes:
-        phase: `train` or `inference`.
-        device: facts of the device, as the timed run recorded them; empty where nothing was timed.
-        command: overrides that the user typed.
+        device: facts of the device from the timed run; empty if nothing was timed.
     """
 
     phase: str
@@ -182,13 +125,7 @@ class About:
 
 @dataclass(kw_only=True)
 class Found:
-    """What a profile shows.
-
-    Attributes:
-        files: names in the run's folder.
-        facts: JSON values.
-        doubts: about the profile.
-    """
+    """Results of a profile."""
 
     files: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -196,36 +133,31 @@ class Found:
 
 
 class Marks(Protocol):
-    """Ranges with names, which a tool that looks on records."""
+    """Named ranges, which an attached tool records."""
 
     def range(self, name: str) -> AbstractContextManager[Any]:
-        """To be entered.
-
-        Args:
-            name: of the range.
-        """
+        """A context manager for a range."""
 
 
 class NoMarks:
-    """Nobody looks on."""
+    """No ranges, without a tool."""
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """Nothing."""
+        """See `Marks`; does nothing."""
         yield
 
 
 class Profiler(Protocol):
-    """What a `profiler` node of the configuration builds.
+    """Interface of the object that a `profiler` node of the configuration builds.
 
-    `chosen`, `command`, `outputs` and `collect` are asked in the process that waits for the worker, and must not import
-    torch; `watching` in the worker.
+    `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and must not import
+    torch; `watching` runs in the worker.
 
     Attributes:
-        name: of the group's option.
         times: whether the run is timed too.
-        warmup: calls before those that are looked at.
-        steps: calls that are looked at.
+        warmup: calls before the profiled ones.
+        steps: number of profiled calls.
         modules: whether the modules of the model have ranges too.
     """
 
@@ -236,68 +168,45 @@ class Profiler(Protocol):
     modules: bool
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        """Keys of the profiles to be made.
-
-        Args:
-            keys: of the timed points.
-        """
+        """Keys of the profiles to make, from those of the timed points."""
 
     def outputs(self, place: Place) -> list[Path]:
-        """The files that may be written: by the tool, by the worker, or when its profile is collected.
-
-        Args:
-            place: of the profile.
-        """
+        """Files that may be written: by the tool, by the worker, or by `collect`."""
 
     def command(self, place: Place, about: About) -> list[str]:
-        """What comes before the worker on its command line.
-
-        Args:
-            place: of the profile.
-            about: what it depends on.
+        """Prefix of the worker's command line.
 
         Raises:
-            Unsupported: the device can't be looked at so, as far as that is known here.
-            ProfilerFailed: the tool is not there, or too old.
+            Unsupported: the device is known to be unsupported.
+            ProfilerFailed: the tool is missing or too old.
         """
 
     def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
-        """What the profile shows, once the worker has ended.
+        """Results of the profile, after the worker has ended.
 
         Args:
-            place: of the profile.
-            about: what its command line depended on.
-            said: what tool and worker wrote to the log.
-            told: what the worker told; empty where it did not come so far.
+            said: log of tool and worker.
+            told: values of the worker's `told`; empty if it failed before.
 
         Raises:
             ProfilerFailed: there is no profile.
         """
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """Entered around the calls that are looked at; leaves its findings in `told`.
-
-        Args:
-            place: of the profile.
-            device: that works.
-
-        Raises:
-            Unsupported: this device can't be looked at so.
-        """
+        """A context for the profiled calls; raises `Unsupported` for an unsupported device."""
 
     def told(self) -> dict[str, Any]:
-        """What the worker hands to `collect`; JSON values."""
+        """JSON values of the worker for `collect`."""
 
 
 class Settings:
-    """What all profilers have in common.
+    """Common base of all profilers.
 
     Args:
-        name: of the group's option.
-        warmup: calls before those that are looked at.
-        steps: calls that are looked at.
+        warmup: calls before the profiled ones.
+        steps: number of profiled calls.
         modules: whether the modules of the model have ranges too.
-        all_points: whether each timed point has a profile; otherwise the first one of each phase.
+        all_points: whether each timed point has a profile; otherwise only the first one of each phase.
         top: rows of the tables of kernels and operators in the record.
     """
 
@@ -306,9 +215,9 @@ class Settings:
     def __init__(
         self, *, name: str, warmup: int, steps: int, modules: bool = False, all_points: bool = False, top: int = 20
     ) -> None:
-        for what, value, least in (("warmup", warmup, 0), ("steps", steps, 1), ("top", top, 1)):
+        for setting, value, least in (("warmup", warmup, 0), ("steps", steps, 1), ("top", top, 1)):
             if value < least:
-                raise UserError(f"profiler.{what}={value}: at least {least}.")
+                raise UserError(f"profiler.{setting}={value}: at least {least}.")
         self.name, self.warmup, self.steps = name, warmup, steps
         self.modules, self.all_points, self.top = modules, all_points, top
 
@@ -318,28 +227,19 @@ class Settings:
 
     @staticmethod
     def chosen_of(keys: Sequence[Key], *, all_points: bool) -> list[Key]:
-        """Keys of the profiles of some points.
-
-        Args:
-            keys: of the timed points.
-            all_points: whether each has one; otherwise the first one of each phase.
-        """
+        """Keys of the profiles of all timed points, or of the first one of each phase."""
         first = [key for key in keys if key.replicate == 0]
         if not all_points:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 
     def told(self) -> dict[str, Any]:
-        """Nothing."""
+        """See `Profiler`; empty."""
         return {}
 
 
 class NoProfiler:
-    """Nobody looks on (profiler=none).
-
-    Args:
-        name: of the group's option.
-    """
+    """No profile (profiler=none)."""
 
     times, warmup, steps, modules = True, 0, 1, False
 
@@ -347,26 +247,26 @@ class NoProfiler:
         self.name = name
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        """None."""
+        """See `Profiler`; empty."""
         return []
 
     def outputs(self, place: Place) -> list[Path]:
-        """None."""
+        """See `Profiler`; empty."""
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
-        """Nothing."""
+        """See `Profiler`; empty."""
         return []
 
     def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
-        """Nothing."""
+        """See `Profiler`; empty."""
         return Found()
 
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
-        """Nothing."""
+        """See `Profiler`; does nothing."""
         yield NoMarks()
 
     def told(self) -> dict[str, Any]:
-        """Nothing."""
+        """See `Profiler`; empty."""
         return {}

@@ -1,4 +1,4 @@
-"""kineto: a few calls as torch's own profiler sees them, on any device: a trace, the operators, memory over time.
+"""Profile a few calls with torch's own profiler, on any device: a trace, the operators, memory over time.
 
 The trace opens in https://ui.perfetto.dev, chrome://tracing and TensorBoard. Source:
 https://docs.pytorch.org/docs/stable/profiler.html
@@ -20,7 +20,7 @@ from typing import Any
 from perfexp.host.files import write_atomically
 from perfexp.profilers import About, Found, Marks, Place, ProfilerFailed, Settings
 
-#: What TensorBoard's plug-in looks for.
+#: Endings of the files; TensorBoard's plug-in finds the trace by its ending.
 _TRACE, _OPERATORS, _MEMORY = ".pt.trace.json.gz", "_operators.csv", "_memory.csv"
 _COLUMNS = (
     "operator",
@@ -36,25 +36,19 @@ _COLUMNS = (
 #: A function of Python, and one of C, as the profiler names them.
 _FUNCTION = re.compile(r"(?P<path>[^<>]+\.py)\(\d+\): ")
 _BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S*?) ?(?:of .*)?>")
-#: Where torch's profiler is written in Python, and what it calls in C; its method without a name ends a range.
+#: Python modules of torch's profiler, and its C functions; the function without a name ends a range.
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler")
 _OF_THE_PROFILER = re.compile(r"|_record_function_\w+|_(?:en|dis)able_profiler\w*|_prepare_profiler|_add_metadata_json")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Torch(Settings):
-    """torch.profiler, on a few calls after a warm-up (profiler=torch).
+    """torch.profiler on a few calls after a warm-up (profiler=torch); common arguments as in `Settings`.
 
     Args:
-        name: of the group's option.
-        warmup: calls before those that are looked at.
-        steps: calls that are looked at.
-        modules: whether the modules of the model have ranges too.
-        all_points: whether each timed point has a profile; otherwise the first one of each phase.
-        memory: whether what is allocated is followed over time.
-        shapes: whether the shapes of inputs are recorded.
-        stacks: whether lines of Python are.
-        top: rows of the tables of operators and kernels in the record.
+        memory: whether to record allocations over time.
+        shapes: whether to record the shapes of inputs.
+        stacks: whether to record lines of Python.
     """
 
     def __init__(
@@ -79,7 +73,7 @@ class Torch(Settings):
         return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self._memory else []))]
 
     def command(self, place: Place, about: About) -> list[str]:
-        """Nothing: the profiler is torch's own."""
+        """See `Profiler`; empty, since the profiler is torch's own."""
         return []
 
     @contextmanager
@@ -105,14 +99,13 @@ class Torch(Settings):
                 device.synchronize()
             profiler.export_chrome_trace(str(place.file(_TRACE)))
             averages = [
-                _row(each)
-                for each in profiler.key_averages()
-                if not (getattr(each, "is_user_annotation", False) or is_own(str(each.key)))
+                _row(average)
+                for average in profiler.key_averages()
+                if not (getattr(average, "is_user_annotation", False) or is_own(str(average.key)))
             ]
         self._finish(place, averages)
 
     def _finish(self, place: Place, averages: list[dict[str, Any]]) -> None:
-        """Write the tables, and keep what the record takes of them."""
         kernels = [row for row in averages if row["on_device"]]
         operators = [row for row in averages if not row["on_device"]]
         which = "self_device_seconds" if kernels else "self_cpu_seconds"
@@ -144,11 +137,7 @@ class Torch(Settings):
 
 
 def is_own(name: str) -> bool:
-    """Whether a row is a call of perfexp's or of the profiler itself, which stacks show too.
-
-    Args:
-        name: of an operator, or of a Python function as the profiler writes it: `torch/_ops.py(1140): name`.
-    """
+    """Whether an operator, or a Python function like `torch/_ops.py(1140): name`, is perfexp's or the profiler's."""
     if (built_in := _BUILT_IN.match(name)) is not None:
         return bool(_OF_THE_PROFILER.fullmatch(built_in["function"]))
     function = _FUNCTION.match(name)
@@ -162,19 +151,15 @@ def is_own(name: str) -> bool:
 
 
 def memory(trace: Path) -> Iterator[dict[str, Any]]:
-    """What was allocated and freed, in order: `seconds` since the first, `device`, `bytes`, and what was then in use.
-
-    Args:
-        trace: that torch's profiler wrote with memory.
-    """
+    """Allocations and frees of a trace: `seconds` since the first, `device`, `bytes`, and the memory then in use."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    found = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    for event in found:
+    samples = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    for event in samples:
         about = event["args"]
         kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"
         yield {
-            "seconds": (event["ts"] - found[0]["ts"]) * 1e-6,
+            "seconds": (event["ts"] - samples[0]["ts"]) * 1e-6,
             "device": kind,
             "bytes": about.get("Bytes"),
             "allocated_bytes": about.get("Total Allocated"),
@@ -182,7 +167,7 @@ def memory(trace: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(average: Any) -> dict[str, Any]:
-    """A line of the profiler's averages, whose times are microseconds."""
+    """A row of the profiler's averages, whose times are in microseconds."""
 
     def of(*names: str) -> float:
         return float(next((value for name in names if (value := getattr(average, name, None)) is not None), 0))

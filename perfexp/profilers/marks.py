@@ -1,4 +1,4 @@
-"""Marks: ranges of the whole process in NVTX, and the switch that tools for CUDA listen to."""
+"""Process-wide NVTX ranges, and the start and stop signals for CUDA tools."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfexp.profilers import Marks, why_not_cuda
 
 
 class NvtxMarks:
-    """Ranges of the whole process, which hold what other threads launch, the backward pass above all.
+    """Process-wide ranges, which include launches of other threads, above all the backward pass.
 
-    A pushed range belongs to the thread that pushed it, and autograd launches the backward pass from another one
+    A pushed range belongs to its thread, and autograd launches the backward pass from another one
     (https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html).
     """
 
@@ -40,13 +40,10 @@ class TorchMarks:
 
 @contextmanager
 def captured(device: Any) -> Iterator[Marks]:
-    """While entered, tools that wait for cudaProfilerStart look on.
-
-    Args:
-        device: that works; what it has been given before is done when they begin.
+    """While entered, tools that wait for cudaProfilerStart record; earlier work on the device is finished first.
 
     Raises:
-        Unsupported: it is no CUDA device, or torch was built without NVTX.
+        Unsupported: the device is not a CUDA device, or torch was built without NVTX.
     """
     if why := why_not_cuda(device.kind, device.name, rocm=torch.version.hip is not None):
         raise Unsupported(why)
@@ -60,20 +57,16 @@ def captured(device: Any) -> Iterator[Marks]:
 
 
 class MarkedModules:
-    """A range around each call of a module and of what its code calls; a `Watch` of `perfexp.layers.marking`.
-
-    Args:
-        marks: that make the ranges.
-    """
+    """A range around each call of a module and of its operations; a `Watch` of `perfexp.layers.marking`."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
 
     def pause(self) -> None:
-        """Nothing: what marking takes is host time, which a profile shows as it is."""
+        """See `Watch`; marking takes host time, which a profile shows unchanged."""
 
     def resume(self) -> None:
-        """Nothing."""
+        """See `Watch`; nothing to do."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         """See `Watch`."""

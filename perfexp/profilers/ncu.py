@@ -1,10 +1,10 @@
-"""ncu: one call, whole, with the counters of each of its kernels, by Nsight Compute.
+"""Profile one whole call with the counters of each kernel, by Nsight Compute (ncu).
 
-* Kernels are replayed one by one, with the memory that they write put back in between, so that one step is one step;
-  the whole program would have to be run again for each group of counters otherwise, and would not be the same.
-* What is counted lies between cudaProfilerStart and Stop, which hold what every thread launches; a filter on a pushed
-  range would leave out the backward pass.
-* The clock is left alone (`--clock-control none`), so that rates are those of the timed run.
+* Kernels are replayed one by one, with restored memory in between, so that the step runs once; otherwise the whole
+  program would have to run again for each group of counters, and would differ.
+* Counting covers all threads between cudaProfilerStart and Stop; a filter on a pushed range would leave out the
+  backward pass.
+* The clock is not changed (`--clock-control none`), so that rates are those of the timed run.
 
 Source: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, and its Profiling Guide,
 "Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html
@@ -46,7 +46,7 @@ from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
-#: Where NVIDIA says how counters are permitted.
+#: NVIDIA's instructions to permit counters.
 PERMISSION = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 _NOT_PERMITTED = (
     "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the machine can permit it: "
@@ -54,7 +54,7 @@ _NOT_PERMITTED = (
     "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
     f"See {PERMISSION}"
 )
-#: What ncu says when it fails, and what that means.
+#: Error messages of ncu, and their meaning.
 _FAILURES = (
     (re.compile(r"ERR_NVGPUCTRPERM"), _NOT_PERMITTED),
     (
@@ -76,19 +76,13 @@ _DURATION = "gpu__time_duration.sum"
 
 
 class Ncu(Settings):
-    """Nsight Compute, on exactly one call (profiler=ncu).
+    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Settings`.
 
     Args:
-        name: of the group's option.
-        warmup: calls before the one that is looked at.
-        modules: whether the modules of the model have ranges too.
-        all_points: whether each timed point has a profile; otherwise the first one of each phase.
-        metrics: counters; by default those of a roofline that the chip has.
+        metrics: counters; by default the chip's counters for a roofline.
         sections: further sections of ncu (`SpeedOfLight`, `Occupancy`, …).
-        cache_control: what each replay finds in the caches: `all` (nothing) or `none` (what was left there).
-        top: rows of the table of kernels in the record.
-        options: further options of ncu.
-        tool: path of ncu; by default it is looked for.
+        cache_control: cache state before each replay: `all` (flushed) or `none` (unchanged).
+        tool: path of ncu; None searches for it.
     """
 
     def __init__(
@@ -110,7 +104,7 @@ class Ncu(Settings):
             raise UserError(f"profiler.cache_control={cache_control}: all or none.")
         for metric in metrics or ():
             if not _METRIC.fullmatch(metric):
-                raise UserError(f"profiler.metrics: '{metric}' is no counter of ncu.")
+                raise UserError(f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu --query-metrics.")
         self._metrics, self._sections = metrics, list(sections)
         self._cache_control, self._options, self._tool = cache_control, list(options), tool
 
@@ -161,10 +155,10 @@ class Ncu(Settings):
             raise ProfilerFailed(
                 f"ncu's table of {report.name} can't be used: {error}", [report.name, table.name]
             ) from error
-        found = Found(files=[report.name, table.name])
+        results = Found(files=[report.name, table.name])
         kernels = _kernels(launches)
         within = {name: sum(_is_in(launch, name) for launch in launches) for name in told.get("marked", ())}
-        found.facts = {
+        results.facts = {
             "version": tool.version,
             "kernels": kernels[: self.top],
             "kernel_names": len(kernels),
@@ -175,34 +169,31 @@ class Ncu(Settings):
         }
         forward, backward = within.get("forward", 0), within.get("backward", 0)
         if about.phase == "train" and 0 < backward < forward:
-            found.doubts.append(
+            results.doubts.append(
                 diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
             )
         if (no_permission := "ERR_NVGPUCTRPERM" in said) or not any(
             _is_in(one, WHOLE[about.phase]) for one in launches
         ):
             reason = _NOT_PERMITTED if no_permission else "ncu named no range, so kernels have no phase"
-            found.doubts.append(diagnostics.make("profile_incomplete", reason=reason))
-        return found
+            results.doubts.append(diagnostics.make("profile_incomplete", reason=reason))
+        return results
 
 
 def exported(tool: Tool, report: Path) -> bytes:
-    """The raw page of a report as CSV, values in base units, with the ranges in which each kernel was launched.
-
-    Args:
-        tool: ncu.
-        report: that it recorded.
-
-    Raises:
-        ProfilerFailed: there is no kernel in it.
-    """
+    """The raw page of a report as CSV in base units, with the ranges of kernels; `ProfilerFailed` without any."""
     command = [tool.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
     answer = ask(command, _IMPORT_SECONDS)
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
     if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
-        said = f"{answer.out}\n{answer.err}"
-        why = missing_library(said) or first_line_with(said, ("error", "warning")) or last_words(said) or "it is empty"
+        output = f"{answer.out}\n{answer.err}"
+        why = (
+            missing_library(output)
+            or first_line_with(output, ("error", "warning"))
+            or last_words(output)
+            or "it is empty"
+        )
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
     return ("\n".join(lines[begin:]) + "\n").encode()
 
@@ -228,5 +219,5 @@ def _kernels(launches: Sequence[listing.Launch]) -> list[dict[str, Any]]:
 def _why(said: str) -> str:
     meaning = next((text for pattern, text in _FAILURES if pattern.search(said)), None)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
-    told = first_line_with(lines, ("error",)) or last_words(said)
-    return meaning or missing_library(said) or (f"{told}; see run.log" if told else "it says nothing")
+    message = first_line_with(lines, ("error",)) or last_words(said)
+    return meaning or missing_library(said) or (f"{message}; see run.log" if message else "without a message")

@@ -1,8 +1,8 @@
-"""Metrics: which of ncu's counters a hierarchical roofline takes, as far as the chip at hand has them.
+"""Select ncu's counters for a hierarchical roofline, as available on the chip.
 
-Chips differ: tensor cores that count operations (`sm__ops_path_tensor_*`) against those that count instructions
-(`sm__inst_executed_pipe_tensor*`), `dram__bytes_read` against `dram__bytes_op_read`. ncu is asked what there is.
-Sources: Nsight Compute CLI, `--query-metrics` and `--list-chips`,
+Chips differ: tensor cores with counters of operations (`sm__ops_path_tensor_*`) or of instructions
+(`sm__inst_executed_pipe_tensor*`), `dram__bytes_read` or `dram__bytes_op_read`. ncu lists the available ones. Sources:
+Nsight Compute CLI, `--query-metrics` and `--list-chips`,
 https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, and the metrics of its section files
 SpeedOfLight_Hierarchical*RooflineChart.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from perfexp.profilers import ProfilerFailed
 from perfexp.profilers.tools import Tool, ask, first_line_with
 
-#: What is wanted of every chip; of several in one entry, the first that it has.
+#: Counters for every chip; of several in one entry, the first available one.
 _WANTED: tuple[tuple[str, ...], ...] = (
     ("gpu__time_duration.sum",),
     *(
@@ -40,9 +40,9 @@ _WANTED: tuple[tuple[str, ...], ...] = (
     ("lts__cycles_elapsed.avg.per_second",),
     ("sm__cycles_elapsed.avg.per_second",),
 )
-#: Operations of the tensor cores by their type, sparse and dense together; integers are no FLOPs.
+#: Operations of the tensor cores by type, sparse and dense together; integer operations are not FLOPs.
 _OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
-#: Instructions of their pipe, where nothing counts the operations.
+#: Instructions of the tensor pipe, on chips without counters of operations.
 _INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
 _CHIPS = {
     "7.0": "gv100",
@@ -62,40 +62,34 @@ _QUERY_SECONDS = 120.0
 
 
 def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[str]:
-    """The counters of a chip, without their suffixes.
-
-    Args:
-        tool: ncu.
-        capability: compute capability of the device (`9.0`), or None where it is not known: then the device is asked.
-        index: number of the device.
+    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device.
 
     Raises:
-        ProfilerFailed: ncu names none; says what it said.
+        ProfilerFailed: ncu lists none.
     """
     chip = _CHIPS.get(capability or "")
-    asked = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
-    said = ""
-    for command in (*asked, [tool.path, "--query-metrics", "--devices", str(index)]):
+    by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
+    output = ""
+    for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
         answer = ask(command, _QUERY_SECONDS)
-        said += f"{answer.out}\n{answer.err}"
-        if found := frozenset(_NAME.findall(answer.out)):
-            return found
-    why = first_line_with(said, ("error", "unsupported", "unknown")) or "it named none"
+        output += f"{answer.out}\n{answer.err}"
+        if names := frozenset(_NAME.findall(answer.out)):
+            return names
+    why = first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"
     raise ProfilerFailed(
-        f"ncu {tool.version or ''} does not tell the counters of a device of compute capability "
+        f"ncu {tool.version or ''} does not list the counters of a device of compute capability "
         f"{capability or 'unknown'}: {why}. A newer Nsight Compute knows newer chips; "
-        "profiler.metrics=[…] names counters without asking."
+        "profiler.metrics=[…] names counters without this query."
     )
 
 
 def chosen(there: Iterable[str]) -> list[str]:
-    """What a roofline takes, as far as a chip has it.
-
-    Args:
-        there: counters without suffixes.
-    """
+    """The counters for a roofline among available ones without suffixes."""
     names = frozenset(there)
-    found = [next((one for one in each if one.partition(".")[0] in names), None) for each in _WANTED]
+    wanted = [
+        next((counter for counter in alternatives if counter.partition(".")[0] in names), None)
+        for alternatives in _WANTED
+    ]
     operations = sorted(name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name)
     tensor = operations or sorted(name for name in names if _INSTRUCTIONS.fullmatch(name))
-    return [*(name for name in found if name), *(f"{name}.sum" for name in tensor)]
+    return [*(name for name in wanted if name), *(f"{name}.sum" for name in tensor)]

@@ -1,4 +1,4 @@
-"""nsys: a few calls as Nsight Systems sees them: a timeline, reports as CSV, and what each range launched.
+"""Profile a few calls by Nsight Systems (nsys): a timeline, reports as CSV, and the work that each range launched.
 
 Source of the command lines: Nsight Systems User Guide, "CLI Profile Command Switch Options",
 https://docs.nvidia.com/nsight-systems/UserGuide/index.html
@@ -18,16 +18,7 @@ from typing import Any
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.host.untrusted import printable, spreadsheet_text
-from perfexp.profilers import (
-    WHOLE,
-    About,
-    Found,
-    Marks,
-    Place,
-    ProfilerFailed,
-    Settings,
-    refuse_other_devices,
-)
+from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, refuse_other_devices
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
@@ -44,34 +35,27 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 
-#: What is recorded unless something else is asked for.
+#: Interfaces that are traced by default.
 TRACE = ("cuda", "cudnn", "nvtx", "osrt")
-#: Endings of what nsys writes: since 2021.4, and before.
+#: Endings of profiles: since 2021.4, and before.
 ENDINGS = (".nsys-rep", ".qdrep")
-#: Lines of nsys that say what went wrong.
+#: Words of nsys's error messages.
 _COMPLAINTS = ("illegal", "unrecognised", "unrecognized", "error", "not supported", "failed", "unable")
 _IMPORT_SECONDS = 3600.0
-#: Ending of what nsys exports of a profile.
+#: Ending of a database that nsys exports from a profile.
 DATABASE = ".sqlite"
 _RANGES = "_ranges.csv"
 
 
 class Nsys(Settings):
-    """Nsight Systems, on calls after a warm-up (profiler=nsys).
+    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Settings`.
 
     Args:
-        name: of the group's option.
-        warmup: calls before those that are looked at.
-        steps: calls that are looked at.
-        modules: whether the modules of the model have ranges too.
-        all_points: whether each timed point has a profile; otherwise the first one of each phase.
-        trace: what is recorded (`nsys profile --trace`).
-        sample: whether instruction pointers are sampled (`none`, `process-tree`, …).
-        cpuctxsw: whether switches of threads are recorded (likewise).
-        reports: of `nsys stats`, which become CSVs.
-        top: rows of the table of kernels in the record.
-        options: further options of `nsys profile`.
-        tool: path of nsys; by default it is looked for.
+        trace: traced interfaces (`nsys profile --trace`).
+        sample: sampling of instruction pointers (`none`, `process-tree`, …).
+        cpuctxsw: recording of thread switches (`none`, `process-tree`, …).
+        reports: reports of `nsys stats` to write as CSV.
+        tool: path of nsys; None searches for it.
     """
 
     def __init__(
@@ -93,7 +77,7 @@ class Nsys(Settings):
         super().__init__(name=name, warmup=warmup, steps=steps, modules=modules, all_points=all_points, top=top)
         self._trace = [one for text in trace for one in str(text).split(",")]
         if "cuda" not in self._trace:
-            raise UserError(f"profiler.trace={self._trace}: cuda has to be among them, which says when calls begin.")
+            raise UserError(f"profiler.trace={self._trace}: add cuda, which the capture range needs.")
         self._sample, self._cpuctxsw, self._options, self._tool = sample, cpuctxsw, list(options), tool
         self._reports = check(reports)
 
@@ -102,7 +86,7 @@ class Nsys(Settings):
         return [*(place.file(ending) for ending in (*ENDINGS, ".qdstrm")), *evaluated(place, self._reports)]
 
     def command(self, place: Place, about: About) -> list[str]:
-        """See `Profiler`. Without a capture range the import of torch alone makes a profile of gigabytes."""
+        """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
         refuse_other_devices(about.device)
         tool = find("nsys", self._tool)
         return [
@@ -112,9 +96,9 @@ class Nsys(Settings):
             f"--sample={self._sample}",
             f"--cpuctxsw={self._cpuctxsw}",
             "--capture-range=cudaProfilerApi",
-            "--capture-range-end=stop",  # by default the program is ended there
+            "--capture-range-end=stop",  # the default would end the program there
             "--kill=none",
-            "--cuda-graph-trace=node",  # passes by cuDNN's name are graphs too
+            "--cuda-graph-trace=node",  # forced cuDNN passes are launched as graphs too
             "--force-overwrite=true",
             f"--output={escaped(place.base)}",
             *self._options,
@@ -133,18 +117,13 @@ class Nsys(Settings):
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
-        found = evaluate(tool, profile, self._reports, place, claim, whole=WHOLE[about.phase], top=self.top)
-        found.facts |= {"version": tool.version, "trace": self._trace}
-        return found
+        results = evaluate(tool, profile, self._reports, place, claim, whole=WHOLE[about.phase], top=self.top)
+        results.facts |= {"version": tool.version, "trace": self._trace}
+        return results
 
 
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
-    """The files that `evaluate` may write.
-
-    Args:
-        place: where they go.
-        wanted: names of reports.
-    """
+    """The files that `evaluate` may write."""
     return [place.file(DATABASE), place.file(_RANGES), *(stats.file_of(place, report) for report in wanted)]
 
 
@@ -161,32 +140,28 @@ def evaluate(
     """Reports, kernels and ranges of a profile.
 
     Args:
-        tool: nsys.
-        profile: file that it recorded, or database that it exported from one.
-        wanted: names of reports.
-        place: where they go.
-        claim: is told of each file before it is written.
-        whole: what the range around a call is called, where there is one.
-        top: rows of the table of kernels.
+        profile: recorded file, or database exported from one.
+        claim: called with each file before it is written.
+        whole: name of the range around a call, if there is one.
     """
-    found = Found(files=[profile.name])
+    results = Found(files=[profile.name])
     database = place.file(DATABASE)
     problem = None
     if profile.suffix != DATABASE:
         claim(database)
         problem = stats.export(tool, profile, database)
     sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
-    found.files += [stats.file_of(place, report).name for report in sheets]
+    results.files += [stats.file_of(place, report).name for report in sheets]
     ranges, work = ([], []) if problem else _projected(database)
     if ranges:
         path = place.file(_RANGES)
         claim(path)
         write_atomically(path, _csv(ranges))
-        found.files.append(path.name)
+        results.files.append(path.name)
     kernels = stats.kernels(sheets) or _kernels(work)
     empty = {report: "nothing was copied or filled" for report, why in problems.items() if _no_copies(why, work)}
     problems = {report: why for report, why in problems.items() if report not in empty}
-    found.facts = {
+    results.facts = {
         "kernels": kernels[:top],
         "kernel_names": len(kernels),
         "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
@@ -197,20 +172,12 @@ def evaluate(
         "empty": empty,
         "problems": problems | ({"sqlite": problem} if problem else {}),
     }
-    found.doubts = [*_without_reports(found.facts["problems"]), *_without_backward(ranges, whole)]
-    return found
+    results.doubts = [*_without_reports(results.facts["problems"]), *_without_backward(ranges, whole)]
+    return results
 
 
 def imported(tool: Tool, stream: Path) -> Path:
-    """What nsys recorded but could not import, imported.
-
-    Args:
-        tool: nsys.
-        stream: a .qdstrm.
-
-    Raises:
-        ProfilerFailed: it can't be imported here either.
-    """
+    """Import a .qdstrm recording that nsys itself could not import; raises `ProfilerFailed` if that fails too."""
     own = Path(tool.path).resolve().parent
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
     if not importers:
@@ -219,27 +186,26 @@ def imported(tool: Tool, stream: Path) -> Path:
             "open it with the user interface of Nsight Systems, which imports it."
         )
     target = stream.with_suffix(ENDINGS[0])
-    if target.is_symlink():  # the importer would write through it
+    if target.is_symlink():  # the importer would follow it
         target.unlink()
     command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
     answer = ask(command, _IMPORT_SECONDS)
     if not _has_content(target):
-        said = f"{answer.out}\n{answer.err}"
+        output = f"{answer.out}\n{answer.err}"
         raise ProfilerFailed(
-            f"{stream.name} can't be imported: {missing_library(said) or _libdw() or last_words(said)}"
+            f"{stream.name} can't be imported: {missing_library(output) or _libdw() or last_words(output)}"
         )
     return target
 
 
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
-    """Why nsys left no profile."""
     stream = place.file(".qdstrm")
     if _has_content(stream):
         why = (
             missing_library(said)
             or _libdw()
             or first_line_with(said, ("importer", "import failed"))
-            or "it does not say why"
+            or "without a message"
         )
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
@@ -248,12 +214,12 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
         return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
-    why = missing_library(said) or first_line_with(said, _COMPLAINTS) or last_words(said) or "it says nothing"
+    why = missing_library(said) or first_line_with(said, _COMPLAINTS) or last_words(said) or "without a message"
     return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")
 
 
 def _libdw() -> str | None:
-    """Whether the library is missing that importers most often lack."""
+    """The message for a missing libdw, the library that importers most often lack; None if it is installed."""
     import ctypes
 
     try:
@@ -271,8 +237,8 @@ def _without_reports(problems: Mapping[str, str]) -> list[Diagnostic]:
 
 
 def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Diagnostic]:
-    """A training step whose backward pass is not all there."""
-    kernels = {each["name"]: each["kernels"] for each in ranges}
+    """Diagnostic of a training step with an incomplete backward pass."""
+    kernels = {entry["name"]: entry["kernels"] for entry in ranges}
     if whole != WHOLE["train"] or "backward" not in kernels or kernels["backward"] >= kernels.get("forward", 0):
         return []
     forward, backward = kernels["forward"], kernels["backward"]
@@ -282,23 +248,23 @@ def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) ->
 def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
     try:
         return project(database)
-    except sqlite3.Error:  # of a version with other tables: the reports are there all the same
+    except sqlite3.Error:  # another version has other tables; the reports are unaffected
         return [], []
 
 
 def _no_copies(why: str, work: Sequence[Work]) -> bool:
-    """Whether nsys skipped a report since nothing was copied or filled, and what it recorded says the same."""
-    return stats.NO_COPIES in why and bool(work) and all(each.kernel is not None for each in work)
+    """Whether nsys skipped a report for lack of copies and fills, and the recorded work confirms it."""
+    return stats.NO_COPIES in why and bool(work) and all(activity.kernel is not None for activity in work)
 
 
 def _kernels(work: Iterable[Work]) -> list[dict[str, Any]]:
     """Kernels from the database, where no report has them."""
     counts: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
-    for each in work:
-        if each.kernel is not None:
-            counts[each.kernel] += 1
-            seconds[each.kernel] += each.end_ns - each.start_ns
+    for activity in work:
+        if activity.kernel is not None:
+            counts[activity.kernel] += 1
+            seconds[activity.kernel] += activity.end_ns - activity.start_ns
     return stats.ranked((name, count, seconds[name] * 1e-9) for name, count in counts.items())
 
 
@@ -311,7 +277,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _cell(value: object) -> object:
-    """A name of a range is whatever the profiled program says."""
+    """Text without control characters and formulas, since the profiled program chooses the names of ranges."""
     return spreadsheet_text(printable(value)) if isinstance(value, str) else value
 
 

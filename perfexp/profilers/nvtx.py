@@ -1,4 +1,4 @@
-"""nvtx: one marked call and nothing else, for a profiler that the user starts himself around the command."""
+"""Run one marked call without timing, for a profiler that the user starts around the command."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from perfexp.errors import UserError
 from perfexp.profilers import WHOLE, About, Found, Marks, Place, Settings, refuse_other_devices
 from perfexp.profilers.nsys import TRACE
 
-#: Overrides that would have the command find its work done.
+#: Overrides with which a repeated command would find its work done.
 _NOT_REPEATED = ("output_dir=", "resume=")
 
 
 class Nvtx(Settings):
-    """Marks one call with ranges of NVTX and ends (profiler=nvtx). Nothing is timed: a tool may look on.
-
-    Args:
-        name: of the group's option.
-        warmup: calls before.
-        step: which call after them is marked, from 1.
-        modules: whether the modules of the model have ranges too.
-        all_points: whether each point has a marked call; otherwise the first one of each phase.
-    """
+    """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Settings`."""
 
     times = False
 
@@ -33,16 +25,16 @@ class Nvtx(Settings):
         self, *, name: str = "nvtx", warmup: int = 20, step: int = 1, modules: bool = False, all_points: bool = False
     ) -> None:
         if step < 1:
-            raise UserError(f"profiler.step={step}: the first one after the warm-up is 1.")
+            raise UserError(f"profiler.step={step}: give 1 or more; 1 is the first call after the warm-up.")
         super().__init__(name=name, warmup=warmup, steps=1, modules=modules, all_points=all_points)
         self.warmup = warmup + step - 1
 
     def outputs(self, place: Place) -> list[Path]:
-        """None: what looks on writes where its own command line says."""
+        """See `Profiler`; empty, since the attached tool writes its own files."""
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
-        """Nothing."""
+        """See `Profiler`; empty."""
         refuse_other_devices(about.device)
         return []
 
@@ -53,17 +45,12 @@ class Nvtx(Settings):
         return captured(device)
 
     def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
-        """See `Profiler`: the command lines that look at the marked call."""
+        """See `Profiler`; command lines that profile the marked call."""
         return Found(facts={"commands": command_lines(place.stem, about)})
 
 
 def command_lines(stem: str, about: About) -> dict[str, str]:
-    """What to type to have the marked call looked at, by tool.
-
-    Args:
-        stem: of the tool's own output.
-        about: the command of the run, and its phase.
-    """
+    """Command lines that profile the marked call, by tool; `stem` begins the names of their output."""
     own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
     run = ["python", "-m", "perfexp", *own]
     nsys = [

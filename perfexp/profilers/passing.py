@@ -1,4 +1,4 @@
-"""Passing: the calls that a profiler looks at, with their ranges; the same for all profilers."""
+"""Run the profiled calls with their ranges, in the same way for all profilers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,14 @@ if TYPE_CHECKING:
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
-    """Call a step a few times under the eyes of a profiler.
-
-    Args:
-        procedure: everything that stays the same from point to point.
-        key: of the profile.
-        profiler: that looks on.
-        place: where its files go.
+    """Profile a few calls of a step.
 
     Returns:
-        What was done, and what the profiler found, as JSON values.
+        Numbers of calls, names of ranges, and the profiler's results, as JSON values.
 
     Raises:
-        UserError: what the user asked for can't be done for any point.
-        Exception: whatever the calls raise.
+        UserError: the request cannot be fulfilled for any point.
+        Exception: any error of the calls.
     """
     timed = profiled_key(key)
     with procedure.step(timed) as (step, batches):
@@ -38,11 +32,11 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
         if procedure.graph:
             step = graphed(step, procedure.session, constant=batches.constant)
         outline = _outline(procedure, step) if profiler.modules else None
-        procedure.progress(f"{profiler.warmup} calls before {profiler.name} looks")
+        procedure.progress(f"{profiler.warmup} warm-up calls for {profiler.name}")
         for _ in range(profiler.warmup):
             step.call()
         procedure.device.synchronize()
-        procedure.progress(f"under the eyes of {profiler.name}")
+        procedure.progress(f"profiled by {profiler.name}")
         with profiler.watching(place, procedure.device) as marks, _modules(procedure, outline, marks) as restart:
             for _ in range(profiler.steps):
                 restart()
@@ -58,13 +52,7 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
 
 
 def call(step: Step, marks: Marks, whole: str) -> None:
-    """One call, with a range around it and around each of its parts.
-
-    Args:
-        step: to be called.
-        marks: that make ranges.
-        whole: what the call is called.
-    """
+    """Make one call, with a range named `whole` around it and a range around each of its parts."""
     with marks.range(whole):
         for name, part in step.segments:
             with marks.range(part_name(name)):
@@ -72,7 +60,7 @@ def call(step: Step, marks: Marks, whole: str) -> None:
 
 
 def _outline(procedure: Procedure, step: Step) -> Outline:
-    """The modules that a call calls, found out by a call."""
+    """The modules in a call, found by a rehearsal."""
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
         raise UserError("profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph.")
@@ -86,7 +74,7 @@ def _outline(procedure: Procedure, step: Step) -> Outline:
 
 @contextmanager
 def _modules(procedure: Procedure, outline: Outline | None, marks: Marks) -> Iterator[Callable[[], None]]:
-    """Ranges around the model's modules, where they are wanted; gives what has to be called before each call."""
+    """Ranges around the model's modules, if requested; yields a function to call before each call."""
     if outline is None:
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""Earlier: the files of a profile that is made again, kept aside until there is a new one."""
+"""Move the files of an earlier profile aside until a new one replaces them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from pathlib import Path
 from perfexp.profilers import refuse_to_overwrite
 from perfexp.records.paths import RunPaths
 
-#: What the names of files that are kept aside begin with, in the same folder.
+#: Prefix of the names of files that are moved aside, in the same folder.
 _ASIDE = ".before-"
 
 
 class Earlier:
-    """What an earlier pass left where a new one is going to write: not taken for the new one's, and not lost either.
-
-    Args:
-        paths: of the run.
-        worth: whether it left a profile; otherwise what lies there is nothing that anybody misses.
-    """
+    """Files of an earlier pass, which are restored if the new pass fails; deleted at once if not `worth` it."""
 
     def __init__(self, paths: RunPaths, *, worth: bool) -> None:
         self._paths, self._worth = paths, worth
@@ -29,14 +24,11 @@ class Earlier:
         self._aside: list[Path] = []
 
     def make_room(self, files: Sequence[Path]) -> None:
-        """Move away what is there, or delete it where it is not worth keeping, and claim what is going to be.
-
-        Args:
-            files: that the new pass may write.
+        """Move or delete existing files, and claim those that the new pass may write.
 
         Raises:
-            ProfilerFailed: something lies there that perfexp did not write.
-            OSError: a folder lies there, or one can't be written to.
+            ProfilerFailed: a file exists that perfexp did not write.
+            OSError: a folder is in the way, or files cannot be written.
         """
         self._files = list(files)
         refuse_to_overwrite([*files, *map(_aside, files)], self._paths.root, "move it away and repeat the command")
@@ -54,33 +46,26 @@ class Earlier:
             self._aside.append(path)
 
     def forget(self) -> None:
-        """The new pass has left something: what was there before goes."""
+        """Delete the earlier files, after the new pass has succeeded."""
         for path in self._aside:
             _aside(path).unlink(missing_ok=True)
         self._aside = []
 
     def put_back(self) -> None:
-        """The new pass has left nothing that can be used: what was there before is there again."""
+        """Restore the earlier files, after the new pass has failed."""
         if not self._aside:
             return
         for path in self._files:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         for path in self._aside:
-            with suppress(OSError):  # `recover` tries it again
+            with suppress(OSError):  # `recover` tries again
                 _aside(path).replace(path)
         self._aside = []
 
 
 def recover(paths: RunPaths) -> None:
-    """Put back what a pass that was killed had moved aside; nobody else may be profiling into this folder.
-
-    Args:
-        paths: of the run.
-
-    Raises:
-        OSError: the folder can't be written to.
-    """
+    """Restore files that a killed pass had moved aside; no other process may profile into this folder."""
     for name in paths.claimed():
         aside = paths.root / name
         if name.startswith(_ASIDE) and Path(name).name == name and (aside.is_file() or aside.is_symlink()):

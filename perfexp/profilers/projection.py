@@ -1,8 +1,8 @@
-"""Projection: the work of the device that each range of a profile launched, from whatever thread.
+"""Project each range of a profile on the device's work that it launched, from any thread.
 
-`nvtx_gpu_proj_sum` of nsys looks at what the range's own thread launched; autograd launches the backward pass from
-another one. Here a range of the process holds every launch whose call began within it. Tables and columns are those of
-`nsys export --type=sqlite`: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
+`nvtx_gpu_proj_sum` of nsys only covers launches of the range's own thread; autograd launches the backward pass from
+another one. Here a process range covers every launch whose call began within it. Tables and columns are those of `nsys
+export --type=sqlite`: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 #: Limit on reading a database; those of a few calls take a second.
 _MOST_SECONDS = 300.0
-#: Ranges of the process (59 are those of a thread).
+#: Event type of process ranges (59 is that of thread ranges).
 _START_END = 60
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 #: Tables of work on the device, and the column that names it.
@@ -32,13 +32,11 @@ _WORK = {
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Something that the device did.
+    """An activity of the device.
 
     Attributes:
-        issued_ns: when the call that launched it began.
-        start_ns: on the device.
-        end_ns: likewise.
-        kernel: its name; None for copies and fills.
+        issued_ns: start of the call that launched it.
+        kernel: name of the kernel; None for copies and fills.
     """
 
     issued_ns: int
@@ -49,13 +47,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A range of the process.
-
-    Attributes:
-        name: that it was given.
-        start_ns: on the host.
-        end_ns: likewise.
-    """
+    """A process range."""
 
     name: str
     start_ns: int
@@ -63,17 +55,14 @@ class Range:
 
 
 def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
-    """The ranges of a profile and what each launched; and all work of the device.
-
-    Args:
-        database: that nsys exported.
+    """The ranges of a profile with their launched work, and all work of the device.
 
     Returns:
-        For each name of a range: `name`, `count`, and per range the `launches`, `kernels`, `busy_seconds` (while any of
-        them worked) and `span_seconds` (from the first one's begin to the last one's end), medians; and the work.
+        For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds`
+            (with any of them active) and `span_seconds` (from the first start to the last end); and the work.
 
     Raises:
-        sqlite3.Error: it is no such database, or takes longer than any that nsys exports.
+        sqlite3.Error: the file is not such a database, or takes too long.
     """
     deadline = time.monotonic() + _MOST_SECONDS
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -82,20 +71,15 @@ def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
         if views:
             raise sqlite3.DatabaseError("nsys exports no views")
         try:
-            work = sorted(_work(connection), key=lambda each: each.issued_ns)
+            work = sorted(_work(connection), key=lambda activity: activity.issued_ns)
             ranges = list(_ranges(connection))
             return list(summarised(ranges, work)), work
-        except TypeError as error:  # a time that is a text
+        except TypeError as error:  # a time of type text
             raise sqlite3.DataError(str(error)) from error
 
 
 def summarised(ranges: Iterable[Range], work: list[Work]) -> Iterator[dict[str, Any]]:
-    """See `project`.
-
-    Args:
-        ranges: of the process.
-        work: by the time at which it was issued.
-    """
+    """See `project`; the work is sorted by the time of its issue."""
     issued = [each.issued_ns for each in work]
     by_name: dict[str, list[list[Work]]] = {}
     for each in sorted(ranges, key=lambda each: (each.start_ns, -each.end_ns)):
@@ -114,14 +98,14 @@ def summarised(ranges: Iterable[Range], work: list[Work]) -> Iterator[dict[str, 
 
 def _busy_seconds(work: list[Work]) -> float:
     busy, until = 0, 0
-    for start, end in sorted((each.start_ns, each.end_ns) for each in work):
+    for start, end in sorted((item.start_ns, item.end_ns) for item in work):
         busy += max(0, end - max(start, until))
         until = max(until, end)
     return busy * 1e-9
 
 
 def _span_seconds(work: list[Work]) -> float:
-    return (max(each.end_ns for each in work) - min(each.start_ns for each in work)) * 1e-9 if work else 0.0
+    return (max(item.end_ns for item in work) - min(item.start_ns for item in work)) * 1e-9 if work else 0.0
 
 
 def _work(connection: sqlite3.Connection) -> Iterator[Work]:

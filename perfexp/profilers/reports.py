@@ -1,8 +1,8 @@
-"""Reports: what `nsys stats` makes of a profile, told good from bad by what it wrote and not by its exit code.
+"""Make reports of a profile by `nsys stats`, whose success shows in its output and not in its exit code.
 
-nsys ends with 0 on reports that it does not know, that crashed and that it skipped, and may leave files without a row.
-Reports were renamed in version 2023.1 (`gpukernsum` became `cuda_gpu_kern_sum`, …); both names are understood, and the
-one that the installed version knows is asked for. Source: Nsight Systems User Guide, "Report scripts" and "nsys stats",
+nsys exits with 0 for unknown, crashed and skipped reports, and may leave files without a row. Reports were renamed in
+version 2023.1 (`gpukernsum` became `cuda_gpu_kern_sum`, …); both names are accepted and mapped to the installed
+version. Source: Nsight Systems User Guide, "Report scripts" and "nsys stats",
 https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 """
 
@@ -22,9 +22,9 @@ from perfexp.host.files import safe_name, write_atomically
 from perfexp.profilers import Place, ProfilerFailed
 from perfexp.profilers.tools import Tool, ask, first_line_with, last_words, missing_library
 
-#: What is made unless something else is asked for.
+#: Default reports.
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
-#: Names by version: what a report is called since 2023.1, and what it was called before.
+#: Names of reports since 2023.1, and before.
 _RENAMED = (
     ("cuda_api_gpu_sum", "apigpusum"),
     ("cuda_api_sum", "cudaapisum"),
@@ -51,29 +51,22 @@ _RENAMED = (
     ("um_sum", "unifiedmemory"),
     ("um_total_sum", "unifiedmemorytotals"),
 )
-#: A name, with arguments of the report's own; never the path of a script.
+#: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
-#: What nsys says of a report that it does not make.
+#: Words of nsys's messages for reports that it does not make.
 _REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
-#: What it says of reports of copies and fills where there were none (or where they were not traced).
+#: Message for reports of copies and fills where there were none (or where they were not traced).
 NO_COPIES = "does not contain GPU memory data"
-#: What it says of any report.
+#: Beginnings of messages for every report.
 _NO_NEWS = ("Processing", "Generating")
-#: A report of a large profile takes so long, and its SQLite export.
+#: Time limit of a report of a large profile, and of its SQLite export.
 _SECONDS = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """A report with rows.
-
-    Attributes:
-        name: by which it was made.
-        header: names of the columns.
-        rows: at least one.
-        text: the CSV.
-    """
+    """A report with rows."""
 
     name: str
     header: tuple[str, ...]
@@ -81,11 +74,7 @@ class Sheet:
     text: str
 
     def column(self, *titles: str) -> list[str] | None:
-        """The cells of the first of some columns that there is; None if there is none of them.
-
-        Args:
-            titles: as they begin, in any case and with any blanks.
-        """
+        """The cells of the first column whose title begins with one of `titles`, ignoring case and blanks, or None."""
         for title in titles:
             for index, name in enumerate(self.header):
                 if _plain(name).startswith(_plain(title)):
@@ -94,38 +83,22 @@ class Sheet:
 
 
 def check(reports: Iterable[str]) -> list[str]:
-    """Names of reports that can be asked for.
-
-    Args:
-        reports: as the user gave them, several in one text where commas part them.
-
-    Raises:
-        UserError: one is no name.
-    """
+    """Validated names of reports, separated by commas or not; raises `UserError` for an invalid name."""
     names = [name.strip() for text in reports for name in text.split(",") if name.strip()]
     for name in names:
         if not _REPORT.fullmatch(name):
-            raise UserError(f"'{name}' is no report of nsys stats; its reports are called cuda_gpu_kern_sum and so on.")
+            raise UserError(f"'{name}' is not a report of nsys stats; name one such as cuda_gpu_kern_sum.")
     return list(dict.fromkeys(names))
 
 
 def known(tool: Tool) -> frozenset[str]:
-    """The reports that a version of nsys has; none where it does not tell.
-
-    Args:
-        tool: nsys.
-    """
+    """The reports of a version of nsys; empty if unknown."""
     answer = ask([tool.path, "stats", "--help-reports"])
     return frozenset(_KNOWN.findall(f"{answer.out}\n{answer.err}"))
 
 
 def names_of(report: str, those: frozenset[str]) -> list[str]:
-    """What to ask for, best first: the name that the installed version knows, or any where that is not known.
-
-    Args:
-        report: as the user gave it.
-        those: that the version has.
-    """
+    """Names to try for a report, best first: those of the installed version, or all if its reports are unknown."""
     base, _, arguments = report.partition(":")
     others = [new for new, old in _RENAMED if old == base] + [old for new, old in _RENAMED if new == base]
     names = [name for name in (base, *others) if not those or name in those]
@@ -133,15 +106,9 @@ def names_of(report: str, those: frozenset[str]) -> list[str]:
 
 
 def export(tool: Tool, source: Path, target: Path) -> str | None:
-    """A profile as a database, which all reports are made from; returns why there is none, or None.
-
-    Args:
-        tool: nsys.
-        source: the profile.
-        target: the database.
-    """
+    """Export a profile to a database, the source of all reports; returns the error, or None."""
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
-        made = Path(folder) / target.name  # beside the target, which stays where nothing comes of this
+        made = Path(folder) / target.name  # beside the target, which survives a failure
         command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(source)]
         answer = ask(command, _SECONDS)
         if made.is_file() and made.stat().st_size:
@@ -151,16 +118,10 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
 
 
 def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
-    """One report.
-
-    Args:
-        tool: nsys.
-        source: the profile, or its database.
-        report: as the user gave it.
-        those: that the version has.
+    """Make one report.
 
     Raises:
-        ProfilerFailed: it has no rows; says why, as far as nsys does.
+        ProfilerFailed: it has no rows; the message has the reason.
     """
     names = names_of(report, those)
     if not names:
@@ -178,19 +139,14 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
         for text in (*texts, answer.out):
             if (sheet := read(text, name)) is not None:
                 return sheet
-        said = f"{answer.out}\n{answer.err}"
-        said = "\n".join(line for line in said.splitlines() if not line.startswith(_NO_NEWS))
-        why = missing_library(said) or first_line_with(said, _REFUSALS) or last_words(said) or "it has no rows"
+        output = f"{answer.out}\n{answer.err}"
+        output = "\n".join(line for line in output.splitlines() if not line.startswith(_NO_NEWS))
+        why = missing_library(output) or first_line_with(output, _REFUSALS) or last_words(output) or "it has no rows"
     raise ProfilerFailed(why)
 
 
 def read(text: str, name: str = "") -> Sheet | None:
-    """A CSV of nsys, below whatever else it wrote; None where it has no rows.
-
-    Args:
-        text: of the file, or of what nsys printed.
-        name: of the report.
-    """
+    """The CSV table of a report within a file or output of nsys; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if line.count(",") < 2 or line.startswith(
@@ -210,15 +166,7 @@ def read(text: str, name: str = "") -> Sheet | None:
 def write(
     tool: Tool, source: Path, wanted: Sequence[str], place: Place, claim: Callable[[Path], None]
 ) -> tuple[dict[str, Sheet], dict[str, str]]:
-    """Make reports and write those that have rows, `STEM_REPORT.csv` each; returns them, and why others have none.
-
-    Args:
-        tool: nsys.
-        source: the profile, or its database.
-        wanted: names of reports.
-        place: where they go.
-        claim: is told of each file before it is written.
-    """
+    """Make reports and write those with rows as `STEM_REPORT.csv`; returns them, and the errors of the others."""
     those = known(tool)
     sheets: dict[str, Sheet] = {}
     problems: dict[str, str] = {}
@@ -236,21 +184,12 @@ def write(
 
 
 def file_of(place: Place, report: str) -> Path:
-    """Where a report goes.
-
-    Args:
-        place: of the profile.
-        report: as the user gave it.
-    """
+    """Path of a report."""
     return place.file(f"_{safe_name(report.replace(':', '_'))}.csv")
 
 
 def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
-    """The kernels of a profile, the longest in all first: `name`, `count`, `seconds` in all, `share`.
-
-    Args:
-        sheets: by report.
-    """
+    """The kernels of a profile by decreasing total time: `name`, `count`, total `seconds`, `share`."""
     for report, sheet in sheets.items():
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
@@ -265,11 +204,7 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
 
 
 def ranked(found: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
-    """Kernels or operators, the longest in all first.
-
-    Args:
-        found: name, how often, and seconds in all.
-    """
+    """Kernels or operators (name, count, total seconds) by decreasing total time."""
     rows = sorted(found, key=lambda row: -row[2])
     whole = sum(seconds for _, _, seconds in rows)
     return [
@@ -279,7 +214,7 @@ def ranked(found: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
 
 
 def _factor(sheet: Sheet) -> float | None:
-    """Seconds of the unit in which total times are; nanoseconds where none is named."""
+    """Seconds per unit of the total times; nanoseconds without a unit."""
     title = next((name for name in sheet.header if _plain(name).startswith("totaltime")), "")
     unit = re.search(r"\(\s*([a-zµ]+)\s*\)", title)
     units = {"ns": 1e-9, "nsec": 1e-9, "us": 1e-6, "usec": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0}

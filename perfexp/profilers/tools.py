@@ -1,4 +1,4 @@
-"""Tools: where nsys and ncu are, which version they have, and what they answer."""
+"""Find nsys and ncu, check their versions, and run them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ from perfexp.diagnosis import machine
 from perfexp.host import interrupts
 from perfexp.profilers import ProfilerFailed
 
-#: So long a question to a tool may take.
+#: Default time limit of a tool.
 _ANSWER_SECONDS = 60.0
-#: So often a tool that is waited for is left for a look at interrupts that are held.
+#: Interval of checks for held interrupts.
 _LOOK_SECONDS = 0.2
-#: So long a tool may take to end after it was asked to, before it is killed.
+#: Time between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 5.0
-#: Where they can be got, and the first version that takes the command lines of this package.
+#: Sources of the tools, and the first version that supports the command lines of this package.
 _SOURCES = {
     "nsys": ("Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems", (2022, 4)),
     "ncu": ("Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute", (2021, 1)),
 }
 _VERSION = re.compile(r"version:?\s+(\d{4})\.(\d+)((?:\.\d+)*)", re.IGNORECASE)
 _LIBRARY = re.compile(r"(lib[\w+.-]+\.so[\d.]*): cannot open shared object")
-#: Packages of Debian and of Red Hat that have a library which importers were seen to lack.
+#: Packages of Debian and Red Hat with libraries that importers are known to lack.
 _PACKAGES = {"libdw": "libdw1 (Debian, Ubuntu) or elfutils-libs (Red Hat)", "libelf": "libelf1 or elfutils-libelf"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A program that is installed.
-
-    Attributes:
-        name: `nsys` or `ncu`.
-        path: of the program.
-        version: `2025.1.3`, or None where it does not say.
-    """
+    """An installed program."""
 
     name: str
     path: str
@@ -50,12 +44,10 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a tool said.
+    """Output of a tool.
 
     Attributes:
-        code: its exit code, which says little; None where it took too long.
-        out: on stdout.
-        err: on stderr.
+        code: exit code, which is unreliable; None after a timeout.
     """
 
     code: int | None
@@ -64,19 +56,15 @@ class Answer:
 
     @property
     def last_words(self) -> str:
-        """The last lines that say something."""
+        """The last non-empty lines."""
         return last_words(f"{self.out}\n{self.err}")
 
 
 def find(name: str, given: str | None = None) -> Tool:
-    """The tool: the one that is named, the one on the PATH, or the newest where installers put it.
-
-    Args:
-        name: `nsys` or `ncu`.
-        given: path of the program, where the user names it.
+    """The tool at the user's path, on the PATH, or the newest in an installer's folder.
 
     Raises:
-        ProfilerFailed: it is not there, can't be run, or is too old.
+        ProfilerFailed: it is missing, cannot run, or is too old.
     """
     source, least = _SOURCES[name]
     if given is not None:
@@ -84,18 +72,18 @@ def find(name: str, given: str | None = None) -> Tool:
             raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
         path = given
     else:
-        found = machine.tool(name)
-        if found is None:
+        installed = machine.tool(name)
+        if installed is None:
             raise ProfilerFailed(
                 f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
             )
-        path = str(found["path"])
-    path = str(Path(path).absolute())  # where it runs, a relative one leads elsewhere
+        path = str(installed["path"])
+    path = str(Path(path).absolute())  # a relative path would fail in another working directory
     answer = ask([path, "--version"])
     match = _VERSION.search(f"{answer.out}\n{answer.err}")
     if match is None:
         if answer.code != 0:
-            why = answer.last_words or f"ended with code {answer.code}"
+            why = answer.last_words or f"exit code {answer.code}"
             raise ProfilerFailed(f"{path} can't be run: {missing_library(why) or why}")
         return Tool(name=name, path=path, version=None)
     version = match[0].split()[-1]
@@ -106,15 +94,10 @@ def find(name: str, given: str | None = None) -> Tool:
 
 
 def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None) -> Answer:
-    """Run a tool that answers. It is ended with all that it started when an interrupt comes, held or not.
-
-    Args:
-        command: its command line.
-        seconds: that it may take.
-        folder: where it runs.
+    """Run a tool and return its output. An interrupt, held or not, ends it with all its children.
 
     Raises:
-        ProfilerFailed: it can't be started.
+        ProfilerFailed: it cannot be started.
         KeyboardInterrupt: it was interrupted.
     """
     try:
@@ -132,10 +115,10 @@ def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path |
         raise ProfilerFailed(f"{command[0]} can't be started: {error.strerror or error}.") from error
     with process:
         try:
-            out, err = _heard(process, seconds)
+            out, err = _output_of(process, seconds)
         except subprocess.TimeoutExpired:
             _end(process)
-            out, err = "", f"{Path(command[0]).name} took longer than {seconds:g} s and was ended"
+            out, err = "", f"{Path(command[0]).name} took longer than {seconds:g} s and was terminated"
             return Answer(code=None, out=out, err=err)
         except BaseException:
             _end(process)
@@ -143,13 +126,8 @@ def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path |
     return Answer(code=process.returncode, out=out, err=err)
 
 
-def _heard(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
-    """What it says on stdout and stderr until it has ended.
-
-    Raises:
-        subprocess.TimeoutExpired: it takes longer.
-        KeyboardInterrupt: an interrupt that is held came.
-    """
+def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
+    """Stdout and stderr of a process; raises `TimeoutExpired`, or `KeyboardInterrupt` for a held interrupt."""
     deadline = time.monotonic() + seconds
     while True:
         interrupts.check()
@@ -162,7 +140,7 @@ def _heard(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End it and what it started, which are a session of their own."""
+    """Terminate the process and its children, which are in a session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -171,11 +149,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def missing_library(text: str) -> str | None:
-    """Which library a program lacks by what it said, and where that is; None where it says nothing of that.
-
-    Args:
-        text: that it wrote.
-    """
+    """A message for a library that a program reports as missing, with its package; None for other output."""
     match = _LIBRARY.search(text)
     if match is None:
         return None
@@ -184,32 +158,18 @@ def missing_library(text: str) -> str | None:
 
 
 def last_words(text: str, lines: int = 2) -> str:
-    """The last lines of a text that are not empty.
-
-    Args:
-        text: of a log.
-        lines: how many.
-    """
-    said = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(said[-lines:])
+    """The last non-empty lines of a text."""
+    filled = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(filled[-lines:])
 
 
 def first_line_with(text: str, words: Iterable[str]) -> str | None:
-    """The first line in which one of some words is, or None.
-
-    Args:
-        text: of a log.
-        words: in lower case.
-    """
+    """The first line that contains one of some lower-case words, or None."""
     wanted = list(words)
-    found = (line.strip() for line in text.splitlines() if any(word in line.lower() for word in wanted))
-    return next(found, None)
+    matching = (line.strip() for line in text.splitlines() if any(word in line.lower() for word in wanted))
+    return next(matching, None)
 
 
 def escaped(path: Path) -> str:
-    """A path as nsys and ncu take it for their output, where `%` begins a variable.
-
-    Args:
-        path: any.
-    """
+    """A path in the output syntax of nsys and ncu, where `%` begins a variable."""
     return str(path).replace("%", "%%")

@@ -1,19 +1,18 @@
-"""Work: how much a call of a model computes and moves, layer by layer, counted without running it.
+"""How much a call of a model computes and moves, layer by layer, counted without running it.
 
-`perfexp.work.count.count` counts, with stand-ins for tensors that have a shape and no memory; what it returns is
-described here, free of torch. Conventions:
-
+`perfexp.work.count.count` counts on meta tensors, which have a shape and no memory; its results are described here,
+without torch. Conventions:
 * **MACs** are multiplications of a contraction (convolution, matrix product, attention, recurrence) by its definition,
-  those with a convolution's zeros around the inputs included, whatever an algorithm saves. Adding a bias is free.
-* **FLOPs** are 2 for each MAC. Everything else has MACs 0 and FLOPs by the table of `perfexp.work.costs` (1 for each
-  output of an elementwise operator, …); moving, comparing and looking up numbers is free. They do not depend on the
-  precision or the algorithm.
-* **Bytes** are the least that a row can move: what it reads from outside once, and what it writes for others once, in
-  the data types at hand. Intermediates within a row, and views, move nothing.
+  including those with a convolution's zero padding, whatever an algorithm saves. Adding a bias is free.
+* **FLOPs** are 2 per MAC. All other operators have 0 MACs and FLOPs by the table of `perfexp.work.costs` (1 per output
+  of an elementwise operator, …); moving, comparing and looking up numbers is free. FLOPs do not depend on the precision
+  or the algorithm.
+* **Bytes** are the least that a row can move: external inputs read once and external outputs written once, in their
+  data types. Intermediates within a row, and views, move nothing.
 * **Backward**: the gradient of each operand of a product takes as many FLOPs as the product, exactly so for
-  convolutions of any groups, stride and dilation; of anything else the gradient of its inputs takes as many FLOPs as
-  the forward pass, that of its parameters again as many, by convention. Only what a loss on the model's outputs reaches
-  is counted, and nothing again that a kernel computes again.
+  convolutions of any groups, stride and dilation. For other operators, by convention, the gradient of the inputs takes
+  as many FLOPs as the forward pass, and that of the parameters again as many. Only nodes that a loss on the model's
+  outputs reaches are counted, without recomputation inside kernels.
 """
 
 from __future__ import annotations
@@ -26,18 +25,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A convolution of any number of dimensions, as its operator is told.
+    """A convolution of any number of dimensions, with its operator's arguments.
 
     Attributes:
         in_channels: C.
         out_channels: O.
-        kernel: elements in each direction.
-        stride: in each direction.
-        padding: zeros on each side in each direction; those that `padding="same"` or another padding mode adds by an
-            operator of its own are not among them.
-        dilation: in each direction.
-        groups: G.
-        transposed: whether it is a transposed convolution.
+        padding: zeros on each side in each direction, without those that `padding="same"` or another padding mode adds
+            by a separate operator.
     """
 
     in_channels: int
@@ -55,21 +49,19 @@ class Row:
     """One call of a module, or one functional operation in a call of a module.
 
     Attributes:
-        path: of the module, dotted, by the first of its names; '' for the model itself. Of an operation: of the module
-            whose code called it.
-        call: which of the module's calls, from 0. A module of two names is one module.
-        operation: which of the operations of that call, from 0; None for a module.
+        path: dotted path of the module by its first name; '' for the model itself. Operations have the path of the
+            module whose code called them.
+        call: index of the module's call. A module with two names is one module.
+        operation: index of the operation in that call; None for a module.
         kind: class of the module, or name of the operation without underscores (`conv2d`, `add`, `flatten`).
-        macs: multiply-accumulates of the forward pass.
-        flops: of the forward pass.
-        input_gradient_flops: of the gradient of what comes from the model's inputs; None if not asked for.
-        weight_gradient_flops: of the gradient of parameters, and of what is computed from parameters alone; likewise.
-        bytes_min: read and written in the forward pass at least.
-        activation_bytes: outputs that did not exist before; what is changed in place adds nothing.
-        parameters: elements of the parameters that it reads and no row before it read.
-        inputs: shapes of the tensors that it was given, parameters and buffers aside.
-        outputs: shapes of the tensors that it returned.
-        convolution: of its one convolution; None if it has none, or several.
+        input_gradient_flops: FLOPs of gradients with respect to the model's inputs; None without a backward pass.
+        weight_gradient_flops: FLOPs of gradients of parameters, and of values computed from parameters alone; None
+            without a backward pass.
+        bytes_min: least bytes read and written in the forward pass.
+        activation_bytes: bytes of new outputs; in-place changes add nothing.
+        parameters: elements of the parameters that this row is the first to read.
+        inputs: shapes of the input tensors, without parameters and buffers.
+        convolution: geometry of its only convolution; None for none or several.
     """
 
     path: str
@@ -89,7 +81,7 @@ class Row:
 
     @property
     def backward_flops(self) -> int | None:
-        """Of both gradients; None if not asked for."""
+        """FLOPs of both gradients; None without a backward pass."""
         if self.input_gradient_flops is None or self.weight_gradient_flops is None:
             return None
         return self.input_gradient_flops + self.weight_gradient_flops
@@ -102,14 +94,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one call of a model takes.
+    """Work of one call of a model.
 
     Attributes:
-        rows: in the order in which they ran; together they are the whole call, and nothing is in two of them.
+        rows: rows in order of execution; together they are the whole call, without overlap.
         parameters: elements of all parameters of the model, shared ones once, whether the call reads them or not.
-        backward: whether the backward pass was asked for.
-        uncounted: operators whose work is not known, with `backward of` before it where only that is missing. The
-            totals are too small by theirs: a doubt, unless it is empty.
+        uncounted: operators of unknown work, prefixed with `backward of` where only that is unknown. The totals lack
+            their work, which gives a diagnostic unless the tuple is empty.
     """
 
     rows: tuple[Row, ...]
@@ -118,41 +109,37 @@ class Work:
     uncounted: tuple[str, ...]
 
     def within(self, path: str) -> Iterator[Row]:
-        """Rows of a module and of the modules inside it.
-
-        Args:
-            path: of the module, '' for the model itself.
-        """
+        """Rows of a module ('' for the model itself) and its submodules."""
         return (row for row in self.rows if not path or row.path == path or row.path.startswith(f"{path}."))
 
     @property
     def macs(self) -> int:
-        """Of the forward pass."""
+        """Multiply-accumulates of the forward pass."""
         return self._sum(lambda row: row.macs)
 
     @property
     def flops(self) -> int:
-        """Of the forward pass."""
+        """FLOPs of the forward pass."""
         return self._sum(lambda row: row.flops)
 
     @property
     def backward_flops(self) -> int | None:
-        """Of the backward pass; None if not asked for."""
+        """FLOPs of the backward pass; None if it is not counted."""
         return self._sum(lambda row: row.backward_flops or 0) if self.backward else None
 
     @property
     def flops_model(self) -> int:
-        """Of all that was asked for, forward or both passes, whatever algorithm and precision compute them."""
+        """FLOPs of the counted passes, whatever algorithm and precision compute them."""
         return self.flops + (self.backward_flops or 0)
 
     @property
     def bytes_min(self) -> int:
-        """That the rows of the forward pass read and write at least, each by itself."""
+        """Least bytes that the rows of the forward pass read and write, each by itself."""
         return self._sum(lambda row: row.bytes_min)
 
     @property
     def activation_bytes(self) -> int:
-        """Outputs of all rows: about what is kept for the backward pass."""
+        """Bytes of all rows' outputs, about the memory of activations for the backward pass."""
         return self._sum(lambda row: row.activation_bytes)
 
     @property

@@ -1,9 +1,9 @@
-"""Contractions: the operators that multiply and accumulate, and how often they do.
+"""MACs of the operators that multiply and accumulate.
 
-The counts follow from shapes by the operators' definitions. `torch.utils.flop_counter` has formulas for most of them.
-Those of the forward pass agree with these; the one for the backward pass of a convolution multiplies the gradient of
-the weights by the groups once too often, that of fused attention counts the scores that it computes again, and none
-says which gradient is whose. Its registry is asked only for operators that are not here (see `kernel_calls`).
+The counts follow from shapes by the operators' definitions. The forward formulas agree with those of
+`torch.utils.flop_counter`. Its backward formula of a convolution multiplies the gradient of the weights by the groups
+once too often, its fused attention counts recomputed scores, and none separates the gradients. Its registry is only
+used for operators without a formula here (see `kernel_calls`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from perfexp.work import Geometry, Shape
 Arguments = Mapping[str, Any]
 Tensors = tuple[torch.Tensor, ...]
 
-#: FLOPs of a softmax for each of its elements: largest, difference, exponential, sum, quotient.
+#: FLOPs of a softmax per element: largest, difference, exponential, sum, quotient.
 SOFTMAX_FLOPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A sum of products, linear in each operand, so that the gradient of each takes as many MACs as itself.
+    """A sum of products, linear in each operand, so that each operand's gradient takes as many MACs as the sum.
 
     Attributes:
-        macs: multiply-accumulates.
-        operands: for each operand the tensors that it is computed from: mostly itself.
+        operands: for each operand, the tensors that it is computed from: mostly itself.
     """
 
     macs: int
@@ -42,9 +41,7 @@ class Contraction:
     """The products of an operator.
 
     Attributes:
-        products: in any order.
-        other_flops: of what the operator does between them (the softmax of an attention).
-        other_operands: what that is computed from.
+        other_flops: FLOPs between the products (the softmax of an attention).
     """
 
     products: tuple[Product, ...]
@@ -56,24 +53,13 @@ Formula = Callable[[Arguments, Any], Contraction]
 
 
 def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> Contraction | None:
-    """What an operator multiplies; None if it is no contraction, or none that is known here.
-
-    Args:
-        operator: with its namespace, `aten::mm`.
-        arguments: by the names of its schema.
-        outputs: what it returned.
-    """
+    """The products of an operator (`aten::mm`) with arguments by name; None for other, or unknown, operators."""
     formula = _FORMULAS.get(operator)
     return formula(arguments, outputs) if formula else None
 
 
 def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
-    """The convolution that an operator computes in a forward pass, or None.
-
-    Args:
-        operator: with its namespace.
-        arguments: by the names of its schema.
-    """
+    """The convolution that an operator computes in a forward pass, or None."""
     if operator not in _CONVOLUTIONS:
         return None
     weight, groups = arguments["weight"], int(arguments["groups"])
@@ -101,7 +87,7 @@ def _single(macs: int, *operands: torch.Tensor) -> Contraction:
 
 
 def _matrices(left: str, right: str) -> Formula:
-    """(…, m, k) × (…, k, n): each element of the left meets n of the right; of vectors n is 1."""
+    """(…, m, k) × (…, k, n): each element on the left meets n on the right; for vectors n is 1."""
 
     def formula(arguments: Arguments, _: Any) -> Contraction:
         first, second = arguments[left], arguments[right]
@@ -116,7 +102,7 @@ def _linear(arguments: Arguments, _: Any) -> Contraction:
 
 
 def _trilinear(arguments: Arguments, _: Any) -> Contraction:
-    """Σ a·b·c over the shape to which the three are broadcast; the second multiplication is not counted apart."""
+    """Σ a·b·c over the broadcast shape of the three; the second multiplication is not counted separately."""
     operands = [arguments[name] for name in ("i1", "i2", "i3")]
     for position, operand in enumerate(operands):
         for dimension in arguments[f"expand{position + 1}"]:
@@ -127,13 +113,12 @@ def _trilinear(arguments: Arguments, _: Any) -> Contraction:
 
 
 def convolution_macs(inputs: Shape, weight: Shape, outputs: Shape, *, transposed: bool = False) -> int:
-    """Multiply-accumulates of a convolution: each output (of a transposed one: each input) meets a filter of a group.
+    """Multiply-accumulates of a convolution: each output (transposed: each input) meets one filter of its group.
 
     Args:
         inputs: (N, C, …).
-        weight: (O, C / G, …); of a transposed convolution (C, O / G, …).
+        weight: (O, C / G, …); for a transposed convolution (C, O / G, …).
         outputs: (N, O, …).
-        transposed: whether it is a transposed convolution.
     """
     return prod(inputs if transposed else outputs) * prod(weight[1:])
 
@@ -147,7 +132,7 @@ def _convolution(arguments: Arguments, outputs: Any) -> Contraction:
 
 
 def _gradients_of_convolution(arguments: Arguments, _: Any) -> Contraction:
-    """One gradient, or as many of the two as the mask asks for; each takes what the convolution takes."""
+    """One gradient, or those that the mask selects; each takes the MACs of the convolution."""
     grad = arguments["grad" if "grad" in arguments else "grad_output"]
     inputs, weight = arguments["input"], arguments["weight"]
     transposed = bool(arguments.get("transposed", False))
@@ -158,7 +143,7 @@ def _gradients_of_convolution(arguments: Arguments, _: Any) -> Contraction:
 
 
 def _attention(arguments: Arguments, _: Any) -> Contraction:
-    """Softmax(q kᵀ) v, all of it whatever a mask leaves out; q is (N, heads, L, E), k (…, S, E), v (…, S, Ev)."""
+    """Softmax(q kᵀ) v without regard to masks; q is (N, heads, L, E), k (…, S, E), v (…, S, Ev)."""
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
     scores = query.numel() // query.shape[-1] * key.shape[-2]
     return Contraction(
@@ -172,13 +157,10 @@ def _attention(arguments: Arguments, _: Any) -> Contraction:
 
 
 def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int) -> Contraction:
-    """Each matrix of a recurrent network meets each step of each sequence; the elementwise part is not counted.
+    """Each matrix of a recurrent network meets each step of each sequence; elementwise work is not counted.
 
-    Args:
-        inputs: (steps, N, features), or (steps of all sequences, features) of packed ones.
-        weights: of all layers and directions, `stride` for each: input matrix, hidden matrix, biases, projection.
-        stride: tensors of a layer in a direction.
-        directions: 1 or 2.
+    Inputs are (steps, N, features), or (steps of all sequences, features) if packed. A layer has `stride` weights per
+    direction: input matrix, hidden matrix, biases, projection.
     """
     steps = inputs.numel() // inputs.shape[-1]
     everything = (inputs, *weights)
@@ -200,7 +182,7 @@ def _mkldnn_rnn(arguments: Arguments, _: Any) -> Contraction:
     return _recurrence(arguments["input"], [arguments["weight0"], arguments["weight1"]], 2, 1)
 
 
-#: Convolutions of which a forward pass is made. perfexp's own are how it forces an algorithm.
+#: Convolution operators of forward passes; perfexp's own computes forced algorithms.
 _CONVOLUTIONS = (
     "aten::convolution",
     "aten::_convolution",

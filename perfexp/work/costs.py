@@ -1,19 +1,19 @@
-"""Costs: FLOPs of the operators that multiply no matrices, by rule.
+"""FLOPs of all operators but contractions, by rule.
 
-There is no agreed convention for these; ours follow the definitions, and count a function of the mathematical library
-(exp, tanh, erf, …) as one operation, and so an activation that has an operator of its own:
+There is no agreed convention for these; the rules follow the definitions, and count a function of the mathematical
+library (exp, tanh, erf, …), or an activation with its own operator, as one operation:
 
 | operator | FLOPs |
 |---|---|
-| elementwise (arithmetic, activations; torch's tag `pointwise`) | 1 for each output that is a floating-point number |
+| elementwise (arithmetic, activations; torch's tag `pointwise`) | 1 for each floating-point output |
 | sum, mean, extremes, products, cumulative ones, folding | 1 for each input |
 | adding at places (index_add, scatter_add) | 1 for each element that is added |
 | Euclidean norm | 2 for each input |
 | variance, standard deviation | 4 for each input: mean; difference, square, sum |
 | logarithm of a sum of exponentials | 4 for each input |
 | softmax, log-softmax | 5 for each element |
-| batch norm, with the statistics that it has | 2 for each element, and 2 more with weight and bias |
-| batch, group, layer norm, with those of the inputs | 4 more for each element |
+| batch norm, with running statistics | 2 for each element, and 2 more with weight and bias |
+| batch, group, layer norm, with statistics of the inputs | 4 more for each element |
 | pooling | 1 for each element of the kernel and output; adaptive: 1 for each input |
 | interpolation | nearest 0; linear 2·2ᵈ − 1, cubic 2·4ᵈ − 1 for each output, in d dimensions |
 | dropout in training | 2 for each element |
@@ -21,7 +21,7 @@ There is no agreed convention for these; ours follow the definitions, and count 
 | cell of an LSTM, of a GRU, as one operator | 13, 10 for each hidden element |
 | copies, casts, padding, lookups, sorting, random numbers, new tensors, views | 0 |
 
-What is in no line is not free but unknown, and is said to be.
+Operators without a line are not free but unknown, and are reported as uncounted.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _ELEMENTWISE = _names(
     "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish prelu _prelu_kernel relu6 rrelu "
     "rrelu_with_noise selu silu softplus softshrink threshold addcdiv addcmul lerp"
 )
-#: For each input.
+#: FLOPs for each input.
 _REDUCTIONS = {
     **dict.fromkeys(_names("sum nansum mean amax amin aminmax max min prod cumsum cumprod cummax cummin col2im"), 1),
     **dict.fromkeys(_names("linalg_vector_norm norm"), 2),
     **dict.fromkeys(_names("var std var_mean std_mean"), 4),
     "logsumexp": 4,
 }
-#: For each element of this argument.
+#: The argument that sets the number of additions.
 _ADDED = {"index_add": "source", "scatter_add": "src"}
-#: For each element of the first output.
+#: FLOPs for each element of the first output.
 _PER_OUTPUT: dict[str, int] = {
     "_softmax": SOFTMAX_FLOPS,
     "_log_softmax": SOFTMAX_FLOPS,
@@ -72,7 +72,7 @@ _POOLING = _names(
     "avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d "
     "mkldnn_max_pool3d"
 )
-#: Batch norms: the name, and whether statistics of the inputs are used (None: as its argument says).
+#: Batch norms, and whether they use the statistics of the inputs (None: by their argument).
 _BATCH_NORMS: dict[str, bool | None] = {
     "native_batch_norm": None,
     "cudnn_batch_norm": None,
@@ -85,7 +85,7 @@ _BATCH_NORMS: dict[str, bool | None] = {
 }
 _OTHER_NORMS = _names("native_layer_norm native_group_norm")
 _RMS_NORMS = _names("_fused_rms_norm")
-#: What moves, compares, looks up or makes numbers. Views are recognised by where they lie.
+#: Operators that move, compare, look up or make numbers. Views are recognized by their storage.
 _FREE = _names(
     "_assert_async _assert_tensor_metadata _copy_from _index_put_impl _linalg_check_errors _reshape_alias "
     "_reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view _upsample_nearest_exact1d "
@@ -104,23 +104,17 @@ _FREE = _names(
 
 
 def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """FLOPs of an operator that is no contraction; None if they are not known.
-
-    Args:
-        operator: any.
-        arguments: by the names of its schema.
-        outputs: what it returned.
-    """
+    """FLOPs of an operator other than a contraction; None if unknown."""
     namespace, _, name = operator._schema.name.partition("::")
     name = name if name in _FREE else name.removesuffix("_")
-    given, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
-    if name in _FREE or not given:
+    tensors, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    if name in _FREE or not tensors:
         return 0
     if name in _ELEMENTWISE or torch.Tag.pointwise in operator.tags:
         return sum(tensor.numel() for tensor in made if _is_number(tensor))
     if namespace != "aten":
         return None
-    return _by_table(name, arguments, given[0].numel(), made)
+    return _by_table(name, arguments, tensors[0].numel(), made)
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
@@ -128,14 +122,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
-    """FLOPs by the table above.
-
-    Args:
-        name: of the operator, without underscore at the end.
-        arguments: by the names of its schema.
-        inputs: elements of its first tensor.
-        made: its outputs.
-    """
+    """FLOPs by the table above."""
     if name in _REDUCTIONS:
         return inputs * _REDUCTIONS[name] if any(map(_is_number, made)) else 0
     if name in _ADDED:

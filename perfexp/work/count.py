@@ -1,21 +1,14 @@
-"""Count: how much work a call of a model is, found on tensors without memory."""
+"""Count the work of a call of a model, on tensors without memory."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.work import Work
 from perfexp.work.dispatch_modes import recording
@@ -26,49 +19,35 @@ from perfexp.work.names import original_of
 from perfexp.work.rows import RowMaker
 from perfexp.work.tape import Call, Operation, Tape
 from perfexp.work.tensors import storage_of
-from perfexp.work.trial import Inconclusive
-
-_INCONCLUSIVE = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
 
 
 def count(
-    model: torch.nn.Module,
-    *inputs: Any,
-    keywords: Mapping[str, Any] | None = None,
-    backward: bool = False,
+    model: torch.nn.Module, *inputs: Any, keywords: Mapping[str, Any] | None = None, backward: bool = False
 ) -> Work:
-    """The work of one call of a model, in the mode (training or not) in which it is; the device is not touched.
+    """The work of one call of a model in its current mode (training or not), without using the device.
 
-    The forward pass runs once on stand-ins, with the model's hooks. Afterwards parameters, buffers and attributes of
-    the model and the state of the random number generators are what they were. A compiled model is counted as the model
-    that was compiled. What an `autocast` that the caller entered makes of the data types is what is counted.
-
+    The forward pass runs once on meta tensors, with the model's hooks. Parameters, buffers, attributes of the model and
+    the state of the random number generators are restored afterwards. A compiled model is counted as the original. An
+    `autocast` around the call applies.
     A call of a module in which no other module is called is one row if torch itself defines the module, or if it has no
-    modules inside and is not the model itself. Otherwise each function of torch's that its code calls is a row
-    (`x + y`, `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted as their ordinary
-    code computes them, not by the fused operators of inference. A recurrent network is counted by the matrix products
-    of its definition; where torch computes it by a fused operator, the elementwise part (for an LSTM some 13 FLOPs for
-    each hidden element and step) is left out.
+    submodules and is not the model itself. Otherwise each torch function that its code calls is a row (`x + y`,
+    `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted by their ordinary code, not by
+    the fused operators of inference. A recurrent network is counted by the matrix products of its definition. A fused
+    operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step).
 
     Args:
-        model: on any device.
-        inputs: positional arguments: tensors, `torch.Size` for shapes (of tensors in the data type and on the device of
-            the first parameter), nested or not, and anything else that the model takes.
-        keywords: keyword arguments, likewise.
-        backward: whether the backward pass is counted too, for a loss on all outputs.
+        inputs: positional arguments, nested or not: tensors, `torch.Size` for a tensor of that shape (in the data type
+            and on the device of the first parameter), and any other values.
+        backward: whether to count the backward pass of a loss on all outputs.
 
     Raises:
-        Inconclusive: the model does what depends on numbers, or what tensors without memory can't follow.
-        RuntimeError, ValueError, AssertionError, IndexError: the model can't take these inputs.
+        Inconclusive: the model depends on values, or exceeds tensors without memory.
+        RuntimeError, ValueError, AssertionError, IndexError: the model cannot take these inputs.
     """
     model = original_of(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise Inconclusive("a scripted module can't be looked into; give the module that it was made from")
+        raise Inconclusive("a scripted module can't be inspected; pass the module that it was made from")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with (
@@ -83,7 +62,7 @@ def count(
             args, named = inputs_for(model, (inputs, dict(keywords or {})), mode)
             with mode, recording(tape):
                 outputs = model(*args, **named)
-    except _INCONCLUSIVE as error:
+    except FAKE_TENSOR_LIMITS as error:
         raise Inconclusive(str(error)) from error
     assert tape.root is not None
     nodes, foreign = reached(outputs) if backward else (None, [])
@@ -111,7 +90,6 @@ def _kernels(call: Call) -> Iterator[Kernel]:
 
 
 def _uncounted(kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[str]) -> tuple[str, ...]:
-    """Names of what is missing, each once."""
     names = []
     for kernel in kernels:
         if not kernel.known:
@@ -123,18 +101,14 @@ def _uncounted(kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Functions that a model compiled run as they were written; torch's log keeps quiet about what stand-ins can't do.
+    """Run functions that a model compiled as written, and silence torch's log of unsupported operators.
 
-    Weights that autocast has cast are forgotten at the end: some are stand-ins.
+    Autocast's cache of cast weights is cleared at the end, since some are stand-ins.
     """
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled = logger.disabled
-    logger.disabled = True
     set_stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None
     stance = set_stance("force_eager") if set_stance else nullcontext()
     try:
-        with stance:
+        with quiet(), stance:
             yield
     finally:
-        logger.disabled = disabled
         torch.clear_autocast_cache()

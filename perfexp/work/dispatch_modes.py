@@ -1,4 +1,4 @@
-"""Modes: what torch tells a tape while a model is called."""
+"""Intercept torch's functions and operators while a model is called."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from perfexp.work.tape import Tape
 
 @contextmanager
 def recording(tape: Tape) -> Iterator[None]:
-    """While entered, calls of modules, of torch's functions and of its operators are recorded.
+    """While entered, calls of modules, torch functions and operators are recorded.
 
-    Modules are seen by their `__call__`, so that their hooks are within the call, and neither global hooks (of which
-    compiled modules warn) nor hooks of their own are added.
-
-    Args:
-        tape: that records.
+    Modules are seen by their `__call__`, so that their hooks are within the call, without global hooks (which make
+    compiled modules warn) or hooks on the modules.
     """
 
     def call(module: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
@@ -34,7 +31,7 @@ def recording(tape: Tape) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees which of torch's functions are called, outermost ones only."""
+    """Intercepts torch functions, outermost ones only."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -50,7 +47,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees which operators run. In inference mode composite ones arrive whole and are taken apart."""
+    """Intercepts operators. Composite operators, which inference mode leaves whole, are decomposed."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Graph: what a backward pass from the outputs of a model gets to."""
+"""Find the autograd nodes that a backward pass from a model's outputs reaches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from torch.autograd.function import BackwardCFunction
 
 from perfexp.work.tensors import tensors_in
 
-#: Functions of perfexp's own, whose work is counted with the operator that they stand for.
+#: perfexp's own functions, whose work is counted with their operator.
 _COUNTED = "perfexp."
 _WRAPPER = "torch::autograd::CopySlices"
 
 
 def reached(outputs: Any) -> tuple[set[int], list[str]]:
-    """Numbers of the nodes behind the outputs, and the names of those whose backward pass is a Python function.
-
-    Args:
-        outputs: of a model, nested as they like; all floating-point ones are taken for part of a loss.
-    """
+    """Numbers of the nodes behind a model's outputs, and names of those whose backward pass is a Python function."""
     waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
     seen: set[torch.autograd.graph.Node] = set()
     foreign: list[str] = []
@@ -32,5 +28,5 @@ def reached(outputs: Any) -> tuple[set[int], list[str]]:
             foreign.append(node.name())
         waiting += [following for following, _ in node.next_functions if following is not None]
     numbers = {node._sequence_nr() for node in seen}
-    # What changes a view in place is wrapped, by the node that autograd makes next, which does not show it.
+    # The next node hides and wraps a node that changes a view in place.
     return numbers | {node._sequence_nr() - 1 for node in seen if node.name() == _WRAPPER}, foreign

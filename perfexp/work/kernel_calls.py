@@ -1,4 +1,4 @@
-"""Kernel: one operator as torch's dispatcher sees it, with what it computes, reads and writes."""
+"""One operator as torch's dispatcher sees it, with its work, reads and writes."""
 
 from __future__ import annotations
 
@@ -14,35 +14,25 @@ from perfexp.work.contractions import Arguments, Contraction, contraction_of, ge
 from perfexp.work.costs import cost_of
 from perfexp.work.tensors import Region, region_of, storage_of, tensors_in
 
-#: Differentiable below torch's autograd: their backward pass is a function of perfexp's own.
+#: Operator that is differentiable below torch's autograd, by an autograd function of perfexp.
 _OF_PERFEXP = "perfexp::convolution"
-#: What writes without reading what was there.
+#: Operators that write without reading the previous value.
 _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
-#: What changes running statistics in training without a word of it in its schema.
+#: Operators that change running statistics in training without declaring it in their schema.
 _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-#: What makes memory and leaves it as it is.
+#: Operators that allocate memory without writing to it.
 _RESERVING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
-#: What looks at the shape of its tensor only.
+#: Operators that read only the shape of their tensor.
 _SHAPED_LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What one operator does.
+    """Work and memory traffic of one operator.
 
     Attributes:
-        operator: its name, with the namespace.
-        macs: multiply-accumulates.
-        flops: of the forward pass.
-        input_gradient_flops: that the backward pass takes if it gets there.
-        weight_gradient_flops: likewise.
-        node: number of its place in autograd's graph.
-        reads: what it reads.
-        writes: what it writes.
-        fresh: storages that did not exist before.
-        convolution: the one that it computes, or None.
-        known: whether its work is known.
-        backward_known: whether that of its backward pass is.
+        input_gradient_flops: FLOPs of the input gradients, if the backward pass reaches the node.
+        weight_gradient_flops: FLOPs of the weight gradients, if the backward pass reaches the node.
     """
 
     operator: str
@@ -67,18 +57,13 @@ def kernel_of(
     weights: Collection[int],
     node: int,
 ) -> Kernel | None:
-    """What an operator did; None if it only made views.
+    """The work of an operator call; None if it only made views.
 
     Args:
-        operator: that was called.
-        args: with which.
-        keywords: likewise.
-        outputs: what it returned.
-        weights: storages of parameters, buffers and of what is computed from them alone.
-        node: number of its place in autograd's graph.
+        weights: storages of parameters, buffers and values computed from them alone.
     """
     arguments = _by_name(operator, args, keywords)
-    given, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
     changed = [
         tensor
         for argument in operator._schema.arguments
@@ -88,18 +73,18 @@ def kernel_of(
     name = operator._schema.name.partition("::")[2]
     if name in _UNDECLARED and arguments["training"]:
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
-    there = {storage_of(tensor) for tensor in given}
-    new = [tensor for tensor in made if storage_of(tensor) not in there]
+    input_storages = {storage_of(tensor) for tensor in inputs}
+    new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
     if not new and (not changed or torch.Tag.inplace_view in operator.tags):
-        return None if made else _unread(operator, arguments, outputs, node, given)
+        return None if made else _unread(operator, arguments, outputs, node, inputs)
     reserves = name in _RESERVING
     unread = {id(tensor) for tensor in changed} if name in _OVERWRITING or _is_out(operator) else set()
-    looks = not reserves and not name.endswith(_SHAPED_LIKE)
+    reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
     work = _work(operator, arguments, outputs, weights)
     return Kernel(
         operator=operator._schema.name,
         node=node,
-        reads=tuple(region_of(tensor) for tensor in given if looks and id(tensor) not in unread),
+        reads=tuple(region_of(tensor) for tensor in inputs if reads_values and id(tensor) not in unread),
         writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
         fresh=frozenset(storage_of(tensor) for tensor in new),
         convolution=geometry_of(operator._schema.name, arguments),
@@ -118,11 +103,11 @@ def _unread(
 
 
 def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by the names of the operator's schema, left-out ones with their default."""
+    """The arguments by the names of the operator's schema, with defaults filled in."""
     declared = operator._schema.arguments
-    given = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
-    left_out = {argument.name: argument.default_value for argument in declared if argument.name not in given}
-    return given | left_out
+    passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
+    left_out = {argument.name: argument.default_value for argument in declared if argument.name not in passed}
+    return passed | left_out
 
 
 def _is_out(operator: torch._ops.OpOverload) -> bool:
@@ -132,7 +117,6 @@ def _is_out(operator: torch._ops.OpOverload) -> bool:
 def _work(
     operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, weights: Collection[int]
 ) -> dict[str, Any]:
-    """MACs and FLOPs, as the fields of a kernel."""
     contraction = contraction_of(operator._schema.name, arguments, outputs)
     if contraction is not None:
         recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
@@ -154,12 +138,7 @@ def _work(
 
 
 def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -> dict[str, Any]:
-    """Fields of a kernel that is a contraction.
-
-    Args:
-        contraction: its products.
-        weights: see `kernel_of`; None where autograd does not record.
-    """
+    """Fields of a kernel that is a contraction; weights are None where autograd does not record."""
     macs = sum(product.macs for product in contraction.products)
     of_inputs = of_weights = 0
     for product in contraction.products if weights is not None else ():
@@ -183,13 +162,7 @@ def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -
 
 
 def _registered(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """FLOPs by torch's registry, where an operator of the user's own may have a formula.
-
-    Args:
-        operator: that is not known here.
-        arguments: by the names of its schema.
-        outputs: what it returned.
-    """
+    """FLOPs by torch's registry, where a custom operator may have a formula."""
     formula = flop_registry.get(operator.overloadpacket)
     if formula is None:
         return None

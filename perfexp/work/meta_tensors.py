@@ -1,4 +1,4 @@
-"""Stand-ins: tensors with a shape and no memory, in place of a model's own for the time of a call."""
+"""Replace a model's tensors by tensors without memory for the time of a call."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-#: Containers of a module whose content is restored.
+#: Types of a module's containers whose content is restored.
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 
 @contextmanager
 def with_stand_ins(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """While entered, parameters and buffers are stand-ins; then every attribute of every module is what it was.
+    """While entered, parameters and buffers are stand-ins; afterwards every attribute of every module is restored.
 
-    A forward pass may leave tensors behind in attributes, or in lists and dictionaries of a module: these are restored
-    too, one level deep.
-
-    Args:
-        model: its modules are changed in place.
-        mode: whose tensors they are.
+    Tensors that a forward pass leaves in attributes, lists and dictionaries of a module are removed as well, one level
+    deep.
     """
     before = [(module, dict(module.__dict__), _contents(module)) for module in model.modules()]
     try:
@@ -40,7 +36,7 @@ def with_stand_ins(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Non
                         made[id(tensor)] = stand_in(tensor, mode)
                     tensors[name] = made[id(tensor)]  # type: ignore[assignment]
         for values in (value for module, _, _ in before for value in module.__dict__.values()):
-            if type(values) is list:  # such as the weights of a recurrent network, which it keeps a second time
+            if type(values) is list:  # such as a recurrent network's second references to its weights
                 values[:] = [made.get(id(value), value) for value in values]
         yield
     finally:
@@ -52,15 +48,10 @@ def with_stand_ins(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Non
 
 
 def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A tensor like another one, without memory; the same one for the same tensor, and a parameter for a parameter.
-
-    Args:
-        tensor: real.
-        mode: whose tensor it is.
-    """
+    """A tensor like another one, without memory; the same one for the same tensor, and a parameter for a parameter."""
     if not tensor.is_inference():
         return mode.from_tensor(tensor, static_shapes=True)
-    # Autograd refuses tensors of inference mode, and so their stand-ins.
+    # autograd refuses tensors of inference mode, and so their stand-ins
     with mode:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         if isinstance(tensor, torch.nn.Parameter):
@@ -72,24 +63,23 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
     """Stand-ins for inputs, in the same nesting.
 
     Args:
-        model: whose first floating-point parameter says data type and device where only a shape is given.
-        inputs: real tensors, `torch.Size` for shapes, and anything else, which stays what it is.
-        mode: whose tensors they are.
+        model: model whose first floating-point parameter sets data type and device where only a shape is given.
+        inputs: real tensors, `torch.Size` for shapes, and other values, which are unchanged.
     """
     first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
 
-    def each(value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         if isinstance(value, torch.Size):
             with mode:
                 return torch.empty(value, dtype=first.dtype, device=first.device)
         return stand_in(value, mode) if isinstance(value, torch.Tensor) else value
 
-    return tree_map(each, inputs, is_leaf=lambda value: isinstance(value, torch.Size))
+    return tree_map(replaced, inputs, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Python's, NumPy's and torch's random numbers on the host go on afterwards as if nothing had been drawn."""
+    """Restore the state of Python's, NumPy's and torch's random numbers on the host afterwards."""
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Names: what modules and operations are called, and which modules are a row of their own."""
+"""Names of modules and operations, and which modules are a row of their own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul
 
 
 def original_of(module: torch.nn.Module) -> torch.nn.Module:
-    """The module that `torch.compile` wrapped, or the module itself.
-
-    Args:
-        module: any.
-    """
+    """The module that `torch.compile` wrapped, or the module itself."""
     original = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
     return module if original is None else original
 
 
 def plain(name: str) -> str:
-    """Name of an operation as one speaks of it: `add` for `__iadd__`, `__radd__`, `add_` and `add`.
-
-    Args:
-        name: as Python or torch has it.
-    """
+    """Common name of an operation: `add` for `__iadd__`, `__radd__`, `add_` and `add`."""
     bare = name.strip("_")
     if name.startswith("__") and bare[:1] in ("i", "r") and bare[1:] in _ARITHMETIC:
         bare = bare[1:]
@@ -33,11 +25,7 @@ def plain(name: str) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Name of one of torch's functions, of a property where it is the access to one.
-
-    Args:
-        function: as `__torch_function__` is given it.
-    """
+    """Name of a torch function, or of the property that it reads or writes."""
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
@@ -45,21 +33,12 @@ def name_of(function: Any) -> str:
 
 
 def is_whole(module: torch.nn.Module, is_model: bool) -> bool:
-    """Whether a call in which no other module is called is one row: torch's own layers, and modules without parts.
-
-    Args:
-        module: any.
-        is_model: whether it is the model itself.
-    """
+    """Whether a call without inner module calls is one row: torch's own layers, and modules without submodules."""
     if type(module).__module__.startswith("torch.nn"):
         return True
     return not is_model and not module._modules
 
 
 def path_of(name: str) -> str:
-    """Path of a module, without the wrappers of compiled ones.
-
-    Args:
-        name: as `named_modules` has it.
-    """
+    """Path of a module from its name in `named_modules`, without the wrappers of compiled modules."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

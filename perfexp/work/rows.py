@@ -1,4 +1,4 @@
-"""Rows: what was recorded, as a table."""
+"""Convert a recorded call to rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ class RowMaker:
     """Makes rows of a recorded call.
 
     Args:
-        parameters: elements of the parameters in each storage.
-        own: storages of parameters and buffers.
-        reached: numbers of the places in autograd's graph that a backward pass gets to; None if none was asked for.
+        reached: sequence numbers of the autograd nodes that a backward pass reaches; None without a backward pass.
     """
 
     def __init__(self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None) -> None:
@@ -26,11 +24,7 @@ class RowMaker:
         self._reached = reached
 
     def rows(self, call: Call) -> Iterator[Row]:
-        """Rows of a call, in the order in which they ran.
-
-        Args:
-            call: of a module.
-        """
+        """Rows of a call, in order of execution."""
         if call.whole and not any(isinstance(step, Call) for step in call.steps):
             kernels = [kernel for step in call.steps if isinstance(step, Operation) for kernel in step.kernels]
             yield self._row(call, None, call.kind, call, kernels)
@@ -75,12 +69,7 @@ class RowMaker:
 
 
 def _outside(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
-    """What a row reads that it did not make, and what it writes that outlives it.
-
-    Args:
-        kernels: of the row, in order.
-        returned: storages that it returns.
-    """
+    """External reads of a row, and writes that outlive it."""
     made: set[int] = set()
     reads: list[Region] = []
     written: list[Region] = []

@@ -1,4 +1,4 @@
-"""Tape: which modules are called, which operations their code calls, and which operators run in them."""
+"""Record which modules are called, which operations their code calls, and which operators run in them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from perfexp.work.tensors import storage_of, tensors_in
 
 @dataclass(kw_only=True)
 class Operation:
-    """A function of torch's that a module's code called.
+    """A torch function that a module's code called.
 
     Attributes:
-        name: without underscores.
-        given: its arguments.
-        returned: what came back.
-        kernels: operators that ran.
-        dispatched: whether any operator ran, one that makes a view included.
+        dispatched: whether any operator ran, including one that makes a view.
     """
 
     name: str
@@ -39,13 +35,7 @@ class Call:
     """A call of a module.
 
     Attributes:
-        path: of the module.
-        number: which of its calls.
-        kind: its class.
-        whole: whether it is one row as long as no other module is called in it.
-        given: arguments.
-        returned: what came back.
-        steps: what ran in it.
+        whole: whether it is one row if no other module is called in it.
     """
 
     path: str
@@ -61,11 +51,10 @@ class Tape:
     """Records a call of a model.
 
     Args:
-        model: whose modules have a name.
-        weights: storages of its parameters and buffers.
+        weights: storages of the model's parameters and buffers.
 
     Attributes:
-        root: the call of the model itself, once it has been called.
+        root: call of the model itself, once it has been called.
     """
 
     def __init__(self, model: torch.nn.Module, weights: Collection[int]) -> None:
@@ -76,20 +65,11 @@ class Tape:
         self._calls: Counter[torch.nn.Module] = Counter()
         self._open: list[Call] = []
         self._operation: Operation | None = None
-        #: Storages keep their numbers as long as they live.
+        # storages are unique by address only while they are alive
         self._alive: list[Any] = []
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module, and record it; one that was compiled is called as it was before.
-
-        Args:
-            module: any.
-            args: positional arguments.
-            keywords: keyword arguments.
-
-        Returns:
-            What the module returns.
-        """
+        """Call and record a module; the original of a compiled module is called in its place."""
         original = original_of(module)
         if original is not module:
             return original(*args, **keywords)
@@ -116,12 +96,7 @@ class Tape:
 
     @contextmanager
     def operating(self, name: str, given: Any) -> Iterator[Operation]:
-        """While entered, operators belong to an operation.
-
-        Args:
-            name: of the function.
-            given: its arguments.
-        """
+        """While entered, operators belong to an operation."""
         operation = Operation(name=name, given=given)
         if self._open:
             self._open[-1].steps.append(operation)
@@ -134,15 +109,8 @@ class Tape:
     def ran(
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], returned: Any
     ) -> None:
-        """An operator ran.
-
-        Args:
-            operator: which.
-            args: with what.
-            keywords: likewise.
-            returned: what came back.
-        """
-        # Autograd numbers a node before the operator that it belongs to runs.
+        """Record an operator that ran."""
+        # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         kernel = kernel_of(operator, args, keywords, returned, self._weights, node)
         self._remember(args, keywords, returned)
@@ -156,7 +124,7 @@ class Tape:
             operation.kernels.append(kernel)
 
     def _remember(self, *values: Any) -> None:
-        """Keep storages alive; note those that come from weights alone."""
+        """Hold references to storages, and add those that come from weights alone to the weights."""
         *given, made = values
         read = [tensor for tensor in tensors_in(given) if tensor.is_floating_point()]
         from_weights = bool(read) and all(storage_of(tensor) in self._weights for tensor in read)

@@ -1,4 +1,4 @@
-"""Tensors: which lie where, and how many bytes of them are different ones."""
+"""Locate tensors in storages, and count distinct bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from perfexp.work import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """The part of a storage that a tensor sees.
+    """The part of a storage that a tensor covers.
 
     Attributes:
-        storage: number of the storage, unique among those that are alive.
-        span: offset, sizes and strides.
-        nbytes: of its different elements.
-        limit: bytes of the whole storage.
+        storage: address of the storage, unique among those that are alive.
+        nbytes: bytes of its distinct elements.
     """
 
     storage: int
@@ -29,20 +27,12 @@ class Region:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Number of the storage that a tensor lies in, shared with its views.
-
-    Args:
-        tensor: any with a storage, a fake one too.
-    """
+    """Address of a tensor's storage, shared with its views; fake tensors have one too."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """The part of its storage that a tensor sees; elements that an expanded tensor repeats count once.
-
-    Args:
-        tensor: any with a storage, a fake one too.
-    """
+    """The part of its storage that a tensor covers; elements that an expanded tensor repeats count once."""
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     elements = 1
     for size, stride in zip(sizes, strides, strict=True):
@@ -56,11 +46,7 @@ def region_of(tensor: torch.Tensor) -> Region:
 
 
 def distinct_bytes(regions: Iterable[Region]) -> int:
-    """Bytes of regions, equal ones once, and of no storage more than it has.
-
-    Args:
-        regions: of any storages. Those of one storage that overlap without being equal count as if they did not.
-    """
+    """Bytes of distinct regions, limited to each storage's size; other overlaps count separately."""
     of_storage: dict[int, set[Region]] = {}
     for region in regions:
         of_storage.setdefault(region.storage, set()).add(region)
@@ -70,11 +56,7 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists, sets, mappings and dataclasses.
-
-    Args:
-        value: arguments or outputs of a call.
-    """
+    """All tensors in nested tuples, lists, sets, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Trial: what a model makes of an input's shape, found on fake tensors, without memory and without the device."""
+"""Find a model's outputs or errors for an input shape on fake tensors, without memory or the device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-#: What a module raises at an input that it can't take (and at much else).
+#: Errors of a module for an input that it cannot take (and for much else).
 MODULE_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError)
 
-_INCONCLUSIVE = (
+#: Errors of fake tensors that they cannot follow a module.
+FAKE_TENSOR_LIMITS = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
@@ -29,7 +30,7 @@ _BATCH_NORM_OF_ONE = "Expected more than 1 value per channel when training"
 
 
 class Inconclusive(Exception):
-    """The module does something that fake tensors can't follow."""
+    """Raised where fake tensors cannot follow a module."""
 
 
 def trial_outputs(
@@ -40,41 +41,29 @@ def trial_outputs(
     *,
     gradients: bool = False,
 ) -> Any:
-    """The outputs for inputs of a shape, as fake tensors; the module's parameters and buffers stay as they are.
-
-    Args:
-        module: on `device`, in training or evaluation mode.
-        shape: of the inputs, with the batch.
-        dtype: of the inputs.
-        device: of the inputs.
-        gradients: whether autograd records, as in training.
+    """The outputs for inputs of a shape, as fake tensors; the module's parameters and buffers are unchanged.
 
     Raises:
-        Inconclusive: fake tensors can't tell.
-        RuntimeError, ValueError, AssertionError, IndexError: the module can't take the shape.
+        Inconclusive: fake tensors cannot follow the module.
+        RuntimeError, ValueError, AssertionError, IndexError: the module cannot take the shape.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:
-        with _quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients), mode:
+        with quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients), mode:
             fakes = {
                 name: torch.empty_like(tensor, requires_grad=gradients and tensor.requires_grad)
                 for name, tensor in state.items()
             }
             inputs = torch.empty(shape, dtype=dtype, device=device)
-            # tie_weights would leave a fake behind as the weight of a module that is known under two names
+            # tie_weights would leave a fake tensor as the weight of a module with two names
             return torch.func.functional_call(module, fakes, (inputs,), tie_weights=False)
-    except _INCONCLUSIVE as error:
+    except FAKE_TENSOR_LIMITS as error:
         raise Inconclusive(str(error)) from error
 
 
 def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
-    """Why the module can't take inputs of this shape, in one line; None if it is not the shape that it objects to.
-
-    Args:
-        module: in the mode in which it refused.
-        inputs: those that it refused.
-    """
+    """Why the module cannot take inputs of this shape, in one line; None if the shape is not the reason."""
     try:
         trial_outputs(module, tuple(inputs.shape), inputs.dtype, inputs.device)
     except Inconclusive:
@@ -86,8 +75,8 @@ def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch logs whatever fails on fake tensors as an error of its own, with the whole stack."""
+def quiet() -> Iterator[None]:
+    """Silence torch's log, which reports each failure on fake tensors as an error with its stack."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True

@@ -68,7 +68,7 @@ def test_the_capture_ends_when_the_work_fails(driver):
 def test_a_driver_without_the_functions_is_too_old(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: type("Old", (), {})())
     captured._driver.cache_clear()
-    with pytest.raises(CaptureError, match="too old: it has no cuStreamBeginCapture_v2"):
+    with pytest.raises(CaptureError, match="too old: cuStreamBeginCapture_v2 is missing"):
         captured._driver()
 
 
@@ -111,6 +111,6 @@ def test_without_torchs_runtime_nothing_is_launched(monkeypatch, version, tried)
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(ctypes, "CDLL", load)
     captured._runtime.cache_clear()
-    with pytest.raises(CaptureError, match=r"can't be opened: libcudart.so of CUDA 99\.1"):
+    with pytest.raises(CaptureError, match=r"cannot open torch's CUDA runtime: libcudart.so of CUDA 99\.1"):
         captured._runtime()
     assert names == tried, "CUDA 11's has the minor number in its name"

@@ -203,7 +203,7 @@ def test_a_workspace_has_a_limit_and_is_told(cudnn):
                 assert forced.report().workspace_peak_bytes == 4096
             else:
                 assert row.reason == "it needs 4.00 KiB of workspace, more than algorithm.workspace_bytes=4095"
-    with pytest.raises(UserError, match="at least 0"):
+    with pytest.raises(UserError, match="give 0 or more"):
         Forced(name="gemm", workspace_bytes=-1)
 
 

@@ -425,7 +425,7 @@ def test_a_model_that_can_not_be_trained_on_one_number_keeps_its_statistics():
 
 
 def test_settings_that_can_not_be_meant_are_errors(tmp_path):
-    with pytest.raises(UserError, match="max_error=0 has to be positive"):
+    with pytest.raises(UserError, match="max_error=0: give a positive number"):
         forced(tmp_path, max_error=0)
 
 

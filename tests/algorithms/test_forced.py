@@ -257,14 +257,14 @@ def test_an_exact_name_beats_a_pattern_and_then_the_last_wins():
         ({"name": "gem"}, "Did you mean gemm"),
         ({"name": "gemm", "layers": {"stem": "windograd"}}, "Did you mean winograd"),
         ({"name": "gemm", "layers": {"feature.0": "direct"}}, "'feature.0'. Did you mean features.0"),
-        ({"name": "gemm", "layers": {"head": "direct"}}, "no 2-D convolution of the model is called 'head'"),
+        ({"name": "gemm", "layers": {"head": "direct"}}, "no 2-D convolution of the model matches 'head'"),
         ({"name": "gemm", "layers": ["stem"]}, "give layers and algorithms"),
         ({"name": "gemm", "layers": {"stem": "onednn"}}, "onednn is for a whole model: algorithm=onednn"),
         ({"name": "gemm", "layers": {"stem": None}}, "stem has no algorithm"),
-        ({"name": "gemm", "layers": {0: "direct"}}, "no 2-D convolution of the model is called '0'"),
-        ({"name": "gemm", "verify": True}, "algorithm.verify=true looks at cuDNN's kernels: cuDNN is for NVIDIA"),
+        ({"name": "gemm", "layers": {0: "direct"}}, "no 2-D convolution of the model matches '0'"),
+        ({"name": "gemm", "verify": True}, "algorithm.verify=true profiles cuDNN's kernels: cuDNN is for NVIDIA"),
         ({"name": "native", "backend": "torch"}, "algorithm.backend=torch has no meaning for algorithm=native"),
-        ({"name": "fastest", "max_error": float("nan")}, "max_error=nan has to be positive"),
+        ({"name": "fastest", "max_error": float("nan")}, "max_error=nan: give a positive number"),
         ({"name": "winograd", "layers": {"[!s]*": "default"}}, "1 of 1 convolutions can't"),
         (
             {"name": "winograd", "on_unsupported": "error"},
@@ -298,7 +298,7 @@ def test_a_point_is_skipped_where_that_is_asked_for(net):
 
 def test_the_search_of_cudnn_is_refused_where_there_is_no_cudnn(net):
     with (
-        pytest.raises(UserError, match="algorithm=benchmark has cuDNN search: cuDNN is for NVIDIA GPUs"),
+        pytest.raises(UserError, match="algorithm=benchmark needs cuDNN: cuDNN is for NVIDIA GPUs"),
         Forced(name="benchmark").applied(session(net)),
     ):
         pass

@@ -176,10 +176,10 @@ def test_a_run_that_is_being_measured_is_left_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--kind", ","], "names no ending"),
-        (["--kind", "../x"], "names no ending"),
-        (["--older-than", "a week"], "is no age"),
-        (["--older-than", "-1d"], "is no age"),
+        (["--kind", ","], "names no file ending"),
+        (["--kind", "../x"], "names no file ending"),
+        (["--older-than", "a week"], "is not an age"),
+        (["--older-than", "-1d"], "is not an age"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, capsys, arguments, told):
@@ -193,7 +193,7 @@ def test_where_there_is_nothing_it_says_so(tmp_path, capsys):
     assert commands.run(["clean", str(tmp_path)]) == 0
     assert "Nothing in or below" in capsys.readouterr().out
     assert commands.run(["clean", str(tmp_path / "missing")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{broken", "[", "", "[]", '{"files": 3}'])

@@ -154,7 +154,7 @@ def test_a_machine_with_everything_is_all_right(h200):
     assert "conf/gpu/h200.yaml" in told["cuda:0"][1]
     assert "driver 580.65.06, CUDA 13.0, cuDNN 9.19.0" in told["CUDA"][1]
     assert "tick 32 ns, a record costs 2.0 µs" in told["event clock"][1]
-    assert "1975 MHz, the driver says 1980 MHz" in told["clock canary"][1]
+    assert "1975 MHz, the driver reports 1980 MHz" in told["clock canary"][1]
     assert "700 W; 76 W now" in told["power limit"][1]
     assert {"energy counter nvml GPU-1", "power nvml GPU-1", "NVML", "nsys", "ncu", "device lock", "ECC", "MIG"} <= set(
         told
@@ -318,7 +318,7 @@ def test_a_host_that_disturbs_or_limits_is_told(quiet_machine):
     host["cpu"] |= {"load_average_1min": 30.0, "governor": "powersave", "affinity": [0, 1, 2, 3]}
     host["clock"]["source"] = "hpet"
     host["tools"]["nsys"] = {"path": "/opt/nvidia/nsight-systems/2025.3/bin/nsys", "on_path": False}
-    host["store"]["problem"] = "it is no SQLite database"
+    host["store"]["problem"] = "it is not an SQLite database"
     told = verdicts(quiet_machine)
     warned = ("load", "governor", "processors", "clock", "nsys", "tracking store")
     assert not_ok(quiet_machine) == dict.fromkeys(warned, "warn")

@@ -72,7 +72,7 @@ def test_a_folder_without_a_record_is_the_users_error_and_the_others_are_sent(
     assert len(read("mixed")) == 1
     told = capsys.readouterr().err
     assert "empty: no record.json" in told
-    assert "gone: there is no such folder; the store is given by --uri" in told
+    assert "gone: there is no such folder; set the store with --uri" in told
 
 
 def test_the_copies_in_a_store_below_the_folder_are_not_sent(make_record, leave_run, tmp_path, monkeypatch, capsys):

@@ -199,8 +199,8 @@ def test_a_split_without_pictures_fails(made: Path, capsys) -> None:
     ("arguments", "told"),
     [
         (["data.rot=x"], "Did you mean data.root"),
-        (["data=images", "data.root=x"], "data=cityscapes only"),
-        (["data=cityscapes"], "Say data.root=DIR"),
+        (["data=images", "data.root=x"], "only checks folders of data=cityscapes"),
+        (["data=cityscapes"], "set data.root=DIR"),
         (["gpu=h200"], "--gpu NAME"),
     ],
 )

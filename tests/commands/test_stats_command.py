@@ -144,8 +144,8 @@ def test_what_the_run_left_is_made_again(nsys, profile):
     [
         (["nowhere"], "no such file or folder"),
         (["{folder}"], "no profile of nsys"),
-        (["{file}"], "is no profile of nsys"),
-        (["{folder}", "-r", "/tmp/script.py"], "is no report"),
+        (["{file}"], "is not a profile of nsys"),
+        (["{folder}", "-r", "/tmp/script.py"], "is not a report"),
     ],
 )
 def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):

@@ -123,7 +123,7 @@ def test_the_first_folder_that_is_missing_is_named(streets: Path, lacking: str) 
 
 
 def test_a_root_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.root is no folder: .*/nowhere"):
+    with pytest.raises(UserError, match=r"data\.root is not a folder: .*/nowhere"):
         Cityscapes(root=str(tmp_path / "nowhere"))
 
 

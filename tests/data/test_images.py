@@ -179,7 +179,7 @@ def test_a_picture_that_would_fill_the_memory_is_unreadable(
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.root is no folder: .*/nowhere"):
+    with pytest.raises(UserError, match=r"data\.root is not a folder: .*/nowhere"):
         Images(root=str(tmp_path / "nowhere"))
 
 

@@ -23,7 +23,7 @@ def test_a_cuda_device_of_that_number_is_taken(two, index):
 
 @pytest.mark.parametrize("index", [2, -1])
 def test_a_number_that_no_cuda_device_has_is_not_the_processor(two, index):
-    with pytest.raises(DeviceMismatch, match=f"gpu.index={index} names no CUDA device .* from 0 to 1"):
+    with pytest.raises(DeviceMismatch, match=f"gpu.index={index} does not exist .* from 0 to 1"):
         auto.open_device(index=index)
 
 

@@ -9,7 +9,7 @@ from perfexp.devices import cuda
 from perfexp.devices.cuda import CudaDevice
 
 GIB = 2**30
-GIVEN_BACK = "less than torch's own: another process must have given memory back meanwhile"
+GIVEN_BACK = "less than torch's own: another process must have freed memory"
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ GIVEN_BACK = "less than torch's own: another process must have given memory back
         (10 * GIB, 13 * GIB, 3 * GIB, None),
         (10 * GIB, 11 * GIB, None, GIVEN_BACK),
         (10 * GIB, 9 * GIB, None, GIVEN_BACK),
-        (None, 13 * GIB, None, "the driver does not tell the memory in use"),
-        (10 * GIB, None, None, "the driver does not tell the memory in use"),
+        (None, 13 * GIB, None, "the driver does not report the memory in use"),
+        (10 * GIB, None, None, "the driver does not report the memory in use"),
     ],
 )
 def test_memory_of_the_device_that_is_less_than_torchs_own_is_not_told(monkeypatch, before, used, value, reason):

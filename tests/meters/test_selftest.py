@@ -32,7 +32,7 @@ def test_a_good_meter_is_told_with_its_tick_its_query_and_its_power_at_rest():
     lines = said(facts)
     assert {verdict for verdict, _ in lines.values()} == {Verdict.ok}
     assert "4.0 ms" in lines["query fake"][1]
-    assert "76.0 W at rest, of the moment" in lines["power fake"][1]
+    assert "76.0 W at rest, instantaneous" in lines["power fake"][1]
     assert json.loads(json.dumps(facts)) == facts
 
 

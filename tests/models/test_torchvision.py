@@ -152,8 +152,8 @@ def test_builder_settings_are_passed_on() -> None:
     [
         ({"name": "resnet81"}, "no model 'resnet81'. Did you mean resnet18"),
         ({"name": "fasterrcnn_resnet50_fpn"}, "learns from boxes"),
-        ({"name": "raft_small"}, "pairs of pictures"),
-        ({"name": "quantized_resnet18", "kwargs": {"quantize": True}}, "int8 is no precision"),
+        ({"name": "raft_small"}, "pairs of images"),
+        ({"name": "quantized_resnet18", "kwargs": {"quantize": True}}, "int8 is not a precision"),
         ({"name": "resnet18", "kwargs": {"depth": 3}}, "resnet18 does not take these settings: .*depth"),
     ],
 )
@@ -252,7 +252,7 @@ def test_missing_weights_name_what_the_folder_holds(tmp_path: Path, settings: di
 
 
 def test_a_missing_folder_of_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"weights_dir is no folder: .*nowhere"):
+    with pytest.raises(UserError, match=r"weights_dir is not a folder: .*nowhere"):
         open_model(weights_dir=str(tmp_path / "nowhere"))
 
 

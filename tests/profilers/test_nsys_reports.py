@@ -82,7 +82,7 @@ def test_a_table_is_found_below_what_nsys_says_before_it():
 
 @pytest.mark.parametrize("name", ["/tmp/evil.py", "../x", "a b", "Report", "cuda_gpu_kern_sum;ls"])
 def test_a_report_is_a_name_and_never_the_path_of_a_script(name):
-    with pytest.raises(UserError, match="is no report"):
+    with pytest.raises(UserError, match="is not a report"):
         reports.check([name])
 
 

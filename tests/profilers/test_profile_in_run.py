@@ -260,7 +260,7 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
         ({"report": False, "complaint": "==ERROR== Profiling failed: driver resource was unavailable."}, "DCGM"),
         ({"csv": ""}, "ncu can't read train.ncu-rep"),
         ({"csv": '"ID","Kernel Name","x"\n"","","ns"'}, "ncu can't read train.ncu-rep"),
-        ({"metrics": []}, "does not tell the counters"),
+        ({"metrics": []}, "does not list the counters"),
         ({"version": "Version 2019.5.0"}, "too old"),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch,
     code, printed, [record] = run(*FAKE, f"profiler={profiler}")
     point = profile_of(record)
     assert (code, record.status, point.status) == (1, Status.OK, Status.UNSUPPORTED)
-    assert "nsys, ncu and NVTX look at CUDA devices, and this is AMD EPYC: use profiler=torch" in point.error
+    assert "nsys, ncu and NVTX need a CUDA device, not AMD EPYC: use profiler=torch" in point.error
     assert "not installed" not in printed
     assert point.doubts == []
 
@@ -401,7 +401,7 @@ def test_nothing_is_timed_where_a_call_is_marked_for_others(run):
     assert [point.key.phase for point in record.points] == ["train_profile"]
     point = profile_of(record)
     assert (code, point.status) == (1, Status.UNSUPPORTED)  # the scripted device has no NVTX
-    assert "nsys, ncu and NVTX look at CUDA devices" in printed
+    assert "nsys, ncu and NVTX need a CUDA device" in printed
 
 
 @pytest.mark.slow
@@ -416,9 +416,9 @@ def test_marking_a_call_leaves_the_times_that_are_there(run):
     ("settings", "told"),
     [
         (("profiler=nsys", "profiler.steps=0"), "profiler.steps=0"),
-        (("profiler=nsys", "profiler.trace=[nvtx]"), "cuda has to be among them"),
-        (("profiler=nsys", "profiler.reports=[/tmp/x.py]"), "is no report of nsys stats"),
-        (("profiler=ncu", "profiler.metrics=['a;b']"), "no counter of ncu"),
+        (("profiler=nsys", "profiler.trace=[nvtx]"), "add cuda, which the capture range needs"),
+        (("profiler=nsys", "profiler.reports=[/tmp/x.py]"), "is not a report of nsys stats"),
+        (("profiler=ncu", "profiler.metrics=['a;b']"), "not a counter of ncu"),
         (("profiler=ncu", "profiler.cache_control=some"), "all or none"),
         (("profiler=nvtx", "profiler.step=0"), "profiler.step=0"),
         (("profiler=nsys", "profiler.wamup=3"), "profiler.wamup"),

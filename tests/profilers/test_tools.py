@@ -74,7 +74,7 @@ def test_a_tool_that_takes_too_long_is_ended_however_stubborn_it_is(tmp_path, mo
     told = tmp_path / "told"
     answer = tools.ask(sleeper(told, stubborn=True), 3.0)
     assert answer.code is None
-    assert "took longer than 3 s and was ended" in answer.err
+    assert "took longer than 3 s and was terminated" in answer.err
     assert are_gone(told)
 
 
