@@ -54,7 +54,7 @@ class AppliedAlgorithm(Protocol):
     """An algorithm that replaces torch's own choice in a model, as the measuring procedure needs it.
 
     Attributes:
-        name: as in `algorithm=NAME`.
+        name: value of `algorithm=NAME`.
     """
 
     name: str

@@ -25,9 +25,6 @@ def open_default(*, name: str = "default", layers: Mapping[str, str] | None = No
 class Default:
     """Leaves every convolution as it is."""
 
-    def __init__(self, *, name: str = "default") -> None:
-        self.name = name
-
     @contextmanager
     def applied(self, session: Session) -> Iterator[None]:
         """See `Algorithm`."""

@@ -13,7 +13,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import app
 from perfexp.commands.choices import MIXED, one_of, options
 from perfexp.commands.output import echo
-from perfexp.commands.speed import told
+from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.orchestration import gpu_count
@@ -199,7 +199,7 @@ def _print_speed(folder: Path) -> int:
     record = Record.load(folder)
     asked, worst = record.plan.get("speed_dir"), 0
     for speed, path in speed_files.where(record, folder):
-        echo(told(speed, path))
+        echo(line_of(speed, path))
         echo(f"FINAL_RESULT: {speed.images_per_second:.6g} images/s")
         worst = max(worst, int(_went_wrong(speed, path, asked)))
     return worst

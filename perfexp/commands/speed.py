@@ -101,7 +101,7 @@ def _of_runs(place: Path) -> Iterator[Speed]:
     yield from trainings
 
 
-def told(found: Speed, path: Path | None) -> str:
+def line_of(found: Speed, path: Path | None) -> str:
     """A training as a line: path of its file if it has one, figure, and origin."""
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
@@ -117,4 +117,4 @@ def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) 
     if path.resolve() in {place.resolve() for place in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")
     written.add(placing.put(own, out, remedy=_REMEDY))
-    echo(told(found, path))
+    echo(line_of(found, path))

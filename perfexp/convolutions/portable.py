@@ -59,7 +59,7 @@ def as_torch_does(
     memory format of its result.
 
     Args:
-        compute: from inputs (N, C, H, W), weights and convolution to (N, O, height, width).
+        compute: function of inputs (N, C, H, W), weights and convolution to (N, O, height, width).
         inputs: (N, C, H, W) or (C, H, W).
         weight: (O, C / G, kernel height, kernel width).
         bias: (O,), or None.

@@ -30,7 +30,7 @@ _VOID_BELOW = 0.05
 #: Share of the pixels that fit no class well, which are void too.
 _VOID_FAR = 0.02
 NO_TRUTH = (
-    "The masks are made from colours and places: they are no truth. Use them to try out and to time, not to learn."
+    "The masks are derived from colors and positions, and are not ground truth. Use them for trials and timing only."
 )
 
 
@@ -74,7 +74,7 @@ def make(
     Args:
         root: an empty or new folder.
         photographs: files, or None for those of scikit-learn.
-        seed: the same photographs, counts, size and seed give the same pixels.
+        seed: random seed; equal photographs, counts, size and seed give the same pixels.
 
     Raises:
         UserError: a photograph cannot be read, or the folder is not empty or cannot be written.

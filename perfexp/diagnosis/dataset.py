@@ -31,7 +31,7 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
             yield from _read(split, of_split)
     if facts["made"]:
         remedy = "use it to try out and to time; no accuracy is reported"
-        yield warn("masks", "made by perfexp make-data from colours: they are no truth", remedy)
+        yield warn("masks", "made by perfexp make-data from colors: not ground truth", remedy)
 
 
 def _counts(split: str, facts: Mapping[str, Any]) -> Finding:

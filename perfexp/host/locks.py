@@ -97,7 +97,7 @@ def _open(path: Path, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise PermissionError(errno.EPERM, "it holds something that is no file")
+            raise PermissionError(errno.EPERM, "it has an entry that is not a file")
     except OSError as error:
         raise UserError(
             f"Lock files can't be kept in {path.parent}: {error.strerror}. Have that folder removed."

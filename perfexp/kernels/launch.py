@@ -122,7 +122,7 @@ class Recipe:
     """How to compute a convolution.
 
     Attributes:
-        prepare: takes the weights and the buffer of prepared weights; None if `launch` takes the weights unchanged.
+        prepare: function of the weights and the buffer of prepared weights; None if `launch` takes the original ones.
         size: number of elements of the prepared weights.
         dtype: data type of the prepared weights.
     """

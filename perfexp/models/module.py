@@ -36,7 +36,7 @@ class ModuleModel:
             raise UserError(f"model={self.name} made a {type(module).__name__}; a torch.nn.Module is expected.")
         classes = getattr(module, "num_classes", None)
         if classes is not None and num_classes is not None and num_classes > classes:
-            raise UserError(f"The data has {num_classes} classes, {self.name} tells {classes} apart.")
+            raise UserError(f"The data has {num_classes} classes, {self.name} has {classes}.")
         return TorchSession(
             module,
             kind=ByOutput(

@@ -72,7 +72,7 @@ class Torchvision:
         classes = self._num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
         if num_classes is not None and num_classes > classes:
             raise UserError(
-                f"The data has {num_classes} classes, {self.name} with these settings tells {classes} apart. "
+                f"The data has {num_classes} classes, {self.name} with these settings has {classes}. "
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
         torch.manual_seed(seed)

@@ -32,7 +32,7 @@ class Step:
 
     Attributes:
         call: the whole call; enqueues on an asynchronous device.
-        segments: the same call as named segments, in order (`data`, `forward`, …).
+        segments: named segments of the call, in order (`data`, `forward`, …).
         active: context of all calls.
         batch_size: samples per call.
         state: state after the last call.

@@ -25,7 +25,7 @@ def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console:
     """Print runs, points, time and folder.
 
     Args:
-        assignments: at least one run.
+        assignments: runs; at least one.
         sweep_run: sweep of the runs; None for a single run.
     """
     left = [_left(assignment) for assignment in assignments]

@@ -60,11 +60,11 @@ class Run:
             stack.enter_context(paths.locked())
             stack.push(self._withdraw)
             stack.enter_context(_logged(paths))
-            stack.callback(paths.put_back)
+            stack.callback(paths.restore_results)
             if self.assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
                     raise UserError(f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing.")
-                paths.set_aside(sweep)
+                paths.move_results(sweep)
             paths.remove_leftovers()
             recover(paths)
             again = profiles_again(paths, profiler_settings(plan.profiler), plan.profile_keys())
@@ -105,7 +105,7 @@ class Run:
             progress.begun()
             return
         self._is_announced = True
-        self._paths.drop_aside()
+        self._paths.delete_moved_results()
         self.assignment.begun()
         progress.begun()
         _announce(self._job, self.assignment, self._console)

@@ -126,7 +126,7 @@ def profile(job: Job) -> None:
                     point = _profiled(job, number, key, earlier)
                     interrupts.check()  # the next command tries the profile again
                 except BaseException:
-                    earlier.put_back()
+                    earlier.restore_results()
                     raise
                 _settle(point, earlier, before, job.paths)
                 _replace(job.paths, point)
@@ -167,7 +167,7 @@ def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPat
     if point.status is Status.OK or facts.get("files"):
         earlier.forget()
         return
-    earlier.put_back()
+    earlier.restore_results()
     remaining = [name for name in before if (paths.root / name).is_file()]
     if remaining and "profile" in point.facts:
         facts["files"] = remaining

@@ -38,7 +38,7 @@ def collect(block: Callable[[int], Samples], monitor: Monitor, now: Callable[[],
     """Take blocks of samples until the monitor has enough.
 
     Args:
-        block: takes a number of samples and returns their seconds per call.
+        block: function that takes a number of samples and returns their seconds per call.
         now: the host's clock, nanoseconds.
 
     Returns:

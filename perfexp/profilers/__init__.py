@@ -181,12 +181,12 @@ class Profiler(Protocol):
             ProfilerFailed: the tool is missing or too old.
         """
 
-    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """Results of the profile, after the worker has ended.
 
         Args:
             said: log of tool and worker.
-            told: values of the worker's `told`; empty if it failed before.
+            observations: values of the worker's `observations`; empty if it failed before.
 
         Raises:
             ProfilerFailed: there is no profile.
@@ -195,7 +195,7 @@ class Profiler(Protocol):
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
         """A context for the profiled calls; raises `Unsupported` for an unsupported device."""
 
-    def told(self) -> dict[str, Any]:
+    def observations(self) -> dict[str, Any]:
         """JSON values of the worker for `collect`."""
 
 
@@ -233,7 +233,7 @@ class Settings:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 
-    def told(self) -> dict[str, Any]:
+    def observations(self) -> dict[str, Any]:
         """See `Profiler`; empty."""
         return {}
 
@@ -258,7 +258,7 @@ class NoProfiler:
         """See `Profiler`; empty."""
         return []
 
-    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """See `Profiler`; empty."""
         return Found()
 
@@ -267,6 +267,6 @@ class NoProfiler:
         """See `Profiler`; does nothing."""
         yield NoMarks()
 
-    def told(self) -> dict[str, Any]:
+    def observations(self) -> dict[str, Any]:
         """See `Profiler`; empty."""
         return {}

@@ -124,11 +124,11 @@ class Torch(Settings):
             "kernel_seconds": sum(row["self_device_seconds"] for row in kernels),
         }
 
-    def told(self) -> dict[str, Any]:
+    def observations(self) -> dict[str, Any]:
         """See `Profiler`."""
         return self._told
 
-    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """See `Profiler`."""
         files = [path.name for path in self.outputs(place) if path.is_file() and path.stat().st_size]
         if place.file(_TRACE).name not in files:

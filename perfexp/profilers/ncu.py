@@ -140,7 +140,7 @@ class Ncu(Settings):
 
         return captured(device)
 
-    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """See `Profiler`."""
         tool = find("ncu", self._tool)
         report, table = place.file(".ncu-rep"), place.file("_ncu.csv")
@@ -157,7 +157,7 @@ class Ncu(Settings):
             ) from error
         results = Found(files=[report.name, table.name])
         kernels = _kernels(launches)
-        within = {name: sum(_is_in(launch, name) for launch in launches) for name in told.get("marked", ())}
+        within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
         results.facts = {
             "version": tool.version,
             "kernels": kernels[: self.top],

@@ -110,7 +110,7 @@ class Nsys(Settings):
 
         return captured(device)
 
-    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """See `Profiler`."""
         tool = find("nsys", self._tool)
         profile = next((place.file(ending) for ending in ENDINGS if _has_content(place.file(ending))), None)

@@ -44,7 +44,7 @@ class Nvtx(Settings):
 
         return captured(device)
 
-    def collect(self, place: Place, about: About, said: str, told: Mapping[str, Any]) -> Found:
+    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """See `Profiler`; command lines that profile the marked call."""
         return Found(facts={"commands": command_lines(place.stem, about)})
 

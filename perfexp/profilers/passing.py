@@ -47,7 +47,7 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
         "warmup": profiler.warmup,
         "steps": profiler.steps,
         "marked": [WHOLE[timed.phase], *parts],
-        **profiler.told(),
+        **profiler.observations(),
     }
 
 

@@ -51,7 +51,7 @@ class Earlier:
             _aside(path).unlink(missing_ok=True)
         self._aside = []
 
-    def put_back(self) -> None:
+    def restore_results(self) -> None:
         """Restore the earlier files, after the new pass has failed."""
         if not self._aside:
             return

@@ -238,7 +238,7 @@ class RunPaths(_Folder):
         """Whether a process is measuring into this folder (see `locked`)."""
         return _is_locked(self.log)
 
-    def set_aside(self, sweep: str | None) -> None:
+    def move_results(self, sweep: str | None) -> None:
         """Move the results of the run in this folder into a folder of their own there; anybody else's files stay.
 
         Args:
@@ -252,18 +252,18 @@ class RunPaths(_Folder):
         self._write({"perfexp": uuid.uuid4().hex, **owner, "files": []})
         self.create()
 
-    def put_back(self) -> None:
-        """Undo `set_aside`, as nothing was measured in place of what it moved."""
+    def restore_results(self) -> None:
+        """Undo `move_results`, as nothing was measured in place of what it moved."""
         if self._aside is None:
             return
         for path in self._results():
             path.unlink()
         for path in self._aside.iterdir():
             path.rename(self.root / path.name)
-        self.drop_aside()
+        self.delete_moved_results()
 
-    def drop_aside(self) -> None:
-        """Remove what `set_aside` moved, as something was measured in its place."""
+    def delete_moved_results(self) -> None:
+        """Remove what `move_results` moved, as something was measured in its place."""
         if self._aside is None:
             return
         for path in self._aside.iterdir():

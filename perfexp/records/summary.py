@@ -1,4 +1,4 @@
-"""Summary: what every sink shows of a record, computed from it by pure functions."""
+"""Figures of a record for reports, tables, plots and tracking: pure functions of the raw samples."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status
 from perfexp.statistics import estimators, scaling
 
-#: Which time stands for a point, best first: the device's own where there is one.
+#: Times that can represent a point, best first.
 TIME_KINDS = ("device", "latency", "throughput")
-#: Overheads of one process, in their order; the first prediction is there after `first_call`.
+#: Parts of a cold start in order; the first prediction exists after `first_call`.
 TTFP_PARTS = ("imports", "context", "weights", "first_call")
-#: Pixels in the unit of size in which a fit over sizes is given.
+#: Pixels per unit of size of a scaling model.
 MEGAPIXEL = 1e6
-#: What a median without an interval counts for in a fit over sizes: as one of this relative half-width.
+#: Relative half-width that a scaling model assumes for a median without an interval.
 _ERROR_UNKNOWN = 0.05
-#: A larger input may take so much less time than a smaller one: tiles fill better at some sizes than at others.
+#: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
 #: Advice on getting more samples, by the reason for which a block ended.
 _MORE_SAMPLES = {
@@ -32,20 +32,20 @@ _MORE_SAMPLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One point as people want to see it.
+    """The figures of one point.
 
     Attributes:
-        key: which point.
-        status: how it ended.
-        error: why, where it did not end well.
-        time_kind: which time `time` is: `device`, `latency` or `throughput`; None where nothing was timed.
-        time: its statistics, seconds per call.
-        series: the raw samples behind `time`.
-        times: statistics of every time that was measured, by kind.
-        phases: median seconds of each part of a call, by name, from their separate pass.
-        samples_per_second: samples of a call, of all ranks, over the mean time of a pipelined one, with its interval.
-        metrics: the point's other figures.
-        doubts: the point's own, and those that its statistics raise.
+        key: identity of the point.
+        status: final status.
+        error: error message of a point without a result.
+        time_kind: name of the series behind `time`: `device`, `latency` or `throughput`; None without samples.
+        time: statistics of the representative time, in seconds per call.
+        series: raw samples behind `time`.
+        times: statistics of every measured time, by name.
+        phases: median seconds of each part of a call, by name, measured in a separate pass.
+        samples_per_second: samples of all ranks per call, divided by the mean time of a pipelined call.
+        metrics: single figures of the point.
+        doubts: diagnostics of the point and of its statistics.
     """
 
     key: Key
@@ -63,13 +63,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstPrediction:
-    """Time to first prediction of fresh processes.
+    """Cold start: time to first prediction of fresh processes.
 
     Attributes:
-        key: with which inputs.
-        parts: seconds of `imports`, `context`, `weights`, `first_call`, `second_call`; medians over the processes.
-        total_seconds: their sum up to the first prediction; without the second call.
-        processes: how many processes were measured.
+        key: identity of the point.
+        parts: median seconds of `imports`, `context`, `weights`, `first_call` and `second_call` over the processes.
+        total_seconds: sum of the parts up to the first prediction.
+        processes: number of measured processes.
     """
 
     key: Key
@@ -80,13 +80,13 @@ class FirstPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How the time of one phase, batch size, precision and process depends on the input size.
+    """Scaling model of one phase, batch size, precision and process over the input size.
 
     Attributes:
-        key: of the largest size.
-        keys: of all sizes, the smallest first.
-        time_kind: which time.
-        fit: in seconds per call over megapixels.
+        key: key of the largest size.
+        keys: keys of all sizes, smallest first.
+        time_kind: name of the fitted time.
+        fit: model of the seconds per call over megapixels.
     """
 
     key: Key
@@ -97,14 +97,14 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """One point as several processes measured it.
+    """One point measured by several processes.
 
     Attributes:
-        key: of the first process.
-        keys: of all of them.
-        time_kind: which time.
-        time: geometric mean of the processes' medians, seconds per call, with its interval.
-        spread: standard deviation between the processes' medians, as a fraction.
+        key: key of the first process.
+        keys: keys of all processes.
+        time_kind: name of the time.
+        time: geometric mean of the processes' medians with its interval, in seconds per call.
+        spread: relative standard deviation between the processes' medians.
     """
 
     key: Key
@@ -115,11 +115,7 @@ class Across:
 
 
 def rows(record: Record) -> list[Row]:
-    """One row for each point that is timed, in the record's order.
-
-    Args:
-        record: of any run.
-    """
+    """One row per timed point, in the order of the record."""
     percentiles = requested_percentiles(record)
     known = [row(point, percentiles) for point in record.points if point.key.is_timed]
     raised = _scaling_doubts(known)
@@ -127,11 +123,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def scalings(known: Sequence[Row]) -> list[Scaling]:
-    """How times depend on the input size, wherever four different sizes or more were measured.
-
-    Args:
-        known: the rows of a record.
-    """
+    """Scaling models of the rows of a record, for groups with at least four sizes."""
     found = []
     for group in _over_sizes(known):
         if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
@@ -148,11 +140,7 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
 
 
 def across(known: Sequence[Row]) -> list[Across]:
-    """What the processes say together of each point that two or more of them measured.
-
-    Args:
-        known: the rows of a record.
-    """
+    """Combine the processes of each point that at least two of them measured."""
     groups = _grouped(known, lambda row: (row.time_kind, *_without_replicate(row.key)))
     found = []
     for group in groups:
@@ -164,23 +152,14 @@ def across(known: Sequence[Row]) -> list[Across]:
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
-    """The percentiles that the plan asks for.
-
-    Args:
-        record: of any run.
-    """
+    """The percentiles that the plan requests."""
     asked = record.plan.get("percentiles")
     numbers = [p for p in asked if isinstance(p, int | float)] if isinstance(asked, list) else []
     return tuple(float(p) for p in numbers if 0 < p < 100) or (50.0, 95.0, 99.0)
 
 
 def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
-    """The summary of one point.
-
-    Args:
-        point: of any status.
-        percentiles: which ones to compute.
-    """
+    """The figures of one point with the requested percentiles, in percent."""
     timed = [name for name in TIME_KINDS if (series := point.find_series(name)) is not None and series.measured]
     times = {name: estimators.summarise(_series(point, name).measured, percentiles) for name in timed}
     kind = timed[0] if timed else None
@@ -207,21 +186,12 @@ def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
 
 
 def samples_per_call(point: Point) -> int:
-    """The batch of a call; where several ranks make it together, those of all of them.
-
-    Args:
-        point: of a record.
-    """
+    """Number of samples per call, over all ranks."""
     return point.key.batch_size * int(point.facts.get("world_size", 1))
 
 
 def first_interval(point: Point, *names: str) -> estimators.Interval | None:
-    """Seconds per call by the first of these series that was measured, with their interval; None where none was.
-
-    Args:
-        point: of any status.
-        names: of series, the best first.
-    """
+    """Median seconds per call of the first of the named series that has samples; None without samples."""
     for name in names:
         series = point.find_series(name)
         if series is not None and series.measured:
@@ -230,23 +200,15 @@ def first_interval(point: Point, *names: str) -> estimators.Interval | None:
 
 
 def first_median(point: Point, *names: str) -> float | None:
-    """`first_interval` without its interval.
-
-    Args:
-        point: of any status.
-        names: of series, the best first.
-    """
+    """The value of `first_interval` without its interval."""
     found = first_interval(point, *names)
     return found.value if found else None
 
 
 def loop_interval(point: Point) -> estimators.Interval | None:
-    """Mean seconds of a call among calls that follow one another, which rates are made of; None where none was timed.
+    """Mean seconds per call in a loop, the basis of rates; None without samples.
 
-    A loader's processes may bring their batches at once, and then none for a while: the median knows nothing of that.
-
-    Args:
-        point: of any status.
+    Data loaders may deliver batches in bursts, which the mean includes and the median hides.
     """
     for name in ("throughput", "latency"):
         series = point.find_series(name)
@@ -256,11 +218,7 @@ def loop_interval(point: Point) -> estimators.Interval | None:
 
 
 def first_predictions(record: Record) -> list[FirstPrediction]:
-    """Time to first prediction, for each size and batch that it was measured at.
-
-    Args:
-        record: of any run.
-    """
+    """The cold starts of a record, one per size and batch size."""
     groups: dict[tuple[tuple[int, int], int], list[Point]] = {}
     for point in record.points:
         if point.key.phase == "ttfp" and point.status is Status.OK:
@@ -287,7 +245,7 @@ def _median(row: Row) -> estimators.Interval:
 
 
 def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
-    """The rows that went well and have a time, by what they have in common; a time of zero stands for none."""
+    """Group the successful rows that have a time above zero by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
     for each in known:
         if each.status is Status.OK and each.time and each.time.median.value > 0:
@@ -300,7 +258,7 @@ def _without_replicate(key: Key) -> tuple[Hashable, ...]:
 
 
 def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
-    """The rows that differ in their size only, the smallest size first."""
+    """Groups of rows that differ only in size, smallest first."""
     groups = _grouped(
         known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision, row.key.replicate)
     )
@@ -308,7 +266,7 @@ def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
 
 
 def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Diagnostic, ...]]:
-    """For each point at most one: its time is less than that of a smaller size, or far from the fit over all sizes."""
+    """At most one diagnostic per point: a time below that of a smaller size, or far from the scaling model."""
     found: dict[Key, tuple[Diagnostic, ...]] = {}
     for grown in scalings(known):
         for index in grown.fit.far:
@@ -327,19 +285,14 @@ def _scaling_doubts(known: Sequence[Row]) -> dict[Key, tuple[Diagnostic, ...]]:
 
 
 def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> bool:
-    """Whether a rate is below another: beyond both intervals or, where one has none, by more than the intervals' usual.
-
-    Args:
-        rate: per second.
-        other: per second.
-    """
+    """Whether a rate is below another by more than their intervals, or by more than 10 % if an interval is missing."""
     if rate.high is not None and other.low is not None:
         return rate.high < other.low
     return rate.value < (1 - _FALL_TOLERANCE) * other.value
 
 
 def _falls(smaller: Row, larger: Row) -> bool:
-    """Whether a larger size takes clearly less time: beyond both intervals and beyond what tiles explain."""
+    """Whether a larger size takes less time, by more than both intervals and the tolerance."""
     before, after = _median(smaller), _median(larger)
     if before.low is None or after.high is None or smaller.key.pixels == larger.key.pixels:
         return False
@@ -354,7 +307,7 @@ def _series(point: Point, name: str) -> Series:
 
 
 def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
-    """Samples per second from seconds per call; the ends of the interval change places."""
+    """Samples per second from seconds per call; the ends of the interval swap."""
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)

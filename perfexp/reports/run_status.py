@@ -114,7 +114,7 @@ def results(text: bytes) -> dict[Key, Result]:
     try:
         parsed = [decoder.decode(line) for line in lines[:-1] if line.strip()]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"points.jsonl holds a line that is no point: {error}.") from error
+        raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         parsed.append(decoder.decode(lines[-1]))
     return {result.key: result for result in parsed}

@@ -42,9 +42,9 @@ def test_what_is_made_is_in_the_layout_and_says_that_it_is_no_truth(tmp_path: Pa
     assert make(made, "--photographs", str(photographs / "temple")) == 0
     told = capsys.readouterr().out
     assert "3 pictures of training and 2 of evaluation, 64 × 128" in told
-    assert "they are no truth" in told
+    assert "not ground truth" in told
     about = json.loads((made / "made.json").read_text())
-    assert "no truth" in about["masks"]
+    assert "not ground truth" in about["masks"]
     assert about["photographs"] == [f"{number}.jpg" for number in range(6)]
     assert [len(find_pairs(made, split)) for split in SPLITS] == [3, 2]
     assert [inspect(pair) for pair in pairs(made)] == [None] * 5
@@ -135,7 +135,7 @@ def test_a_whole_data_set_is_counted(made: Path, capsys) -> None:
     assert "3 pictures, 3 masks, 3 pairs" in told
     assert "2 pictures, 2 masks, 2 pairs" in told
     assert "all read whole" in told
-    assert "no truth" in told
+    assert "not ground truth" in told
     assert "it can be used" in told
 
 

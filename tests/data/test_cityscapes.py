@@ -79,14 +79,14 @@ def test_train_ids_stay_as_they_are() -> None:
 @pytest.mark.parametrize("label", [19, 33, 200, 254])
 def test_every_number_that_is_no_train_id_is_told(label: int) -> None:
     mask = np.array([[0, label, VOID]], np.uint8)
-    with pytest.raises(UserError, match=rf"x_gtFine_labelTrainIds\.png has labels that are no train ids: {label}\."):
+    with pytest.raises(UserError, match=rf"x_gtFine_labelTrainIds\.png has labels that are not train ids: {label}\."):
         train_ids(mask, Path("x_gtFine_labelTrainIds.png"), size=(1, 3), classes=19)
 
 
 @pytest.mark.parametrize("label", [34, 200, 254])
 def test_every_number_that_is_no_label_id_is_told(label: int) -> None:
     mask = np.array([[7, label]], np.uint8)
-    with pytest.raises(UserError, match=rf"no label ids of Cityscapes: {label}\. They go from 0 to 33"):
+    with pytest.raises(UserError, match=rf"not label ids of Cityscapes: {label}\. They go from 0 to 33"):
         train_ids(mask, Path("x_gtFine_labelIds.png"), size=(1, 2), classes=19)
 
 
@@ -237,7 +237,7 @@ def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, w
 
     picture, mask = picture_of(streets, "val", stem(0)), mask_of(streets, "val", stem(0))
     change_mask(mask, 77)
-    assert f"{mask} has labels that are no train ids: 77" in told()
+    assert f"{mask} has labels that are not train ids: 77" in told()
     Image.new("L", (10, 20)).save(mask)
     assert f"{mask} is 20 × 10, its picture 32 × 64 pixels" in told()
     Image.new("RGB", SIZE[::-1]).save(mask)

@@ -135,7 +135,7 @@ def test_labels_beyond_the_modules_classes_are_refused() -> None:
     module = Classifier(5)
     module.num_classes = 5
     assert open_adapted(module, num_classes=5).num_classes == 5
-    with pytest.raises(UserError, match="data has 6 classes, mine tells 5 apart"):
+    with pytest.raises(UserError, match="data has 6 classes, mine has 5"):
         open_adapted(module, num_classes=6)
 
 

@@ -126,7 +126,7 @@ def test_the_classes_are_the_settings_the_datas_or_the_builders(
 
 
 def test_more_classes_in_the_data_than_in_the_model_are_refused() -> None:
-    with pytest.raises(UserError, match="data has 12 classes, resnet18 with these settings tells 10 apart"):
+    with pytest.raises(UserError, match="data has 12 classes, resnet18 with these settings has 10"):
         open_model(num_classes=10, classes=12)
 
 
@@ -292,7 +292,7 @@ def test_published_weights_that_cannot_be_downloaded_are_explained(
 def test_published_weights_keep_their_classes() -> None:
     with pytest.raises(UserError, match="'num_classes' expected value 1000 but got 10"):
         open_model(weights="DEFAULT", num_classes=10)
-    with pytest.raises(UserError, match="data has 1001 classes, resnet18 with these settings tells 1000 apart"):
+    with pytest.raises(UserError, match="data has 1001 classes, resnet18 with these settings has 1000"):
         open_model(weights="DEFAULT", classes=1001)
 
 

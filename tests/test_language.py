@@ -1,0 +1,85 @@
+"""Words: docstrings parse on their own, and the code uses the field's terms."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import language  # noqa: E402
+
+PACKAGE = ROOT / "perfexp"
+MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+#: Words that have a better one (docs: CONTRIBUTING.md, "Glossary"), in docstrings, messages and public names.
+BANNED = re.compile(
+    r"\b(told|tells|likewise|rivals?|unqueued|mend|mended|mends|anew|at the most|so long|so many|meanwhile"
+    r"|(?<!there )(?:is|are) no(?= [a-z])(?! (?:longer|more|less))|looked (?:at|into|on)|heard)\b",
+    re.IGNORECASE,
+)
+BANNED_IN_NAMES = re.compile(r"(?:^|_)(told|rivals?|unqueued|mend|aside|beside|apart|standing|likewise|kept)(?:_|$)")
+#: Names and texts that others have chosen: stored formats and words of other tools.
+EXCEPTIONS = {"rivals", "rival/"}  # names in stored records
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return language.count(PACKAGE)
+
+
+def test_entries_of_docstrings_parse_on_their_own(counts):
+    assert len(counts.dangling) <= 0.01 * counts.entries, "\n".join(counts.dangling)
+
+
+def test_docstrings_name_the_noun_and_machines_do_not_speak(counts):
+    assert counts.per_thousand(counts.what) <= 1.5
+    assert counts.per_thousand(counts.told) <= 0.1
+
+
+def texts_of(tree):
+    """Lines and contents of all string constants, docstrings and formatted strings included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def test_texts_use_the_words_of_the_glossary():
+    wrong = [
+        f"{name}:{line}: {match[0]}: {' '.join(text[max(match.start() - 40, 0) : match.end() + 40].split())}"
+        for name, path in MODULES.items()
+        for line, text in texts_of(ast.parse(path.read_text()))
+        if text not in EXCEPTIONS
+        for match in BANNED.finditer(re.sub(r"`[^`]*`", "", text))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_public_names_use_the_words_of_the_glossary():
+    wrong = [
+        f"{name}: {node.name}"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        if not node.name.startswith("_") and BANNED_IN_NAMES.search(node.name) and node.name not in EXCEPTIONS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("description", "dangling"),
+    [
+        ("of a run.", True),
+        ("that was measured.", True),
+        ("likewise.", True),
+        ("by whom it was made.", True),
+        ("latency percentiles to report, in percent.", False),
+        ("formatted text.", False),
+        ("by default, the current folder.", False),
+    ],
+)
+def test_a_dangling_entry_is_recognized(description, dangling):
+    assert language.is_dangling(description) is dangling
