@@ -241,7 +241,7 @@ def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, w
     Image.new("L", (10, 20)).save(mask)
     assert f"{mask} is 20 × 10, its picture 32 × 64 pixels" in told()
     Image.new("RGB", SIZE[::-1]).save(mask)
-    assert f"{mask} is no mask" in told()
+    assert f"{mask} is not a mask" in told()
     cut_off(mask)
     assert f"{mask} can't be read as a mask" in told()
     cut_off(picture)
