@@ -247,7 +247,7 @@ def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
 def test_nothing_to_resume_is_told(run):
     code, printed, _ = run("resume=nowhere")
     assert code == 2
-    assert "there is no run" in printed
+    assert "no run (plan.yaml) and no sweep" in printed
 
 
 @pytest.mark.parametrize("is_there", [False, True])
