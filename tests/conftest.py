@@ -72,7 +72,9 @@ _LAYERS_PNG, _PNG = run_files._layers_png, run_files._png
 def without_pictures() -> Iterator[None]:
     """Runs leave the same files as ever, but draw nothing: a picture costs half as much as the run. See `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_files, "_layers_png", lambda record: STAND_IN if layer_tables.representative_point(record) else None)
+        patch.setattr(
+            run_files, "_layers_png", lambda record: STAND_IN if layer_tables.representative_point(record) else None
+        )
         patch.setattr(run_files, "_png", lambda picture: None if picture is None else STAND_IN)
         yield
 

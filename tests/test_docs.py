@@ -31,7 +31,7 @@ def test_generated_pages_are_current():
 def test_a_key_without_a_description_is_an_error():
     module = generator()
     with pytest.raises(module.Stale):
-        module.diagnostics({})
+        module.record({"Key": {"_": "identity of a point"}})
 
 
 def test_every_metric_is_explained():

@@ -82,7 +82,7 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
         ("nn.Module: Conv2d_0", False),
         ("autograd::engine::evaluate_function: ConvolutionBackward0", False),
         ("void gemm<float>(int)", False),
-        ("perfexp/worker.py(207): profile", True),
+        ("perfexp/worker/entry.py(207): profile", True),
         ("perfexp/models/session.py(144): forward", True),
         (f"{Path(perfexp.__file__).parent}/modes/train.py(30): forward", True),
         ("/home/me/perfexp/modes/mine.py(30): forward", False),
