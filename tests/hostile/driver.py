@@ -27,7 +27,6 @@ import perfexp.models.fake
 import perfexp.reports.console
 import perfexp.tracking.mlflow_sink
 import perfexp.tracking.sender
-import perfexp.tracking.sender_process
 import perfexp.worker.entry
 from perfexp.reports import run_files
 from tests import forking
@@ -35,7 +34,7 @@ from tests import forking
 
 def main():
     forking.modules.add("perfexp.tracking.sender")
-    for module in (perfexp.host.process, perfexp.tracking.sender_process):
+    for module in (perfexp.host.process, perfexp.tracking.mlflow_sink):
         module.subprocess = forking.forking
     # drawing takes longer than everything else, and is the last step: what is drawn has been read by then
     run_files._png = lambda picture: picture and b"a picture"
