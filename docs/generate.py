@@ -326,7 +326,8 @@ def diagnostics() -> str:
 
 _MEASURE = """# Commands
 
-`perfexp` and `python -m perfexp` are the same command. `perfexp` alone prints the help.
+`perfexp` and `python -m perfexp` are the same command, except that `python -m perfexp` also finds
+modules in the current folder. Without arguments both print the help.
 
 ## perfexp KEY=VALUE
 
@@ -338,6 +339,7 @@ Measure. Overrides choose options of groups and set keys; see [Configuration key
 | `--dry-run` | Print what would be measured, an estimate of the time, and the folder; measure nothing. |
 | `--config-dir DIR` | Add options of your own. |
 | `--overwrite` | Replace the results in `output_dir`. |
+| `resume=DIR` | Continue the run or the sweep in a folder. |
 | `--max-jobs N` | Allow a sweep of more than 1,000 runs. |
 | `--cfg job` | Print the composed configuration. |
 | `--help` | Print groups and keys. |

@@ -31,7 +31,7 @@ from perfexp.orchestration.preparation import holds_other_plan, refuse_other_pla
 from perfexp.orchestration.record_assembly import exit_code
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file, validation
-from perfexp.plan.hydra_errors import explained
+from perfexp.plan.hydra_errors import as_perfexp_error
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
@@ -82,7 +82,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
             call_with_hydra(arguments, application)
         application.measure_rounds()
     except Exception as error:
-        application.failed(explained(error))
+        application.failed(as_perfexp_error(error))
 
 
 class _Application:
@@ -128,14 +128,14 @@ class _Application:
         except KeyboardInterrupt:
             self.interrupted()
         except Exception as error:
-            self.failed(explained(error))
+            self.failed(as_perfexp_error(error))
 
     def __call__(self, composed: DictConfig) -> None:
         """Measure a composed configuration; Hydra would print a traceback of any exception."""
         try:
             self._take(composed)
         except Exception as error:
-            self.failed(explained(error))
+            self.failed(as_perfexp_error(error))
 
     def _take(self, composed: DictConfig) -> None:
         if self._is_refused:
@@ -162,7 +162,7 @@ class _Application:
             if self.sweep_run is not None:
                 self.sweep_run.accept(assignment)
         except Exception as error:
-            refusal = explained(error)
+            refusal = as_perfexp_error(error)
             self.failed(refusal)
             if self.sweep_run is not None and not self.is_dry:
                 self.sweep_run.refused(*self._place(self.sweep_run), refusal)
@@ -173,7 +173,7 @@ class _Application:
         try:
             record = job.run(assignment, self.console)
         except Exception as error:
-            self._ended(assignment, explained(error, assignment.folder))
+            self._ended(assignment, as_perfexp_error(error, assignment.folder))
         except KeyboardInterrupt:
             with suppress(UserError), interrupts.held():  # interrupted so early that there is no record
                 self._enter(assignment, Record.load(assignment.folder))

@@ -306,7 +306,7 @@ def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, 
     ],
 )
 def test_the_folder_of_a_stage_names_the_device_that_auto_finds(run, monkeypatch, product, folder):
-    monkeypatch.setattr(auto, "foreseen", lambda index: product)
+    monkeypatch.setattr(auto, "predicted_name", lambda index: product)
     assert f"outputs/1_sanity/vgg16_default_{folder}/" in run("model=vgg16", "experiment=sanity", "--dry-run")[1]
     assert naming.child_folder(None, Path("s"), 3, {"gpu": "auto"}) == Path(f"s/3_{folder}")
 

@@ -24,8 +24,8 @@ def implicit_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convo
     """kn2row: each kernel position is a 1 × 1 convolution of the image, shifted and added to the sum.
 
     Vasudevan, Anderson and Gregg, "Parallel Multi Channel Convolution using General Matrix Multiplication", 2017, in
-    the accumulating form, without im2col. A stride s first splits the image into the s × s images that a kernel
-    position can fall on, so that nothing is computed in vain. The result has the data type of the sums.
+    the accumulating form, without im2col. A stride s first splits the image into the s² sub-images that a kernel
+    position can fall on, so that skipped pixels are not computed. The result has the accumulator's data type.
     """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)

@@ -31,8 +31,8 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
 
 
 @cache
-def foreseen(index: int = 0) -> str | None:
-    """Name of the GPU that `open_device` will find, or `cpu`; None where only torch can know.
+def predicted_name(index: int = 0) -> str | None:
+    """Predict the name of the GPU that `open_device` will find, or `cpu`; None if that is not possible.
 
     The answer comes from the driver and torch's version file, without torch or the device.
     """

@@ -26,23 +26,26 @@ def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
 class Watch(Protocol):
     """Observer of a marked model's calls."""
 
-    def pause(self) -> None:
-        """Note that the marker's own work begins."""
+    def begin_overhead(self) -> None:
+        """The marker's own work begins."""
 
-    def resume(self) -> None:
-        """Note that the marker's own work has ended."""
+    def end_overhead(self) -> None:
+        """The marker's own work has ended."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """A context for a call, inside the marker's own work; a call without a mark is part of its surroundings."""
+        """Enter during overhead: ends the overhead, credits the call to the mark, and begins overhead again on exit.
+
+        Without a mark the call belongs to the enclosing row.
+        """
 
 
 class Ranges:
     """Profiler ranges; see `Watch`. A profiler separates the marker's own work itself."""
 
-    def pause(self) -> None:
+    def begin_overhead(self) -> None:
         """See `Watch`; nothing to do."""
 
-    def resume(self) -> None:
+    def end_overhead(self) -> None:
         """See `Watch`; nothing to do."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
@@ -72,7 +75,7 @@ class Marker:
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a module inside its mark; raises `Opaque` if it is compiled."""
-        self._watch.pause()
+        self._watch.begin_overhead()
         try:
             if is_compiled(module):
                 raise Opaque(COMPILED)
@@ -81,7 +84,7 @@ class Marker:
                     return self._around(None, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
                 return self._called(call, module, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
         finally:
-            self._watch.resume()
+            self._watch.end_overhead()
 
     def _called(self, call: ModuleCall, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
         planned = self._outline.get((call.path, call.number))
@@ -100,11 +103,11 @@ class Marker:
 
     def operate(self, name: str, run: Callable[[], Any]) -> Any:
         """Call a torch function, inside a mark if the outline has a number for it."""
-        self._watch.pause()
+        self._watch.begin_overhead()
         try:
             return self._around(None if computes_again() else self._next_operation(name), run)
         finally:
-            self._watch.resume()
+            self._watch.end_overhead()
 
     def _next_operation(self, name: str) -> Mark | None:
         """The mark of the next function in the outline; None where it is not a row."""

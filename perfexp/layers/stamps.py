@@ -52,14 +52,14 @@ class Stamps:
         self._numbers, self._made_in = [], []
         self._last = self._now()
 
-    def pause(self) -> None:
+    def begin_overhead(self) -> None:
         """See `Watch`."""
         now = self._now()
         row = self._rows[-1] if self._rows else in_no_module(None)
         self.spent[row] = self.spent.get(row, 0) + now - self._last
         self._last = now
 
-    def resume(self) -> None:
+    def end_overhead(self) -> None:
         """See `Watch`."""
         now = self._now()
         self.own_ns += now - self._last
@@ -69,11 +69,11 @@ class Stamps:
     def around(self, mark: Mark | None) -> Iterator[None]:
         """See `Watch`."""
         self._enter(self._key(mark) if mark else self._rows[-1] if self._rows else in_no_module(None))
-        self.resume()
+        self.end_overhead()
         try:
             yield
         finally:
-            self.pause()
+            self.begin_overhead()
             self._leave()
 
     @contextmanager
@@ -111,9 +111,9 @@ class Stamps:
         key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.backward)
 
         def hook(_: object) -> None:
-            self.pause()
+            self.begin_overhead()
             self._rows[-1] = key
-            self.resume()
+            self.end_overhead()
 
         return hook
 
@@ -151,7 +151,7 @@ def stamp_layers(
             outline = outline_of(lambda: [part() for _, part in step.segments], model)
             with undisturbed(), marking(model, outline, stamps) as marker:
                 for number in range(calls + 1):
-                    no_backward = _call(step, marker, stamps)
+                    no_backward = _stamped_call(step, marker, stamps)
                     rows = {key: Spent(busy_ns=ns) for key, ns in stamps.spent.items()}
                     taken.append(CallTimes(number, sum(stamps.spent.values()), rows, {}, starved=False))
                     own.append(stamps.own_ns)
@@ -165,8 +165,8 @@ def stamp_layers(
     return close(times, clean_seconds)
 
 
-def _call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
-    """Make one call; returns why its backward pass could not be followed, or None."""
+def _stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
+    """Make one call with stamps; return why its backward pass was not followed, None if it was or has none."""
     marker.restart()
     stamps.start()
     no_backward = None
@@ -177,7 +177,7 @@ def _call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
                 if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
                     stack.enter_context(stamps.following(loss))
                 else:
-                    no_backward = "the step does not leave its loss behind"
+                    no_backward = "the step does not store a loss with a graph"
             with stamps.around(Mark(Scope.phase, kind=name)):
                 part()
     return no_backward

@@ -353,7 +353,7 @@ class Procedure:
     def _count_work(self, point: Point, step: Step, batches: Batches) -> None:
         counted = self.work(step, batches)
         if counted is not None:
-            work_rates.add(point, counted, self.peaks, self.ceilings)
+            work_rates.add_work_metrics(point, counted, self.peaks, self.ceilings)
 
     def work(self, step: Step, batches: Batches) -> Work | None:
         """Count the analytic work of a call, on torch's own convolutions: an algorithm multiplies in its own way.

@@ -45,15 +45,17 @@ def user_error(error: BaseException) -> UserError:
     return UserError(text)
 
 
-def explained(error: Exception, folder: Path | None = None) -> PerfexpError:
-    """Translate any exception.
+def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpError:
+    """Return the error to print for an exception; an unexpected one leaves a crash report in the folder.
+
+    An interrupt among its causes is raised again.
 
     Args:
         error: exception raised while composing, measuring or summing up.
         folder: folder of the run that the error ended; None without a run.
     """
     if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
-        raise KeyboardInterrupt from error  # Python 3.11 wraps one that comes while a class is made
+        raise KeyboardInterrupt from error  # Python 3.11 wraps an interrupt that arrives during a class definition
     if isinstance(error, PerfexpError):
         return error
     if isinstance(error, FOREIGN_ERRORS):

@@ -73,7 +73,7 @@ def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
 
 def _device(gpu: str, index: int, folders: Sequence[Path]) -> str:
     """Return the option of the group `gpu`; for `auto` the option or product that is going to be used."""
-    product = auto.foreseen(index) if gpu == "auto" else None
+    product = auto.predicted_name(index) if gpu == "auto" else None
     return gpu_sheets.matching(gpu_sheets.read(folders), product) or product if product else gpu
 
 

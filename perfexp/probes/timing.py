@@ -45,7 +45,7 @@ def collect(block: Callable[[int], Samples], monitor: Monitor, now: Callable[[],
         All samples, how many of the first are warm-up, and why the series ended.
     """
     samples, elapsed_ns = np.empty(0), 0
-    # a collection between blocks would let queues and data loaders catch up
+    # a garbage collection between blocks would pause the host, and queues and data loaders would catch up
     with undisturbed():
         while count := monitor.more(samples, elapsed_ns * 1e-9):
             begun_ns = now()

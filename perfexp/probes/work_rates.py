@@ -13,14 +13,14 @@ from perfexp.work import Work
 _PEAKS = {"amp_fp16": "fp16", "amp_bf16": "bf16"}
 
 
-def add(
+def add_work_metrics(
     point: Point, work: Work, peaks: Mapping[str, float | None] | None, ceilings: Mapping[str, float] | None = None
 ) -> None:
-    """Add `work/…` and `mfu` to a point that has been timed.
+    """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
 
-    The rate is that of the device's own time where there is one. MFU (model FLOPs utilization; Chowdhery et al., PaLM,
-    arXiv 2204.02311, appendix B) is that of the undisturbed loop, as a part of the data sheet's peak, and of the rate
-    that the device itself reached (`mfu_of_ceiling`).
+    The rate uses device time where there is one. `mfu` (model FLOPs utilization; Chowdhery et al., PaLM, arXiv
+    2204.02311, appendix B) is FLOP/s of the loop divided by the data sheet's peak. `mfu_of_ceiling` is the same divided
+    by the measured peak.
 
     Args:
         work: work of one call, with its backward pass in training.

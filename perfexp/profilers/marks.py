@@ -62,10 +62,10 @@ class MarkedModules:
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
 
-    def pause(self) -> None:
+    def begin_overhead(self) -> None:
         """See `Watch`; marking takes host time, which a profile shows unchanged."""
 
-    def resume(self) -> None:
+    def end_overhead(self) -> None:
         """See `Watch`; nothing to do."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:

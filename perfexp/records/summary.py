@@ -190,7 +190,7 @@ def samples_per_call(point: Point) -> int:
     return point.key.batch_size * int(point.facts.get("world_size", 1))
 
 
-def first_interval(point: Point, *names: str) -> estimators.Interval | None:
+def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
     """Median seconds per call of the first of the named series that has samples; None without samples."""
     for name in names:
         series = point.find_series(name)
@@ -200,8 +200,8 @@ def first_interval(point: Point, *names: str) -> estimators.Interval | None:
 
 
 def first_median(point: Point, *names: str) -> float | None:
-    """The value of `first_interval` without its interval."""
-    found = first_interval(point, *names)
+    """The value of `first_median_interval` without its interval."""
+    found = first_median_interval(point, *names)
     return found.value if found else None
 
 

@@ -33,7 +33,7 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
         launches: number of launches in the file.
     """
     yield from _foreign(roofline)
-    yield from _contradicted(roofline, counted)
+    yield from _contradictions(roofline, counted)
     # ranges of the process include other threads, so they decide where there are any
     owner = PROCESS if any(row.where == PROCESS for row in roofline.ranges) else THREAD
     ranges = {row.name: row.load.launches for row in roofline.ranges if row.where == owner}
@@ -94,11 +94,11 @@ def _foreign(roofline: Roofline) -> Iterator[str]:
         )
 
 
-def _contradicted(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[str]:
+def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[str]:
     """A memory ceiling that differs from the peak behind ncu's percentages.
 
-    `dram__throughput` is the busiest part of the memory, so bytes per second over it are the peak or less: the launch
-    where they are most comes closest.
+    `dram__throughput` is the utilization of the busiest part of the memory. A launch's bandwidth divided by it is a
+    lower bound of the peak, so the largest of them is compared.
     """
     stated = roofline.peaks.dram_bytes_per_second
     implied = max(

@@ -39,7 +39,7 @@ class RowMaker:
 
     def _row(self, call: Call, operation: int | None, kind: str, step: Call | Operation, kernels: list[Kernel]) -> Row:
         made = {storage_of(tensor) for tensor in tensors_in(step.returned)}
-        reads, written = _outside(kernels, made)
+        reads, written = _external_traffic(kernels, made)
         fresh = set().union(*(kernel.fresh for kernel in kernels))
         convolutions = [kernel.convolution for kernel in kernels if kernel.convolution is not None]
         return Row(
@@ -68,13 +68,13 @@ class RowMaker:
         return tuple(tuple(tensor.shape) for tensor in tensors_in(given) if storage_of(tensor) not in self._own)
 
 
-def _outside(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
-    """External reads of a row, and writes that outlive it."""
-    made: set[int] = set()
+def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
+    """Reads of memory that the row did not create, and writes to such memory or to what it returns."""
+    created: set[int] = set()
     reads: list[Region] = []
     written: list[Region] = []
     for kernel in kernels:
-        reads += [region for region in kernel.reads if region.storage not in made]
-        made |= kernel.fresh
-        written += [region for region in kernel.writes if region.storage not in made or region.storage in returned]
+        reads += [region for region in kernel.reads if region.storage not in created]
+        created |= kernel.fresh
+        written += [region for region in kernel.writes if region.storage not in created or region.storage in returned]
     return reads, written

@@ -54,11 +54,11 @@ def raising(error):
     ],
 )
 def test_what_auto_is_going_to_find_is_told_without_torch(monkeypatch, built, names, index, found):
-    auto.foreseen.cache_clear()
+    auto.predicted_name.cache_clear()
     monkeypatch.setattr(auto, "_built_for", lambda: built)
     monkeypatch.setattr(auto.nvml, "visible_names", names)
-    assert auto.foreseen(index) == found
-    auto.foreseen.cache_clear()
+    assert auto.predicted_name(index) == found
+    auto.predicted_name.cache_clear()
 
 
 def test_what_torch_was_built_for_is_read_from_its_files():
