@@ -390,7 +390,7 @@ def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(
-        capabilities, "_questions", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})]
+        capabilities, "_parts", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})]
     )
     told = []
     capabilities.answer(None, lambda event, **details: told.append((event, details)))
@@ -527,7 +527,7 @@ def test_a_file_of_ones_own_that_is_damaged_is_an_error(tmp_path, capsys):
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu/mine.yaml").write_text("match: '['\n")
     assert commands.run(["doctor", "--config-dir", str(tmp_path)]) == 2
-    assert "mine.yaml can't be read" in capsys.readouterr().err
+    assert "mine.yaml cannot be read" in capsys.readouterr().err
 
 
 def test_who_holds_the_lock_of_a_device_is_seen(tmp_path, monkeypatch, quiet_machine):

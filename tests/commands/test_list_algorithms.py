@@ -73,11 +73,11 @@ def cudnn(monkeypatch):
 def here(monkeypatch):
     """The worker's part in this process, where there may be a scripted cuDNN."""
 
-    def ask(plain):
+    def query(plain):
         told = entry.algorithms(config.typed(plain), RunPaths(Path("nowhere")), entry.Events(None))
         return json.loads(json.dumps(told))
 
-    monkeypatch.setattr(model_support, "ask", ask)
+    monkeypatch.setattr(model_support, "query", query)
 
 
 def run(capsys, *arguments):
@@ -307,7 +307,7 @@ def test_a_precision_that_the_device_lacks_is_told(here, capsys):
         (["model=resnet18", "algorithm=default", "algorithm.workspace=1"], "no key 'workspace'"),
         (["model=resnet18", "model._target_=os.system"], "_target_"),
         (["model=resnet18", "batch_size=0"], "batch_size"),
-        (["resnet18"], "say key=value"),
+        (["resnet18"], "set key=value"),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(capsys, overrides, told):
@@ -370,7 +370,7 @@ def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code
 
 def test_only_algorithms_are_listed_for_a_model(capsys):
     assert commands.run(["list", "models", "model=resnet18"]) == 2
-    assert "only algorithms" in capsys.readouterr().err
+    assert "overrides are for algorithms only" in capsys.readouterr().err
     assert commands.run(["list", "model=resnet18"]) == 2
     assert "perfexp list algorithms model=resnet18" in capsys.readouterr().err
     assert commands.run(["list", "algorithms", "--json"]) == 2

@@ -176,7 +176,7 @@ def test_what_is_wrong_with_files_is_told_file_by_file(made: Path, capsys) -> No
     failed = [finding["found"] for finding in answer["findings"] if finding["verdict"] == "fail"]
     assert (code, answer["works"]) == (1, False)
     assert f"{first.picture} can't be read as a picture: image file is truncated" in failed[0]
-    assert f"{second.mask} has labels that are no train ids: 19, 200" in failed[1]
+    assert f"{second.mask} has labels that are not train ids: 19, 200" in failed[1]
     assert f"{third.mask} is 10 × 20, its picture 64 × 128" in failed[2]
     assert f"1 without a mask, the first is {lonely[0].picture}" in failed[3]
     assert any(f"have no picture, the first is {lonely[1].mask}" in each["found"] for each in answer["findings"])

@@ -155,7 +155,7 @@ def test_files_that_can_not_be_used_are_named(session: MmsegSession, tmp_path: P
     pair = find_pairs(root, "val")[0]
     pipeline = Pipeline(session.config, SIZE, training=False, classes=19)
     change_mask(pair.mask, 20)
-    with pytest.raises(UserError, match=rf"{pair.mask} has labels that are no train ids: 20"):
+    with pytest.raises(UserError, match=rf"{pair.mask} has labels that are not train ids: 20"):
         pipeline(pair)
     Image.new("L", (10, 20)).save(pair.mask)
     with pytest.raises(UserError, match=rf"{pair.mask} is 20 × 10, its picture 64 × 128"):
@@ -257,7 +257,7 @@ def test_what_is_wrong_with_a_mask_ends_the_run_before_the_loss(run: Any, tmp_pa
         change_mask(mask_of(root, "train", stem(index)), 255 - 1 - index)
     code, printed, _ = run("model=fastscnn", f"data.root={root}", "data.workers=1", "mode=train")
     assert code == 2
-    assert "has labels that are no train ids: 2" in printed
+    assert "has labels that are not train ids: 2" in printed
     assert "Traceback" not in printed
 
 

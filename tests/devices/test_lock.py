@@ -66,7 +66,7 @@ def test_a_link_in_the_place_of_the_file_is_not_followed(temporary, tmp_path):
 def test_a_pipe_in_the_place_of_the_file_makes_nobody_wait(temporary):
     temporary.mkdir(mode=0o700)
     os.mkfifo(lock.lock_path("device"), 0o600)
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="not a file"):
         lock.holder("device")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
-from perfexp.worker.entry import rank_process
+from perfexp.worker import rank_process
 
 #: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
 NET = """

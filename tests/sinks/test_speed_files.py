@@ -87,7 +87,7 @@ def test_an_earlier_file_of_the_run_is_replaced_and_anything_else_is_left_alone(
     (place.paths.root / NAME).write_text("mine")
     assert NAME not in place.write(run(build))
     assert (place.paths.root / NAME).read_text() == "mine"
-    assert "no speed file, and stays. Move it away and repeat the command" in capsys.readouterr().err
+    assert "the file there is not a speed file. Move it away and repeat the command" in capsys.readouterr().err
 
 
 def test_what_is_not_perfexps_is_never_entered_in_the_manifest(build: Builder, place: Place) -> None:
