@@ -361,7 +361,8 @@ def commands() -> str:
         perfexp.commands.load(name)
     group: Any = typer.main.get_command(perfexp.commands.app)
     parts = [_MEASURE]
-    for name, command in group.commands.items():
+    for name in COMMANDS:
+        command = group.commands[name]
         parts += [f"## perfexp {name}\n", "```text", _usage(name, command), "```\n"]
         parts += [f"{paragraph}\n" for paragraph in _paragraphs(command.help or "")]
         rows = [

@@ -8,7 +8,7 @@ from perfexp.host.cache import JsonCache
 from perfexp.models import Precision
 from perfexp.probes import ceilings as module
 from perfexp.probes.ceilings import ceilings
-from perfexp.probes.work_rates import add
+from perfexp.probes.work_rates import add_work_metrics
 from perfexp.records.record import Key, Point, Series, Status
 from perfexp.work import Row, Work
 
@@ -63,7 +63,7 @@ def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
         weight_gradient_flops=None, bytes_min=1, activation_bytes=1, parameters=0, inputs=(), outputs=(),
     )  # fmt: skip
     work = Work(rows=(row,), parameters=0, backward=False, uncounted=())
-    add(point, work, {}, {"flops_per_second": ceiling, "bytes_per_second": 5.0})
+    add_work_metrics(point, work, {}, {"flops_per_second": ceiling, "bytes_per_second": 5.0})
     assert point.metric("mfu_of_ceiling").value == 2000 / ceiling
     assert point.metric("ceiling/bytes_per_second").value == 5
     assert [doubt.code for doubt in point.doubts] == doubts
