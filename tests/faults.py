@@ -305,7 +305,9 @@ class Trial:
         def look() -> bool:
             assert self.process is not None
             with suppress(psutil.Error):
-                found.extend(psutil.Process(self.process.pid).children())
+                parent = psutil.Process(self.process.pid)
+                # before it executes Python, a child is a copy of the parent that the parent waits for
+                found.extend(child for child in parent.children() if child.cmdline() != parent.cmdline())
             return bool(found)
 
         self._until(look)
