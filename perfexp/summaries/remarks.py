@@ -131,7 +131,7 @@ def scaling_lines(rows: Sequence[Row]) -> list[str]:
     """A line for each group of sizes: which, and how its time depends on the size.
 
     Args:
-        rows: of any run.
+        rows: rows of one run.
     """
     known = scalings(rows)
     fields = [field for field in varying(row.key for row in rows) if field != "input_size"]
