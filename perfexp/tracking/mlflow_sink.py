@@ -37,6 +37,8 @@ from perfexp.tracking.store import (
 
 #: The sender answers this long before it would be killed: its message names the process that it waited for.
 _MARGIN_SECONDS = 0.5
+#: Limit on the start of the sending process: the import of MLflow from a slow disk.
+_START_SECONDS = 120.0
 #: Limit on the end of a killed process.
 _END_SECONDS = 5.0
 #: Limit on an answer: a link, or an error.
@@ -166,7 +168,7 @@ class SenderProcess:
         """Write a line and return the answer.
 
         Args:
-            line: request with its line break.
+            line: request with its line break; empty for the first answer, which says that the process is ready.
             deadline: end of the wait, on the clock `time.monotonic`.
 
         Raises:
@@ -217,18 +219,24 @@ _sender: SenderProcess | None = None
 def deliver(delivery: Delivery) -> str:
     """Send a payload by the sending process and return the lines for the console that lead to it.
 
+    The start of that process is not part of the deadline.
+
     Raises:
         DeadlineMissed: it takes longer; the process has been killed.
         LockTimeout: another process creates runs in the same database.
         TrackingFailed: it could not be sent.
     """
     global _sender
-    if _sender is None or _sender.has_ended:
+    begin = time.monotonic()
+    if _sender is not None and _sender.has_ended:
         end_sender()
-        _sender = SenderProcess()
-    line = replace(delivery, deadline=delivery.deadline - _MARGIN_SECONDS).to_line()
     try:
-        answer = json.loads(_sender.request(line, delivery.deadline))
+        if _sender is None:
+            _sender = SenderProcess()
+            _sender.request(b"", begin + _START_SECONDS)
+        deadline = delivery.deadline + time.monotonic() - begin
+        line = replace(delivery, deadline=deadline - _MARGIN_SECONDS).to_line()
+        answer = json.loads(_sender.request(line, deadline))
     except BaseException:  # Ctrl-C, too: a late answer must not be taken for the next one
         end_sender()
         raise

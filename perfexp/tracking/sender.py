@@ -1,4 +1,4 @@
-"""Sender: a process that sends payloads to MLflow. It reads a line of JSON for each from stdin and answers on stdout.
+"""Sender: a process that sends payloads to MLflow. It answers each line of JSON on stdin with one on stdout.
 
 It is the only process that imports MLflow, and is killed at the deadline: no timeout of an HTTP client limits a server
 that answers a byte at a time.
@@ -42,6 +42,8 @@ _MEMORY_BYTES = 2**30
 _METRICS, _PARAMS, _TAGS = 800, 100, 100
 #: Characters of an error that are reported.
 _LONGEST_REASON = 2_000
+#: Errors that a server reports when two processes write the same run at once.
+_RACES = ("INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
 _NOTE, _PARENT = "mlflow.note.content", "mlflow.parentRunId"
 
 
@@ -95,6 +97,8 @@ def main(parent: int) -> None:
 
             logging.getLogger("mlflow").setLevel(logging.WARNING)
         _limit_memory()
+        answers.write("{}\n")  # ready
+        answers.flush()
         for line in sys.stdin.buffer:
             answers.write(f"{json.dumps(_answer(line))}\n")
             answers.flush()
@@ -128,8 +132,8 @@ def send(delivery: Delivery) -> str:
     try:
         return _send(delivery)
     except MlflowException as error:
-        # the process that created the run deleted it for an earlier one, which is visible now
-        if "Current state is deleted" not in str(error):
+        # Another process sends the same run: it deleted its own for an earlier one, or both wrote one row.
+        if error.error_code not in _RACES and "Current state is deleted" not in str(error):
             raise
         return _send(delivery)
 
