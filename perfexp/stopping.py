@@ -120,11 +120,9 @@ class Precision:
     def begin(
         self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
     ) -> Monitor:
-        """See `StoppingRule`."""
         return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds)
 
     def longest_seconds(self) -> float | None:
-        """See `StoppingRule`."""
         return self.max_seconds + self.warmup_seconds
 
 
@@ -147,7 +145,6 @@ class Fixed:
         return _FixedMonitor(self, calls_per_sample)
 
     def longest_seconds(self) -> float | None:
-        """See `StoppingRule`."""
         return None
 
 

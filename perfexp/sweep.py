@@ -50,7 +50,6 @@ class Point:
         self.skip_larger = skip_larger
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """See `Sweep`."""
         return _combined(sizes, batch_sizes)
 
 
@@ -79,7 +78,6 @@ class Sizes:
         self.num_sizes, self.min_size, self.max_size = num_sizes, min_size, max_size
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """See `Sweep`."""
         if sizes:
             raise UserError("sweep=sizes chooses the input sizes itself: leave out input_size, or set sweep=point.")
         span, steps = self.max_size - self.min_size, max(self.num_sizes - 1, 1)
@@ -99,7 +97,6 @@ class BatchSizes:
         self.batch_sizes = parse_batch_sizes(list(batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """See `Sweep`."""
         if batch_sizes:
             raise UserError("sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of batch_size.")
         return _combined(sizes, self.batch_sizes)

@@ -40,6 +40,33 @@ def test_docstrings_name_the_noun_and_machines_do_not_speak(counts):
     assert counts.per_thousand(counts.told) <= 0.1
 
 
+def test_a_public_method_has_a_docstring_unless_its_protocol_or_base_class_has_it():
+    classes = [node for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text())) if is_class(node)]
+    bases = {ast.unparse(base).rpartition(".")[2] for node in classes for base in node.bases}
+    documented = {
+        method.name
+        for node in classes
+        if node.name in bases or "Protocol" in map(ast.unparse, node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+        if ast.get_docstring(method) or ast.unparse(method.body[0]) == "..."  # the class's docstring has it
+    }
+    wrong = [
+        f"{node.name}.{method.name}"
+        for node in classes
+        if not node.name.startswith("_")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+        if not ast.get_docstring(method) and method.name not in documented
+    ]
+    assert len(documented) > 50
+    assert not wrong, "\n".join(wrong)
+
+
+def is_class(node):
+    return isinstance(node, ast.ClassDef)
+
+
 def texts_of(tree):
     """Lines and contents of all string constants, docstrings and formatted strings included."""
     for node in ast.walk(tree):

@@ -77,11 +77,9 @@ class Portable:
     name: str
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`."""
         return ALGORITHMS[self.name].supports(convolution, dtype)
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         reason = self.rejects(problem.convolution, problem.dtype)
         engine = DEFAULT if reason else f"{TORCH}.{self.name}"
         return {which: PassChoice(engine=engine, reason=reason) for which in problem.passes}
@@ -94,12 +92,10 @@ class Kernels:
     name: str
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`."""
         why_not = kernels.why_not_direct if self.name == "direct" else kernels.why_not_winograd
         return why_not(convolution, dtype)
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         return {which: self.candidate(which, problem) for which in problem.passes}
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
@@ -132,7 +128,6 @@ class Cudnn:
         return None if dtype in DATA_TYPES else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         return {which: self._pass(which, problem) for which in problem.passes}
 
     def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
@@ -202,7 +197,6 @@ class OfTorch:
         return None
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         taken = _taken_by_torch(problem)
         fits = _KINDS[self.name]
         reason = None if fits(taken) else f"torch takes {taken} for it"

@@ -27,5 +27,4 @@ class Default:
 
     @contextmanager
     def applied(self, session: Session) -> Iterator[None]:
-        """See `Algorithm`."""
         yield

@@ -63,7 +63,6 @@ class Fastest:
         return None
 
     def choose(self, problem: Problem) -> Choice:
-        """See `Support`."""
         if why_no_cudnn(problem.device) is None:
             return {which: self._remembered(problem, (which,), self._of_pass)[which] for which in problem.passes}
         return self._remembered(problem, problem.passes, self._of_all_passes)

@@ -150,12 +150,10 @@ class Forced:
             layer.forget()
 
     def begin_call(self) -> None:
-        """See `AppliedAlgorithm`."""
         for layer in self._layers:
             layer.recount()
 
     def report(self) -> AlgorithmReport:
-        """See `AppliedAlgorithm`."""
         layers = tuple(report for layer in self._layers for report in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers)
         if self._refused and all(report.status is LayerStatus.fallback for layer in layers for report in layer.passes):
@@ -182,13 +180,11 @@ class Forced:
         ]
 
     def baselines(self) -> tuple[str, ...]:
-        """See `AppliedAlgorithm`."""
         if all(layer.requested != FASTEST for layer in self._layers):
             return ()
         return ("default", "benchmark") if why_no_cudnn(self._device) is None else ("default",)
 
     def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
-        """See `AppliedAlgorithm`."""
         self._remove()
         try:
             with self._usual.of(baseline).set():
@@ -197,7 +193,6 @@ class Forced:
             self._install()
 
     def discard_choices(self) -> None:
-        """See `AppliedAlgorithm`."""
         for races in self._races():
             races.discard_choices()
 
@@ -205,7 +200,6 @@ class Forced:
         return [support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)][:1]
 
     def launched_share(self) -> Metric | None:
-        """See `AppliedAlgorithm`."""
         share = replays.launched_share()
         return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
 
@@ -225,7 +219,6 @@ class Forced:
         return Metric(name="algorithm/output_error", value=error, unit="1", reason=reason)
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """See `AppliedAlgorithm`."""
         if not self._verify:
             return False
         seen = watch(call)

@@ -42,7 +42,6 @@ class _ConfLoader:
     """Expands a glob to the options of conf/ when Hydra does not run."""
 
     def get_group_options(self, group_name: str, **_: Any) -> list[str]:
-        """See `hydra.core.config_loader.ConfigLoader`."""
         return sorted(file.stem for file in installation.conf_dir().glob(f"{group_name}/*.yaml"))
 
 

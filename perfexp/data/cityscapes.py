@@ -78,7 +78,6 @@ class Cityscapes:
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
     ) -> Iterator[StreetBatches]:
-        """See `Data`."""
         pairs = self._train if training else self._val
         if training:
             check_batch(len(pairs), batch_size)
@@ -140,7 +139,6 @@ class Crops:
         return to_tensor(picture), torch.from_numpy(np.array(mask)).long()
 
     def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
-        """See `Preparation`."""
         return torch.stack([sample[0] for sample in samples]), torch.stack([sample[1] for sample in samples])
 
     def _random_box(self, whole: tuple[int, int]) -> tuple[float, float, float, float]:

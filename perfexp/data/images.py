@@ -44,7 +44,6 @@ class Images:
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
     ) -> Iterator[LoadedBatches]:
-        """See `Data`."""
         split = self._train if training else self._val
         if training and not self.labelled:
             raise UserError(

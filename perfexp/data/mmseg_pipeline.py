@@ -76,7 +76,6 @@ class Pipeline:
         return picture, _padded(mask, self._size) if self._training else mask
 
     def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
-        """See `Preparation`."""
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(

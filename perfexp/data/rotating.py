@@ -28,11 +28,9 @@ class Rotating:
         self.per_epoch = batches.per_epoch
 
     def next(self) -> Batch:
-        """See `Batches`."""
         return next(self._cycle)
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`."""
         return islice(self._cycle, self.per_epoch or 0)
 
 

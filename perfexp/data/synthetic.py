@@ -33,7 +33,6 @@ class Synthetic:
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
     ) -> Iterator[SyntheticBatches]:
-        """See `Data`."""
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
         others = [
@@ -52,10 +51,8 @@ class SyntheticBatches:
         self.per_epoch = per_epoch
 
     def next(self) -> Batch:
-        """See `Batches`."""
         return next(self._cycle)
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`."""
         for _ in range(self.per_epoch or 0):
             yield next(self._cycle)

@@ -49,10 +49,10 @@ class Device(Protocol):
         """Size of the largest cache."""
 
     @property
-    def event_tick_seconds(self) -> float: ...  # noqa: D102
+    def event_tick_seconds(self) -> float: ...
 
     @property
-    def record_seconds(self) -> float: ...  # noqa: D102
+    def record_seconds(self) -> float: ...
 
     def settle(self) -> None:
         """Before `start`, wait a few seconds at most for previous users of the device to disappear."""

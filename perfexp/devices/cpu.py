@@ -57,14 +57,12 @@ class CpuDevice:
         """See `Device`; it is always ready."""
 
     def now_ns(self) -> int:
-        """See `Device`."""
         return time.perf_counter_ns()
 
     def synchronize(self) -> None:
         """See `Device`; nothing is ever pending."""
 
     def new_event(self) -> Event:
-        """See `Device`."""
         return _Stamp()
 
     def record(self, event: Event) -> None:
@@ -77,7 +75,6 @@ class CpuDevice:
         return True
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """See `Device`."""
         assert isinstance(start, _Stamp)
         assert isinstance(end, _Stamp)
         return (end.nanoseconds - start.nanoseconds) * 1e-9
@@ -118,7 +115,6 @@ class CpuDevice:
         return [Metric(name="memory/peak_bytes", value=peak, unit="bytes", reason=reason)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See `Device`."""
         return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
@@ -131,7 +127,6 @@ class CpuDevice:
         }
 
     def facts(self) -> dict[str, Any]:
-        """See `Device`."""
         return {
             "kind": self.kind,
             "name": self.name,

@@ -73,7 +73,6 @@ class CudaDevice:
             time.sleep(_LOOK_SECONDS)
 
     def start(self) -> None:
-        """See `Device`."""
         if self._board:  # without a context of this process, all visible users are others
             self._used_before_bytes = self._board.used_bytes()
             self._state_before = self._board.state()
@@ -82,12 +81,10 @@ class CudaDevice:
 
     @cached_property
     def event_tick_seconds(self) -> float:
-        """See `Device`."""
         return self._measure_tick()
 
     @cached_property
     def record_seconds(self) -> float:
-        """See `Device`."""
         return self._measure_record()
 
     @cached_property
@@ -95,11 +92,9 @@ class CudaDevice:
         return self._spin_rate()
 
     def now_ns(self) -> int:
-        """See `Device`."""
         return time.perf_counter_ns()
 
     def synchronize(self) -> None:
-        """See `Device`."""
         torch.cuda.synchronize()
 
     def new_event(self) -> Event:
@@ -109,11 +104,9 @@ class CudaDevice:
         return event
 
     def record(self, event: Event) -> None:
-        """See `Device`."""
         event.record()  # type: ignore[attr-defined]
 
     def passed(self, event: Event) -> bool:
-        """See `Device`."""
         return bool(event.query())  # type: ignore[attr-defined]
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
@@ -158,7 +151,6 @@ class CudaDevice:
         return False
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """See `Device`."""
         torch.cuda.synchronize()
         if give_back:
             self._flushed = None
@@ -180,7 +172,6 @@ class CudaDevice:
         ]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See `Device`."""
         of_device = isinstance(error, torch.OutOfMemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
         return of_device or is_out_of_host_memory(error)
 
@@ -189,7 +180,6 @@ class CudaDevice:
         return {"canary_hertz": self._spin_rate(), **(self._board.state() if self._board else {})}
 
     def facts(self) -> dict[str, Any]:
-        """See `Device`."""
         properties = self._properties
         return {
             "kind": self.kind,
@@ -215,7 +205,6 @@ class CudaDevice:
         return find_meters(self.kind, uuid=self.lock_name, pci_bus_id=bus_id, rocm=torch.version.hip is not None)
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Device`."""
         if not is_used(self._state_before):
             return []
         evidence = f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}"

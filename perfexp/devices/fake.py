@@ -130,7 +130,6 @@ class FakeDevice:
         return round(self._host_seconds * 1e9)
 
     def synchronize(self) -> None:
-        """See `Device`."""
         if self.lost or self._captured is not None:
             raise RuntimeError(f"scripted: {'the device is lost' if self.lost else 'a capture can not wait'}")
         self._synchronized += 1
@@ -138,7 +137,6 @@ class FakeDevice:
         self._pending.clear()
 
     def new_event(self) -> Event:
-        """See `Device`."""
         return _Mark()
 
     def record(self, event: Event) -> None:
@@ -149,33 +147,27 @@ class FakeDevice:
         event.seconds = ticks * self.event_tick_seconds
 
     def passed(self, event: Event) -> bool:
-        """See `Device`."""
         assert isinstance(event, _Mark)
         return event.passed_seconds <= self._host_seconds
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """See `Device`."""
         assert isinstance(start, _Mark)
         assert isinstance(end, _Mark)
         return end.seconds - start.seconds
 
     def hold(self, seconds: float) -> None:
-        """See `Device`."""
         self.launch(seconds)
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """See `Device`."""
         before = self._synchronized
         call()
         return self._synchronized > before
 
     def flush_cache(self) -> None:
-        """See `Device`."""
         self.launch(self.flush_seconds)
         self.cold = True
 
     def is_lost(self) -> bool:
-        """See `Device`."""
         return self.lost
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
@@ -187,17 +179,14 @@ class FakeDevice:
         return [Metric(name="memory/peak_bytes", value=None, unit="bytes", reason=reason)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See `Device`."""
         return isinstance(error, MemoryError)
 
     def state(self) -> dict[str, Any]:
-        """See `Device`."""
         clocks = self._clock_hertz
         canary = clocks.pop(0) if len(clocks) > 1 else clocks[0] if clocks else None
         return {"simulated_seconds": self._host_seconds, **({} if canary is None else {"canary_hertz": canary})}
 
     def facts(self) -> dict[str, Any]:
-        """See `Device`."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -206,7 +195,6 @@ class FakeDevice:
         }
 
     def meters(self) -> Found:
-        """See `Device`."""
         return find_meters(self.kind)
 
     def doubts(self) -> list[Diagnostic]:

@@ -49,7 +49,6 @@ class Ranges:
         """See `Watch`; nothing to do."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """See `Watch`."""
         ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
         return ours
 

@@ -53,21 +53,18 @@ class Stamps:
         self._last = self._now()
 
     def begin_overhead(self) -> None:
-        """See `Watch`."""
         now = self._now()
         row = self._rows[-1] if self._rows else in_no_module(None)
         self.spent[row] = self.spent.get(row, 0) + now - self._last
         self._last = now
 
     def end_overhead(self) -> None:
-        """See `Watch`."""
         now = self._now()
         self.own_ns += now - self._last
         self._last = now
 
     @contextmanager
     def around(self, mark: Mark | None) -> Iterator[None]:
-        """See `Watch`."""
         self._enter(self._key(mark) if mark else self._rows[-1] if self._rows else in_no_module(None))
         self.end_overhead()
         try:

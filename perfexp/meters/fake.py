@@ -39,7 +39,6 @@ class Polyline:
         self._offset = self.joules(0.0)
 
     def watts(self, seconds: float) -> float:
-        """See `Curve`."""
         index = bisect_right(self._points, seconds, key=lambda point: point[0])
         if index in (0, len(self._points)):
             return self._points[max(index - 1, 0)][1]
@@ -47,7 +46,6 @@ class Polyline:
         return p0 + (p1 - p0) * (seconds - t0) / (t1 - t0)
 
     def joules(self, seconds: float) -> float:
-        """See `Curve`."""
         index = max(bisect_right(self._points, seconds, key=lambda point: point[0]) - 1, 0)
         since, watts = self._points[index]
         return self._before[index] + (seconds - since) * (watts + self.watts(seconds)) / 2 - self._offset
@@ -127,7 +125,6 @@ class FakeMeter:
         return Reading(self._gain * self._curve.watts(seconds))
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Meter`."""
         return self._doubts
 
     def _pass_query(self) -> float:
@@ -149,7 +146,6 @@ class Turns:
         self._feeder: Feeder | None = None
 
     def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
-        """See `Beside`."""
         self._feeder, begun = feeder, False
         try:
             for pause in watch.steps():

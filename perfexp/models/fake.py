@@ -88,7 +88,6 @@ class FakeModel:
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> FakeSession:
-        """See `Model`."""
         if not isinstance(device, FakeDevice):
             raise UserError(
                 f"model={self.name} runs on the scripted device only; add gpu=fake, or choose another model."
@@ -146,7 +145,6 @@ class FakeSession:
         return inputs
 
     def learn(self, batch: Batch) -> Any:
-        """See `Session`."""
         return self.forward(batch.inputs)
 
     def first_forward(self, batch: Batch) -> Any:
@@ -167,7 +165,6 @@ class FakeSession:
         return lambda: self._work(0, 0.1)
 
     def number(self, value: Any) -> float:
-        """See `Session`."""
         self._device.synchronize()
         return float(value)
 
@@ -179,7 +176,6 @@ class FakeSession:
         """See `Session`; the work is unknown."""
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """See `Session`."""
         if self._device.waits_inside(call):
             raise Waits
         return self._device.capture(call)
@@ -189,7 +185,6 @@ class FakeSession:
         return batch
 
     def facts(self) -> dict[str, Any]:
-        """See `Session`."""
         return {"model_class": type(self._model).__name__}
 
     def doubts(self) -> list[Diagnostic]:

@@ -123,7 +123,6 @@ class ByOutput:
         self._loss = loss or weighted_cross_entropy
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
-        """See `Kind`."""
         return tuple(self._sample_shape(input_size))
 
     def random_targets(

@@ -63,7 +63,6 @@ class Mmseg:
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> MmsegSession:
-        """See `Model`."""
         config, source = read_config(self._config, self._options)
         classes = self._num_classes or num_classes
         if classes is not None:
@@ -143,7 +142,6 @@ class MmsegSession(TorchSession):
         return super().place(batch)
 
     def forward(self, inputs: Any) -> Any:
-        """See `Session`."""
         if self._output == "raw":
             return super().forward(inputs)
         with self._autocast():
@@ -165,7 +163,6 @@ class MmsegSession(TorchSession):
         return module.parse_losses(outputs)[0]
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """See `Session`."""
         if isinstance(outputs, Mapping):  # in training, the decode head reports the share itself, in percent
             shares = [value for name, value in outputs.items() if name.endswith("acc_seg") and "aux" not in name]
             counted = int((targets != VOID).sum())
@@ -197,7 +194,6 @@ class MmsegSession(TorchSession):
 
     @contextmanager
     def without_waits(self) -> Iterator[str]:
-        """See `perfexp.models.Unwaiting`."""
         with mmseg_nosync.masks():
             yield "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection of pixels"
 
@@ -208,7 +204,6 @@ class MmsegSession(TorchSession):
         return replace(work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__))
 
     def facts(self) -> dict[str, Any]:
-        """See `Session`."""
         if not (self._own_optimizer and "optim_wrapper" in self._config):
             return super().facts()
         stepped, left_out = self._schedules()

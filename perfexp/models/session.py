@@ -83,7 +83,6 @@ class TorchSession:
         return self.place(Batch(inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)))
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> torch.Tensor | None:
-        """See `Session`."""
         generator = torch.Generator().manual_seed(seed)
         targets = self._kind.random_targets(input_size, batch_size, generator)
         return None if targets is None else targets.to(self.device.identifier)
@@ -103,7 +102,6 @@ class TorchSession:
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """See `Session`."""
         with self._mode(training=False), torch.inference_mode():
             yield
 
@@ -126,7 +124,6 @@ class TorchSession:
 
     @contextmanager
     def sharing(self, what: Sharing) -> Iterator[None]:
-        """See `perfexp.ranks.Shareable`."""
         with ExitStack() as stack:
             if self._parallel is not None and what is Sharing.no_gradients:
                 stack.enter_context(self._parallel.without_gradients())
@@ -136,7 +133,6 @@ class TorchSession:
             yield
 
     def reset(self) -> None:
-        """See `Session`."""
         if self._execution.compile:
             torch.compiler.reset()
         if self._untrained is not None:
@@ -146,12 +142,10 @@ class TorchSession:
         self.module.zero_grad(set_to_none=True)
 
     def forward(self, inputs: Any) -> Any:
-        """See `Session`."""
         with self._autocast():
             return self._run(inputs)
 
     def learn(self, batch: Batch) -> Any:
-        """See `Session`."""
         return self.forward(batch.inputs)
 
     def eager(self, inputs: Any) -> Any:
@@ -160,7 +154,6 @@ class TorchSession:
             return self.module(inputs)
 
     def first_forward(self, batch: Batch) -> Any:
-        """See `Session`."""
         if self._execution.compile:
             self._check_shape(batch.inputs)  # the compiler's error for a wrong shape is hard to read
         try:
@@ -171,7 +164,6 @@ class TorchSession:
             raise
 
     def loss(self, outputs: Any, targets: Any) -> Any:
-        """See `Session`."""
         with self._autocast():
             return self._kind.loss(outputs, targets)
 
@@ -192,7 +184,6 @@ class TorchSession:
         return update
 
     def work(self, inputs: Any, *, training: bool) -> Work:
-        """See `Session`."""
         try:
             with self._mode(training=training), self._autocast(), self.sharing(Sharing.alone):
                 named = self._call_of(inputs, training=training)
@@ -236,7 +227,6 @@ class TorchSession:
         return graph.replay
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
-        """See `Session`."""
         if into is None:
             return Batch(inputs=batch.inputs.clone(), targets=None if batch.targets is None else batch.targets.clone())
         for old, new in ((into.inputs, batch.inputs), (into.targets, batch.targets)):
@@ -245,15 +235,12 @@ class TorchSession:
         return into
 
     def number(self, value: Any) -> float:
-        """See `Session`."""
         return float(value.detach())
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """See `Session`."""
         return correct(outputs, targets)
 
     def facts(self) -> dict[str, Any]:
-        """See `Session`."""
         parameters = list(self.module.parameters())
         return {
             **torch_facts(),
@@ -267,7 +254,6 @@ class TorchSession:
         }
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Session`."""
         return list(self._doubts)
 
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:

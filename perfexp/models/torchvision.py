@@ -63,7 +63,6 @@ class Torchvision:
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> TorchSession:
-        """See `Model`."""
         models = torchvision.models
         package = self._package(models)
         published = self._published_weights(models)

@@ -13,7 +13,6 @@ class Inference:
     """Forward passes without autograd."""
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
-        """See `Mode`."""
         state, run = State(source=batches.next), session.forward
 
         call: Callable[[], None]

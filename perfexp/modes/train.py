@@ -20,7 +20,6 @@ class Train:
         self.optimizer = dict(optimizer)
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
-        """See `Mode`."""
         state = State(source=batches.next)
         update = session.optimizer(self.optimizer)
 

@@ -37,7 +37,6 @@ class _Dumper(yaml.SafeDumper):
     """Repeats equal lists: reading a plan refuses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """See `yaml.SafeDumper`."""
         return True
 
 

@@ -144,7 +144,6 @@ class NoMarks:
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """See `Marks`; does nothing."""
         yield
 
 
@@ -222,7 +221,6 @@ class Settings:
         self.modules, self.all_points, self.top = modules, all_points, top
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        """See `Profiler`."""
         return self.chosen_of(keys, all_points=self.all_points)
 
     @staticmethod
@@ -234,7 +232,6 @@ class Settings:
         return [profile_key(key) for key in first]
 
     def observations(self) -> dict[str, Any]:
-        """See `Profiler`; empty."""
         return {}
 
 
@@ -247,26 +244,20 @@ class NoProfiler:
         self.name = name
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        """See `Profiler`; empty."""
         return []
 
     def outputs(self, place: Place) -> list[Path]:
-        """See `Profiler`; empty."""
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
-        """See `Profiler`; empty."""
         return []
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """See `Profiler`; empty."""
         return Found()
 
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
-        """See `Profiler`; does nothing."""
         yield NoMarks()
 
     def observations(self) -> dict[str, Any]:
-        """See `Profiler`; empty."""
         return {}

@@ -69,7 +69,6 @@ class Torch(Settings):
         self._told: dict[str, Any] = {}
 
     def outputs(self, place: Place) -> list[Path]:
-        """See `Profiler`."""
         return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self._memory else []))]
 
     def command(self, place: Place, about: About) -> list[str]:
@@ -78,7 +77,6 @@ class Torch(Settings):
 
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
-        """See `Profiler`."""
         from torch.profiler import ProfilerActivity, profile
 
         from perfexp.profilers.marks import TorchMarks
@@ -125,11 +123,9 @@ class Torch(Settings):
         }
 
     def observations(self) -> dict[str, Any]:
-        """See `Profiler`."""
         return self._told
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """See `Profiler`."""
         files = [path.name for path in self.outputs(place) if path.is_file() and path.stat().st_size]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)

@@ -22,7 +22,6 @@ class NvtxMarks:
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """See `Marks`."""
         handle = torch.cuda.nvtx.range_start(name)
         try:
             yield
@@ -34,7 +33,6 @@ class TorchMarks:
     """Ranges of torch's own profiler."""
 
     def range(self, name: str) -> AbstractContextManager[Any]:
-        """See `Marks`."""
         return torch.profiler.record_function(name)
 
 
@@ -69,7 +67,6 @@ class MarkedModules:
         """See `Watch`; nothing to do."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """See `Watch`."""
         if mark is None or mark.scope not in (Scope.module, Scope.operation):
             return nullcontext()
         return self._marks.range(mark.path or mark.kind)

@@ -109,11 +109,9 @@ class Ncu(Settings):
         self._cache_control, self._options, self._tool = cache_control, list(options), tool
 
     def outputs(self, place: Place) -> list[Path]:
-        """See `Profiler`."""
         return [place.file(".ncu-rep"), place.file("_ncu.csv")]
 
     def command(self, place: Place, about: About) -> list[str]:
-        """See `Profiler`."""
         refuse_other_devices(about.device)
         tool = find("ncu", self._tool)
         counters = list(self._metrics or ()) or ncu_metrics.chosen(
@@ -135,13 +133,11 @@ class Ncu(Settings):
         ]
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """See `Profiler`."""
         from perfexp.profilers.marks import captured
 
         return captured(device)
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """See `Profiler`."""
         tool = find("ncu", self._tool)
         report, table = place.file(".ncu-rep"), place.file("_ncu.csv")
         if not (report.is_file() and report.stat().st_size):

@@ -82,7 +82,6 @@ class Nsys(Settings):
         self._reports = check(reports)
 
     def outputs(self, place: Place) -> list[Path]:
-        """See `Profiler`."""
         return [*(place.file(ending) for ending in (*ENDINGS, ".qdstrm")), *evaluated(place, self._reports)]
 
     def command(self, place: Place, about: About) -> list[str]:
@@ -105,13 +104,11 @@ class Nsys(Settings):
         ]
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """See `Profiler`."""
         from perfexp.profilers.marks import captured
 
         return captured(device)
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """See `Profiler`."""
         tool = find("nsys", self._tool)
         profile = next((place.file(ending) for ending in ENDINGS if _has_content(place.file(ending))), None)
         if profile is None:

@@ -34,12 +34,10 @@ class Nvtx(Settings):
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
-        """See `Profiler`; empty."""
         refuse_other_devices(about.device)
         return []
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """See `Profiler`."""
         from perfexp.profilers.marks import captured
 
         return captured(device)

@@ -91,19 +91,15 @@ class Leader(ProcessGroup):
         self._member = member
 
     def open(self, key: Key) -> None:
-        """See `ProcessGroup`."""
         self._send(_line("open", msgspec.to_builtins(key)))
 
     def close(self) -> None:
-        """See `ProcessGroup`."""
         self._send(_CLOSE)
 
     def first(self) -> None:
-        """See `ProcessGroup`."""
         self._send(_FIRST)
 
     def joined(self, step: Step) -> Step:
-        """See `ProcessGroup`."""
         self._plain = step
         return replace(
             step,
@@ -114,7 +110,6 @@ class Leader(ProcessGroup):
         )
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        """See `ProcessGroup`."""
         assert self._plain is not None
         assert self._member is not None
         self._send(_line("burst", {"calls": calls, "sharing": sharing.value}))

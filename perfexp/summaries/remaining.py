@@ -19,13 +19,13 @@ class Measured(Protocol):
     """The part of a point's result that an estimate needs."""
 
     @property
-    def key(self) -> Key: ...  # noqa: D102
+    def key(self) -> Key: ...
 
     @property
-    def status(self) -> Status: ...  # noqa: D102
+    def status(self) -> Status: ...
 
     @property
-    def wall_seconds(self) -> float | None: ...  # noqa: D102
+    def wall_seconds(self) -> float | None: ...
 
 
 def measured_seconds(results: Iterable[Measured]) -> list[float]:

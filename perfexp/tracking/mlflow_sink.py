@@ -96,15 +96,12 @@ class MlflowSink:
 
     @property
     def settings(self) -> dict[str, str]:
-        """See `Tracker`."""
         return {"uri": str(hide(self.uri)), **({"experiment": self.experiment} if self.experiment else {})}
 
     def publish(self, record: Record, folder: Path) -> str:
-        """See `Tracker`."""
         return self._send(payload.of_run(record, folder), folder)
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str:
-        """See `Tracker`."""
         return self._send(payload.of_sweep(sweep, folder), folder)
 
     def _send(self, content: Payload, folder: Path) -> str:

@@ -140,7 +140,6 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
 
 @contextmanager
 def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], object]]]:
-    """See `perfexp.ranks.control_messages.Point`."""
     with procedure.step(key) as (step, batches):
         yield step, lambda: procedure.first_forward(batches)
 
