@@ -217,9 +217,10 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
             turns.tell()
             while True:
                 turns.wait()
-                series = timing.series("throughput", block, rule.begin(calls_per_sample=k), k, now=device.now_ns)
+                collector = timing.Collector("throughput", block, lambda _: rule.begin(calls_per_sample=k), k)
+                timing.collect([collector], device.now_ns)
                 wait()
-                turns.tell(statistics.fmean(series.measured))
+                turns.tell(statistics.fmean(collector.series().measured))
 
     overrides = ["model=mmseg", f"model.config={arguments.config}", "mode=train", "data=cityscapes"]
     overrides += [f"data.root={arguments.data}", f"data.workers={arguments.workers}", f"input_size={arguments.size}"]

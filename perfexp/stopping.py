@@ -17,6 +17,8 @@ from perfexp.statistics import estimators
 _MINIMUM_BLOCK_SECONDS = 0.005
 #: Relative growth of n from check to check.
 _GROWTH = 0.1
+#: Blocks of a series that needs no more than the least samples and seconds, and blocks below which it goes on.
+_BLOCKS, _LEAST_BLOCKS = 8, 3
 #: Least overtime of a series without an interval; otherwise it is as long as the limit.
 _OVERTIME_SECONDS = 2.0
 #: Most calls of a fixed measurement: 800 MB of times.
@@ -26,10 +28,16 @@ _MOST_SECONDS = 1_000_000_000
 
 
 class Monitor(Protocol):
-    """Watches one series grow."""
+    """Watches one series grow, block by block.
+
+    Attributes:
+        starts: number of the first sample of each block after the warm-up so far.
+    """
+
+    starts: list[int]
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
-        """Return how many samples to take before the next check; 0 when there are enough.
+        """Return the number of samples of the next block, or of a part of the warm-up; 0 when there are enough.
 
         Args:
             samples: all samples so far, warm-up included, in seconds per call.
@@ -65,12 +73,13 @@ class Precision:
     """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
 
     The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the cut that MSER-5 finds in the whole
-    series. The rule is met when in two successive checks the half-width is ≤ epsilon · median and
-    n / τ ≥ `min_effective`. A series without an interval at `max_seconds` takes overtime until it has one: up to the
-    same time again, but 2 s at least.
+    series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
+    ≤ epsilon · median and n / τ ≥ `min_effective`. A series without an interval at `max_seconds` takes overtime until
+    it has one: up to the same time again, but 2 s at least.
 
     Args:
         epsilon: relative half-width to reach.
+        min_seconds: least time after the warm-up, in seconds.
         max_seconds: limit on the time after the warm-up, untimed parts of a sample included (filling a queue, flushing
             caches).
         tail_percentile: highest percentile for which a series takes overtime, if its interval is missing and can exist
@@ -86,6 +95,7 @@ class Precision:
         self,
         *,
         epsilon: float = 0.01,
+        min_seconds: float = 0.0,
         max_seconds: float = 5.0,
         max_calls: int = 1_000_000,
         min_calls: int = 5,
@@ -102,11 +112,13 @@ class Precision:
             ("min_calls", min_calls, 1, _MOST_CALLS),
             ("warmup_calls", warmup_calls, 0, _MOST_CALLS),
             ("warmup_seconds", warmup_seconds, 0, _MOST_SECONDS),
+            ("min_seconds", min_seconds, 0, max_seconds),
             ("min_effective", min_effective, 0, _MOST_CALLS),
         ):
             if not least <= value <= most:
                 raise UserError(f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}.")
         self.epsilon = epsilon
+        self.min_seconds = min_seconds
         self.max_seconds = max_seconds
         self.max_calls = max_calls
         self.min_calls = min_calls
@@ -161,6 +173,7 @@ class _PrecisionMonitor:
         self._met_before = False
         self._stretch = 1.0
         self._reason = ""
+        self.starts: list[int] = []
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
         least = self._least_warmup(samples)
@@ -169,7 +182,7 @@ class _PrecisionMonitor:
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         rule, k = self._rule, self._calls_per_sample
         if samples.size == 0:
-            return math.ceil(rule.warmup_calls / k)
+            return max(1, math.ceil(rule.warmup_calls / k))
         call_seconds = max(float(np.median(samples)), 1e-9)
         # time spent per time measured
         self._stretch = max(1.0, elapsed_seconds / max(float(samples.sum()) * k, 1e-9))
@@ -189,20 +202,23 @@ class _PrecisionMonitor:
             and (spent >= self._last_seconds or not self._worth_overtime(used, self._last_seconds / spent))
         ):
             return self._end("max_seconds")
-        met = self._met(used)
+        met = spent >= rule.min_seconds and self._met(samples)
         if met and self._met_before:
             return self._end("precision")
         self._met_before = met
-        floor = max(rule.min_effective, self._samples_needed)
-        wanted = max(math.ceil(_GROWTH * used.size), math.ceil(_MINIMUM_BLOCK_SECONDS / (call_seconds * k)))
-        if used.size + wanted < floor and spent < rule.max_seconds:
-            wanted = math.ceil(floor) - used.size
-        return self._within_limits(wanted, call_seconds * k * self._stretch, calls, spent)
+        sample_seconds = call_seconds * k * self._stretch
+        floor = max(rule.min_effective, self._samples_needed, rule.min_seconds / sample_seconds)
+        growth = max(_GROWTH * used.size, _MINIMUM_BLOCK_SECONDS / (call_seconds * k))
+        wanted = min(max(floor / _BLOCKS, growth), max(rule.max_seconds / _BLOCKS / sample_seconds, growth))
+        self.starts.append(samples.size)
+        return self._within_limits(math.ceil(wanted), sample_seconds, calls, spent)
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        used = samples[self.warmup(samples) :]
-        achieved = estimators.median_interval(used).relative_half_width if used.size else None
-        return Stop(reason=self._reason, target=self._rule.epsilon, achieved=achieved)
+        return Stop(reason=self._reason, target=self._rule.epsilon, achieved=self._half_width(samples))
+
+    def _half_width(self, samples: NDArray[np.float64]) -> float | None:
+        blocks = estimators.blocks(samples, self.starts, self.warmup(samples))
+        return estimators.block_median(blocks).relative_half_width if blocks else None
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -210,11 +226,15 @@ class _PrecisionMonitor:
         by_time = int(np.searchsorted(busy, self._warmup_seconds)) + 1
         return max(math.ceil(rule.warmup_calls / k), by_time)
 
-    def _met(self, used: NDArray[np.float64]) -> bool:
+    def _met(self, samples: NDArray[np.float64]) -> bool:
+        blocks = estimators.blocks(samples, self.starts, self.warmup(samples))
+        if len(blocks) < _LEAST_BLOCKS:
+            return False
+        used = np.concatenate(blocks)
         tau = estimators.autocorrelation_time(used)
         if used.size / tau < self._rule.min_effective or used.size < self._samples_needed * tau:
             return False
-        width = estimators.median_interval(used, tau).relative_half_width
+        width = estimators.block_median(blocks, tau).relative_half_width
         return width is not None and width <= self._rule.epsilon
 
     def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:
@@ -248,18 +268,22 @@ class _PrecisionMonitor:
 class _FixedMonitor:
     def __init__(self, rule: Fixed, calls_per_sample: int) -> None:
         self._warmup = math.ceil(rule.warmup_calls / calls_per_sample)
-        self._total = self._warmup + math.ceil(rule.measure_calls / calls_per_sample)
+        measured = math.ceil(rule.measure_calls / calls_per_sample)
+        self._total, self._block = self._warmup + measured, math.ceil(measured / _BLOCKS)
+        self.starts: list[int] = []
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
         return min(self._warmup, int(samples.size))
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
-        """See `Monitor`; the warm-up and the measured calls are one block each."""
+        """See `Monitor`; the warm-up is taken at once."""
         if samples.size < self._warmup:
             return self._warmup - int(samples.size)
-        return max(0, self._total - int(samples.size))
+        if samples.size < self._total:
+            self.starts.append(samples.size)
+        return min(self._block, self._total - int(samples.size))
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        used = samples[self.warmup(samples) :]
-        achieved = estimators.median_interval(used).relative_half_width if used.size else None
+        blocks = estimators.blocks(samples, self.starts, self.warmup(samples))
+        achieved = estimators.block_median(blocks).relative_half_width if blocks else None
         return Stop(reason="fixed", achieved=achieved)

@@ -67,7 +67,7 @@ def test_a_percentile_has_an_interval_from_the_needed_number_on():
 
 def test_p99_of_100_samples_has_no_interval():
     rng = np.random.default_rng(1)
-    assert estimators.summarise(rng.random(100)).percentiles[99.0].low is None
+    assert estimators.summarise([rng.random(100)]).percentiles[99.0].low is None
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 95])
@@ -128,7 +128,7 @@ def test_outliers_are_tagged_exactly_and_kept():
     places = sorted(rng.choice(1000, 20, replace=False))
     dirty = clean.copy()
     dirty[places] *= 3
-    summary = estimators.summarise(dirty)
+    summary = estimators.summarise([dirty])
     assert list(summary.outliers) == places
     assert summary.n == 1000
     assert summary.maximum == dirty.max()
@@ -157,7 +157,7 @@ def test_a_record_costs_at_most_a_microsecond_a_call_where_that_does_not_take_lo
 
 
 def test_summary_of_known_samples():
-    summary = estimators.summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+    summary = estimators.summarise([[1.0, 2.0, 3.0, 4.0, 5.0]])
     assert (summary.n, summary.minimum, summary.maximum) == (5, 1.0, 5.0)
     assert summary.median.value == summary.mean.value == 3.0
     assert summary.std == pytest.approx(np.sqrt(2.5))
@@ -189,7 +189,7 @@ def test_few_samples_give_no_interval_of_the_mean():
 
 
 def test_a_single_sample_has_no_spread():
-    summary = estimators.summarise([0.5])
+    summary = estimators.summarise([[0.5]])
     assert summary.std is None
     assert summary.mean.low is None
 
@@ -202,7 +202,7 @@ def test_no_samples_are_an_error():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=60))
 def test_every_summary_is_consistent(samples):
-    summary = estimators.summarise(samples)
+    summary = estimators.summarise([samples])
     assert summary.minimum <= summary.median.value <= summary.maximum
     assert summary.tau >= 1.0
     for interval in (summary.median, *summary.percentiles.values()):

@@ -17,9 +17,9 @@ from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Key, Metric, Point, Series
+from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
-from perfexp.stopping import StoppingRule
+from perfexp.stopping import Monitor, StoppingRule
 
 #: Relative difference between the sum of a call's phases and the whole call from which the point is qualified.
 _PHASES_TOLERANCE = 0.05
@@ -100,7 +100,9 @@ class Times:
             k, chunk, *_ = depth.fit(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
-        self._device(point, call, k, chunk)
+        chain = queue.Chain(call, self.device, chunk, k, flush=self._flush())
+        self._take(point, [self._collector("device", chain, k)])
+        self._judge_device(point, chain)
         point.facts["device_method"] = method
         point.doubts += [*changes, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
 
@@ -112,18 +114,19 @@ class Times:
             on_device: whether the data is on the device already. Then the phases are the device's times, as `device`
                 is; otherwise the wait for the data is a phase.
         """
-        self.progress("phases")
         chunk = 0
         if on_device and self.device.asynchronous:
             chunk = depth.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
         block = queue.Segments(step.segments, self.device, chunk)
-        monitor = self.stopping.begin(busy_seconds=verdicts.busy_seconds(point))
-        sums, warmup, stop = timing.collect(block, monitor, self.device.now_ns)
+        collector = self._collector("phases", block)
+        timing.collect([collector], self.device.now_ns, verdicts.busy_seconds(point))
+        taken, whole_call = collector.series(), collector.samples
         for name, seconds in block.parts().items():
-            point.series.append(Series(name=f"phase/{name}", samples=seconds.tolist(), warmup=warmup, stop=stop))
+            point.series.append(msgspec.structs.replace(taken, name=f"phase/{name}", samples=seconds.tolist()))
+        sums = whole_call[taken.warmup :]
         data = point.find_series("phase/data")
         if data is not None:
-            share = sum(data.measured) / float(sums[warmup:].sum())
+            share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric(name="data_share", value=share, unit="1"))
         names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
         whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
@@ -131,53 +134,58 @@ class Times:
             return
         # a loader delivers in bursts, which medians do not show but means do
         average = estimators.median_interval if on_device else estimators.mean_interval
-        sum_of_phases, undisturbed = average(sums[warmup:]), average(whole.measured)
+        sum_of_phases, undisturbed = average(sums), average(whole.measured)
         ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric(name="phases_over_whole", value=ratio, unit="1"))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
             point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio))
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
-        self.progress("latency")
-        monitor = self.stopping.begin(percentiles=self.percentiles)
         chain = timing.HostChain(call, self.device, self._flush())
-        point.series.append(timing.series("latency", chain, monitor, now=self.device.now_ns))
+        self._take(point, [self._collector("latency", chain, percentiles=self.percentiles)])
 
     def _asynchronous(self, point: Point, call: timing.Call) -> None:
-        counted = _Counted(call)  # the calls that find the depth warm the device up as well
-        k, chunk, call_seconds = depth.fit(counted, self.device, self._flush())
-        if self.cache is not Cache.flush:  # flushing between the calls would break up the loop
+        counted, flush = _Counted(call), self._flush()  # the calls that find the depth warm the device up as well
+        k, chunk, call_seconds = depth.fit(counted, self.device, flush)
+        collectors, warm = [], counted.calls * call_seconds
+        if flush is None:  # flushing between the calls would break up the loop
             host = depth.issue_seconds(counted, self.device, chunk * k) if chunk else None
             reason = (
                 None if chunk else "the call does not fit the launch queue, so the host waits while it issues the call"
             )
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
-            self.progress("throughput")
-            loop = queue.Loop(call, self.device, k)
-            self._take(point, "throughput", loop, k, busy_seconds=counted.calls * call_seconds)
-        self.progress("latency")
-        latency = timing.Latency(call, self.device, self._flush())
-        self._take(point, "latency", latency, percentiles=self.percentiles)
+            collectors.append(self._collector("throughput", queue.Loop(call, self.device, k), k))
+        latency = timing.Latency(call, self.device, flush)
+        collectors.append(self._collector("latency", latency, percentiles=self.percentiles))
         point.facts["device_method"] = "queue" if chunk else "none"
         if chunk:
-            self._device(point, call, k, chunk)
+            chain = queue.Chain(call, self.device, chunk, k, flush=flush)
+            collectors.append(self._collector("device", chain, k))
+        self._take(point, collectors, warm)
+        if chunk:
+            self._judge_device(point, chain)
 
-    def _take(
-        self,
-        point: Point,
-        name: str,
-        block: Callable[[int], timing.Samples],
-        k: int = 1,
-        percentiles: Sequence[float] = (),
-        busy_seconds: float = 0.0,
-    ) -> Series:
-        """Add a series as long as the stopping rule takes; earlier work on such calls counts as its warm-up."""
-        busy_seconds += self._carried_seconds(point.key) + verdicts.busy_seconds(point)
-        monitor = self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
-        series = timing.series(name, block, monitor, k, now=self.device.now_ns)
-        point.series.append(series)
-        self.worked(point, 0.0)
-        return series
+    def _collector(
+        self, name: str, block: Callable[[int], timing.Samples], k: int = 1, percentiles: Sequence[float] = ()
+    ) -> timing.Collector:
+        def begin(busy_seconds: float) -> Monitor:
+            self.progress(name)
+            return self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
+
+        return timing.Collector(name, block, begin, k)
+
+    def _take(self, point: Point, collectors: Sequence[timing.Collector], warm_seconds: float = 0.0) -> None:
+        """Add series that take turns.
+
+        Args:
+            warm_seconds: time that the device has just worked on the point's calls beside its series.
+        """
+        busy_seconds = warm_seconds + self._carried_seconds(point.key) + verdicts.busy_seconds(point)
+        try:
+            timing.collect(collectors, self.device.now_ns, busy_seconds)
+        finally:
+            point.series += [collector.series() for collector in collectors if collector.samples.size]
+            self.worked(point, 0.0)
 
     def _carried_seconds(self, key: Key) -> float:
         """Return how long the device has worked on the last point, if it only differs in size and has just ended."""
@@ -190,16 +198,13 @@ class Times:
     def _idle_seconds(self) -> float:
         return math.inf if self._last is None else (time.perf_counter_ns() - self._last[2]) * 1e-9
 
-    def _device(self, point: Point, call: timing.Call, k: int, chunk: int) -> None:
-        """Add the device's own time, and what limits the loop."""
-        self.progress("device time")
-        device, flush = self.device, self._flush()
-        chain = queue.Chain(call, device, chunk, k, flush=flush)
-        series = self._take(point, "device", chain, k)
+    def _judge_device(self, point: Point, chain: queue.Chain) -> None:
+        """Add what limits the loop, and diagnostics of the device's own time."""
+        device, series = self.device, point.find_series("device")
         verdicts.judge_bound(point)
         if chain.held.starved:
             point.doubts.append(diagnostics.make("queue_starved", blocks=chain.held.starved))
-        if flush is not None and series.measured:
+        if chain.flush is not None and series is not None and series.measured:
             call_us = float(np.median(series.measured)) * 1e6
             overhead_us = (device.event_tick_seconds + device.record_seconds) * 1e6
             if overhead_us > _RESOLUTION_TOLERANCE * call_us:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfexp.devices import Device
-from perfexp.records.record import Series, Stop
+from perfexp.records.record import Series
 from perfexp.stopping import Monitor
 
 Call = Callable[[], object]
@@ -34,38 +34,79 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def collect(block: Callable[[int], Samples], monitor: Monitor, now: Callable[[], int]) -> tuple[Samples, int, Stop]:
-    """Take blocks of samples until the monitor has enough.
+@dataclass
+class Collector:
+    """Takes one series block by block.
+
+    Attributes:
+        name: name of the series.
+        block: function that takes a number of samples and returns their seconds per call.
+        begin: returns the series' monitor, for the seconds that the device has just worked on the same calls.
+        calls_per_sample: k.
+    """
+
+    name: str
+    block: Callable[[int], Samples]
+    begin: Callable[[float], Monitor]
+    calls_per_sample: int = 1
+    samples: Samples = field(default_factory=lambda: np.empty(0))
+    _monitor: Monitor | None = None
+    _elapsed_ns: int = 0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time that the device has worked on the calls of this series."""
+        return float(self.samples.sum()) * self.calls_per_sample
+
+    def turn(self, now: Callable[[], int], busy_seconds: float) -> bool:
+        """Take the next block, after the warm-up if it is the first; return whether the series goes on.
+
+        Args:
+            now: the host's clock, nanoseconds.
+            busy_seconds: time that the device has just worked on the same calls.
+        """
+        monitor = self._monitor = self._monitor or self.begin(busy_seconds)
+        blocks = len(monitor.starts)
+        while len(monitor.starts) == blocks:
+            count = monitor.more(self.samples, self._elapsed_ns * 1e-9)
+            if not count:
+                return False
+            begun_ns = now()
+            taken = self.block(count)
+            self._elapsed_ns += now() - begun_ns
+            self.samples = np.concatenate([self.samples, taken])
+        return True
+
+    def series(self) -> Series:
+        """Return the series so far."""
+        monitor = self._monitor or self.begin(0.0)
+        return Series(
+            name=self.name,
+            samples=self.samples.tolist(),
+            warmup=monitor.warmup(self.samples),
+            blocks=list(monitor.starts),
+            calls_per_sample=self.calls_per_sample,
+            stop=monitor.stop(self.samples),
+        )
+
+
+def collect(collectors: Sequence[Collector], now: Callable[[], int], busy_seconds: float = 0.0) -> None:
+    """Take several series in turns, block by block, so that what changes with time concerns all of them.
 
     Args:
-        block: function that takes a number of samples and returns their seconds per call.
+        collectors: the series, in the order of their turns.
         now: the host's clock, nanoseconds.
-
-    Returns:
-        All samples, how many of the first are warm-up, and why the series ended.
+        busy_seconds: time that the device has just worked on the same calls.
     """
-    samples, elapsed_ns = np.empty(0), 0
+
+    def goes_on(collector: Collector) -> bool:
+        return collector.turn(now, busy_seconds + sum(other.busy_seconds for other in collectors))
+
     # a garbage collection between blocks would pause the host, and queues and data loaders would catch up
     with undisturbed():
-        while count := monitor.more(samples, elapsed_ns * 1e-9):
-            begun_ns = now()
-            taken = block(count)
-            elapsed_ns += now() - begun_ns
-            samples = np.concatenate([samples, taken])
-    return samples, monitor.warmup(samples), monitor.stop(samples)
-
-
-def series(
-    name: str,
-    block: Callable[[int], Samples],
-    monitor: Monitor,
-    calls_per_sample: int = 1,
-    *,
-    now: Callable[[], int],
-) -> Series:
-    """Return the result of `collect` as a series of a record."""
-    samples, warmup, stop = collect(block, monitor, now)
-    return Series(name=name, samples=samples.tolist(), warmup=warmup, calls_per_sample=calls_per_sample, stop=stop)
+        going = list(collectors)
+        while going:
+            going = [collector for collector in going if goes_on(collector)]
 
 
 @dataclass

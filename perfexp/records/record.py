@@ -113,6 +113,8 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         unit: SI unit of the samples.
         samples: all samples, warm-up first; each is the mean of `calls_per_sample` calls.
         warmup: number of warm-up samples at the beginning, which the statistics exclude.
+        blocks: number of the first sample of each block; between two blocks, the other times of the point had their
+            turn. Empty for a single block.
         calls_per_sample: number of calls per sample.
         stop: reason for the end of the series.
     """
@@ -121,6 +123,7 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     unit: str = "seconds"
     samples: list[float]
     warmup: int = 0
+    blocks: list[int] = []
     calls_per_sample: int = 1
     stop: Stop | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -161,7 +162,7 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
 def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
     """The figures of one point with the requested percentiles, in percent."""
     timed = [name for name in TIME_KINDS if (series := point.find_series(name)) is not None and series.measured]
-    times = {name: estimators.summarise(_series(point, name).measured, percentiles) for name in timed}
+    times = {name: summary_of(_series(point, name), percentiles) for name in timed}
     kind = timed[0] if timed else None
     pipelined = times.get("throughput") or times.get("latency")
     main = times[kind] if kind else None
@@ -175,7 +176,7 @@ def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
         series=series,
         times=times,
         phases={
-            part.name.removeprefix("phase/"): estimators.summarise(part.measured, (50.0,)).median.value
+            part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
             for part in point.series
             if part.name.startswith("phase/") and part.measured
         },
@@ -183,6 +184,16 @@ def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
         metrics=tuple(point.metrics),
         doubts=(*point.doubts, *_statistical_doubts(main, series)),
     )
+
+
+def blocks_of(series: Series) -> list[estimators.Samples]:
+    """The blocks of a series, without its warm-up."""
+    return estimators.blocks(series.samples, series.blocks, series.warmup)
+
+
+def summary_of(series: Series, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> estimators.Summary:
+    """Statistics of a series that has samples after its warm-up."""
+    return estimators.summarise(blocks_of(series), percentiles)
 
 
 def samples_per_call(point: Point) -> int:
@@ -195,7 +206,7 @@ def first_median_interval(point: Point, *names: str) -> estimators.Interval | No
     for name in names:
         series = point.find_series(name)
         if series is not None and series.measured:
-            return estimators.median_interval(series.measured)
+            return estimators.block_median(blocks_of(series))
     return None
 
 
@@ -213,7 +224,7 @@ def loop_interval(point: Point) -> estimators.Interval | None:
     for name in ("throughput", "latency"):
         series = point.find_series(name)
         if series is not None and series.measured:
-            return estimators.mean_interval(series.measured)
+            return estimators.block_mean(blocks_of(series))
     return None
 
 
@@ -227,9 +238,9 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
     for points in groups.values():
         names = [series.name for series in points[0].series]
         parts = {
-            name.removeprefix("ttfp/"): estimators.summarise(
-                [sample for point in points for sample in _series(point, name).samples], (50.0,)
-            ).median.value
+            name.removeprefix("ttfp/"): statistics.median(
+                sample for point in points for sample in _series(point, name).samples
+            )
             for name in names
         }
         total = sum(parts.get(part, 0.0) for part in TTFP_PARTS)

@@ -168,6 +168,55 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
     return Interval(value=value, low=value - half, high=value + half)
 
 
+def blocks(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Samples]:
+    """Split samples into the blocks in which they were taken, without the warm-up.
+
+    Args:
+        samples: shape (n,), warm-up included.
+        starts: number of the first sample of each block; none for a single block.
+        warmup: number of warm-up samples, which may end within a block.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    parts = np.split(x[warmup:], [start - warmup for start in starts if start > warmup])
+    return [part for part in parts if part.size]
+
+
+def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
+    """Return the median of all blocks; its interval also holds for other blocks.
+
+    It is the wider one of `median_interval` over all samples and of ± t · s / √B, with s of the medians of B ≥ 3 blocks
+    and t of B - 1 degrees of freedom: a clock that changes between blocks shows in these medians only.
+
+    Args:
+        blocks: samples of each block, at least one.
+        tau: autocorrelation time of all samples; computed if not given.
+    """
+    return _widened(median_interval(np.concatenate(blocks), tau), [float(np.median(block)) for block in blocks])
+
+
+def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
+    """Return the mean of all blocks (total time over calls); its interval also holds for other blocks.
+
+    It is the wider one of `mean_interval` over all samples and of the batch means' ± t · s / √B, with a block as a
+    batch (Law, "Simulation Modeling and Analysis", 2015, section 9.5.3).
+
+    Args:
+        blocks: samples of each block, at least one.
+        tau: autocorrelation time of all samples; computed if not given.
+    """
+    return _widened(mean_interval(np.concatenate(blocks), tau), [float(block.mean()) for block in blocks])
+
+
+def _widened(within: Interval, centers: Sequence[float]) -> Interval:
+    """Widen an interval to the one that follows from the spread of at least three blocks."""
+    if within.low is None or within.high is None or len(centers) < 3:
+        return within
+    half = student95(len(centers) - 1) * float(np.std(centers, ddof=1)) / math.sqrt(len(centers))
+    return Interval(
+        value=within.value, low=min(within.low, within.value - half), high=max(within.high, within.value + half)
+    )
+
+
 def differ(one: Interval, other: Interval, tolerance: float) -> bool:
     """Return whether two statistics differ by more than a tolerance and their uncertainty.
 
@@ -314,25 +363,26 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
     return tuple(int(index) for index in np.flatnonzero(distance > limit))
 
 
-def summarise(samples: Sequence[float], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
+def summarise(blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
     """Return all statistics of the samples after the warm-up.
 
     Args:
-        samples: n ≥ 1, in the order of time.
+        blocks: samples of each block, n ≥ 1 together, in the order of time.
         percentiles: between 0 and 100.
 
     Raises:
         ValueError: there is no sample.
     """
-    x = np.asarray(samples, dtype=np.float64)
-    if x.size == 0:
+    parts = [np.asarray(block, dtype=np.float64) for block in blocks]
+    if not parts or not any(part.size for part in parts):
         raise ValueError("no samples")
+    x = np.concatenate(parts)
     tau = autocorrelation_time(x)
     return Summary(
         n=x.size,
         tau=tau,
-        median=median_interval(x, tau),
-        mean=mean_interval(x, tau),
+        median=block_median(parts, tau),
+        mean=block_mean(parts, tau),
         std=float(x.std(ddof=1)) if x.size > 1 else None,
         minimum=float(x.min()),
         maximum=float(x.max()),

@@ -9,6 +9,7 @@ import pytest
 from perfexp.devices.fake import FakeDevice
 from perfexp.measure import verdicts
 from perfexp.probes import depth, queue, timing
+from perfexp.records import summary
 from perfexp.statistics import estimators
 from perfexp.stopping import Fixed, Precision
 
@@ -51,6 +52,13 @@ def test_the_loop_is_as_fast_as_one_without_any_measuring(launches, host_seconds
     loop = queue.Loop(repeat(device, launches * work_seconds, launches), device)
     seconds = np.concatenate([loop(samples) for _ in range(5)])
     assert seconds.mean() == pytest.approx(truth, rel=0.01)
+
+
+def collected(name, block, rule, device):
+    """One series by itself."""
+    collector = timing.Collector(name, block, lambda busy_seconds: rule.begin(busy_seconds=busy_seconds))
+    timing.collect([collector], device.now_ns)
+    return collector.series()
 
 
 def test_latency_is_host_device_and_synchronise_together():
@@ -187,7 +195,7 @@ def test_the_garbage_collector_is_off_while_timing_and_on_afterwards():
         seen.append(gc.isenabled())
         device.launch(1e-3)
 
-    timing.series("latency", timing.HostChain(call, device), Fixed(warmup=1, measure=3).begin(), now=device.now_ns)
+    collected("latency", timing.HostChain(call, device), Fixed(warmup=1, measure=3), device)
     assert seen == [False] * 4
     assert gc.isenabled()
 
@@ -198,8 +206,12 @@ def test_what_a_series_takes_begins_with_its_first_block(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda: device.launch(10.0))
 
     class Monitor:
+        def __init__(self):
+            self.starts = []
+
         def more(self, samples, elapsed_seconds):
             seen.append(elapsed_seconds)
+            self.starts.append(samples.size)
             return 5 if samples.size < 10 else 0
 
         def warmup(self, samples):
@@ -208,14 +220,14 @@ def test_what_a_series_takes_begins_with_its_first_block(monkeypatch):
         def stop(self, samples):
             return None
 
-    timing.collect(timing.HostChain(repeat(device, 1e-3), device), Monitor(), device.now_ns)
+    collector = timing.Collector("latency", timing.HostChain(repeat(device, 1e-3), device), lambda _: Monitor())
+    timing.collect([collector], device.now_ns)
     assert seen == pytest.approx([0.0, 5e-3, 10e-3], rel=0.01)
 
 
 def test_a_series_keeps_every_sample_and_says_which_are_warm_up():
     device = FakeDevice(asynchronous=False)
-    chain, monitor = timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20).begin()
-    series = timing.series("latency", chain, monitor, now=device.now_ns)
+    series = collected("latency", timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20), device)
     assert (len(series.samples), series.warmup, len(series.measured)) == (30, 10, 20)
     assert series.stop.reason == "fixed"
 
@@ -230,7 +242,7 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
         taken.append(count)
         return timing.HostChain(repeat(device, 1e-3), device)(count)
 
-    timing.collect(block, Precision(epsilon=1e-4, max_seconds=0.3, warmup_seconds=0.01).begin(), device.now_ns)
+    collected("latency", block, Precision(epsilon=1e-4, max_seconds=0.3, warmup_seconds=0.01), device)
     assert len(taken) > 3
     assert gaps == [0]  # garbage was collected once, before the first block
 
@@ -240,7 +252,7 @@ def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
     noise, begun = itertools.cycle(np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, 997)), device.now_ns()
     rule = Precision(epsilon=1e-9, max_seconds=0.5, min_calls=10, warmup_seconds=0.0)
     chain = queue.Chain(lambda: device.launch(next(noise)), device, 5)
-    series = timing.series("device", chain, rule.begin(), now=device.now_ns)
+    series = collected("device", chain, rule, device)
     assert series.stop.reason == "max_seconds"
     assert (device.now_ns() - begun) * 1e-9 == pytest.approx(0.5, rel=0.1)
     assert sum(series.measured) < 0.2
@@ -310,3 +322,28 @@ def test_a_slower_device_is_held_for_one_sample_only():
     start = device.now_ns()
     assert np.median(chain(50)) == pytest.approx(300e-6, rel=0.001)
     assert (device.now_ns() - start) * 1e-9 < 1.2 * 50 * 300e-6  # all of them behind a wait would be 1.4 of it
+
+
+def test_series_take_turns_block_by_block_and_what_changes_between_blocks_widens_both_intervals():
+    """A clock that falls by 5 % for every third block: the samples of one block do not show it."""
+    device, order = FakeDevice(), []
+    noise = np.random.default_rng(0)
+
+    def call():
+        slow = 1.05 if len(order) // 2 % 3 == 2 else 1.0
+        device.launch(1e-3 * slow * (1 + 0.001 * noise.standard_normal()))
+
+    def noted(name, block):
+        return lambda count: order.append(name) or block(count)
+
+    rule = Fixed(warmup=0, measure=240)
+    blocks = {"latency": timing.Latency(call, device), "device": queue.Chain(call, device, 100)}
+    collectors = [timing.Collector(name, noted(name, block), lambda _: rule.begin()) for name, block in blocks.items()]
+    timing.collect(collectors, device.now_ns)
+    assert order == ["latency", "device"] * 8
+    for collector in collectors:
+        series = collector.series()
+        assert series.blocks == list(range(0, 240, 30))
+        time = summary.summary_of(series).median
+        assert time.high - time.low > 0.03 * time.value
+        assert estimators.median_interval(series.samples[:30]).relative_half_width < 0.002
