@@ -208,7 +208,7 @@ def test_batches_that_come_in_bursts_are_judged_by_means():
     measuring = loaded(procedure(device, Fixed(warmup=5, measure=50), energy=energy), [0.0, 0.0, 0.0, 0.0, 45e-3])
     point = measuring.measure(KEY)
     assert median(point, "throughput") == pytest.approx(1e-3, rel=0.05)
-    assert row(point).samples_per_second.value == pytest.approx(100.0, rel=0.02)
+    assert row([point]).samples_per_second.value == pytest.approx(100.0, rel=0.02)
     assert point.metric("energy/call_seconds").value == pytest.approx(10e-3, rel=0.03)
     assert point.metric("phases_over_whole").value == pytest.approx(1.0, abs=0.02)
     assert codes(point) == ["data_left_out"]

@@ -170,6 +170,6 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
     stop = Stop(reason=reason, target=0.01, achieved=achieved)
     timed = point(0.01)
     timed.series = [Series(name="device", samples=samples, stop=stop)]
-    found = [doubt.message for doubt in summary.row(timed).doubts if doubt.code == "too_few_samples"]
+    found = [doubt.message for doubt in summary.row([timed]).doubts if doubt.code == "too_few_samples"]
     assert bool(found) == few
     assert all("several times too narrow" in detail for detail in found)

@@ -72,4 +72,4 @@ class ProgressRelay:
 
 def _result(point: Point) -> str:
     """Summarize a point in a few words."""
-    return median_text(summary.row(point, ())) if point.status is Status.OK else point.error or ""
+    return median_text(summary.row([point], ())) if point.status is Status.OK else point.error or ""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+
+import msgspec
+import numpy as np
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status
-from perfexp.statistics import estimators, scaling
+from perfexp.statistics import estimators, scaling, variance
 
 #: Times that can represent a point, best first.
 TIME_KINDS = ("device", "latency", "throughput")
@@ -40,11 +43,13 @@ class Row:
         status: final status.
         error: error message of a point without a result.
         time_kind: name of the series behind `time`: `device`, `latency` or `throughput`; None without samples.
-        time: statistics of the representative time, in seconds per call.
-        series: raw samples behind `time`.
-        times: statistics of every measured time, by name.
+        series: raw samples behind `time`, of the first process.
+        times: statistics of every measured time over all processes, by name, in seconds per call.
+        processes: number of processes behind `time`.
+        spread: relative standard deviation between the processes' medians; None for one process.
+        is_pooled: whether the intervals of one process were widened by what other points show about processes.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
-        samples_per_second: samples of all ranks per call, divided by the mean time of a pipelined call.
+        samples_per_call: samples per call, over all ranks.
         metrics: single figures of the point.
         doubts: diagnostics of the point and of its statistics.
     """
@@ -53,13 +58,26 @@ class Row:
     status: Status
     error: str | None
     time_kind: str | None
-    time: estimators.Summary | None
     series: Series | None
     times: dict[str, estimators.Summary]
+    processes: int
+    spread: float | None
+    is_pooled: bool = False
     phases: dict[str, float]
-    samples_per_second: estimators.Interval | None
+    samples_per_call: int
     metrics: tuple[Metric, ...]
     doubts: tuple[Diagnostic, ...]
+
+    @property
+    def time(self) -> estimators.Summary | None:
+        """Statistics of the representative time, in seconds per call."""
+        return self.times[self.time_kind] if self.time_kind else None
+
+    @property
+    def samples_per_second(self) -> estimators.Interval | None:
+        """Samples of all ranks per call, divided by the mean time of a pipelined call."""
+        pipelined = self.times.get("throughput") or self.times.get("latency")
+        return _rate(pipelined.mean, self.samples_per_call) if pipelined else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,31 +114,47 @@ class Scaling:
     fit: scaling.ScalingFit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Across:
-    """One point measured by several processes.
-
-    Attributes:
-        key: key of the first process.
-        keys: keys of all processes.
-        time_kind: name of the time.
-        time: geometric mean of the processes' medians with its interval, in seconds per call.
-        spread: relative standard deviation between the processes' medians.
-    """
-
-    key: Key
-    keys: tuple[Key, ...]
-    time_kind: str
-    time: estimators.Interval
-    spread: float
-
-
 def rows(record: Record) -> list[Row]:
-    """One row per timed point, in the order of the record."""
+    """One row per timed point, in the order of the record; the processes that measured it are combined."""
     percentiles = requested_percentiles(record)
-    known = [row(point, percentiles) for point in record.points if point.key.is_timed]
+    groups: dict[Key, list[Point]] = {}
+    for point in record.points:
+        if point.key.is_timed:
+            groups.setdefault(msgspec.structs.replace(point.key, replicate=0), []).append(point)
+    known = [row(points, percentiles) for points in groups.values()]
+    components = _components(list(groups.values()))
+    known = [_widened(each, components) for each in known]
     raised = _scaling_doubts(known)
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
+
+
+def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], variance.Component]:
+    """The variance between processes by phase and kind of time, from the points that several processes measured."""
+    medians: dict[tuple[str, str], list[list[float]]] = {}
+    for points in groups:
+        for name in TIME_KINDS:
+            found = [first_median(point, name) for point in _comparable(points, name)]
+            medians.setdefault((points[0].key.phase, name), []).append([value for value in found if value])
+    pooled = {place: variance.between_processes(of_points) for place, of_points in medians.items()}
+    return {place: component for place, component in pooled.items() if component}
+
+
+def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component]) -> Row:
+    """Widen the intervals of a row of one process by what other points show about processes."""
+    if row.processes > 1 or not row.times:
+        return row
+    times = dict(row.times)
+    for name, time in row.times.items():
+        if component := components.get((row.key.phase, name)):
+            times[name] = replace(
+                time,
+                median=variance.widened(time.median, component),
+                mean=variance.widened(time.mean, component),
+                percentiles={p: variance.widened(interval, component) for p, interval in time.percentiles.items()},
+            )
+    if times == row.times:
+        return row
+    return replace(row, times=times, is_pooled=True)
 
 
 def scalings(known: Sequence[Row]) -> list[Scaling]:
@@ -140,18 +174,6 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
     return found
 
 
-def across(known: Sequence[Row]) -> list[Across]:
-    """Combine the processes of each point that at least two of them measured."""
-    groups = _grouped(known, lambda row: (row.time_kind, *_without_replicate(row.key)))
-    found = []
-    for group in groups:
-        if len(group) > 1:
-            time, spread = estimators.across_interval([_median(each).value for each in group])
-            keys = tuple(each.key for each in group)
-            found.append(Across(key=keys[0], keys=keys, time_kind=group[0].time_kind or "", time=time, spread=spread))
-    return found
-
-
 def requested_percentiles(record: Record) -> tuple[float, ...]:
     """The percentiles that the plan requests."""
     asked = record.plan.get("percentiles")
@@ -159,31 +181,56 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
     return tuple(float(p) for p in numbers if 0 < p < 100) or (50.0, 95.0, 99.0)
 
 
-def row(point: Point, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
-    """The figures of one point with the requested percentiles, in percent."""
-    timed = [name for name in TIME_KINDS if (series := point.find_series(name)) is not None and series.measured]
-    times = {name: summary_of(_series(point, name), percentiles) for name in timed}
-    kind = timed[0] if timed else None
-    pipelined = times.get("throughput") or times.get("latency")
-    main = times[kind] if kind else None
-    series = _series(point, kind) if kind else None
+def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
+    """The figures of one point with the requested percentiles, in percent.
+
+    Args:
+        points: results of the processes that measured it; figures other than times are those of the first one.
+    """
+    first = points[0]
+    times, spreads, processes = {}, {}, {}
+    for name in TIME_KINDS:
+        if measured := _comparable(points, name):
+            series = [_series(point, name) for point in measured]
+            summaries = [summary_of(one, percentiles) for one in series]
+            times[name] = variance.combined(summaries, [np.asarray(one.measured) for one in series])
+            component = variance.between_processes([[one.median.value for one in summaries]])
+            spreads[name], processes[name] = component.spread if component else None, len(series)
+    kind = next(iter(times), None)
+    doubts = [*first.doubts, *_statistical_doubts(first, kind)]
+    for other in points[1:]:
+        known = {item.code for item in doubts}
+        doubts += [item for item in (*other.doubts, *_statistical_doubts(other, kind)) if item.code not in known]
     return Row(
-        key=point.key,
-        status=point.status,
-        error=point.error,
+        key=first.key,
+        status=first.status,
+        error=first.error,
         time_kind=kind,
-        time=main,
-        series=series,
+        series=_series(first, kind) if kind else None,
         times=times,
+        processes=processes[kind] if kind else 0,
+        spread=spreads[kind] if kind else None,
         phases={
             part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
-            for part in point.series
+            for part in first.series
             if part.name.startswith("phase/") and part.measured
         },
-        samples_per_second=_rate(pipelined.mean, samples_per_call(point)) if pipelined else None,
-        metrics=tuple(point.metrics),
-        doubts=(*point.doubts, *_statistical_doubts(main, series)),
+        samples_per_call=samples_per_call(first),
+        metrics=tuple(first.metrics),
+        doubts=tuple(doubts),
     )
+
+
+def _comparable(points: Sequence[Point], name: str) -> list[Point]:
+    """The processes that took this time with success and in the same way as the first: not queues with graphs."""
+    first, *others = points
+    alike = [
+        point
+        for point in others
+        if point.status is first.status is Status.OK
+        and (name != "device" or point.facts.get("device_method") == first.facts.get("device_method"))
+    ]
+    return [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
 
 
 def blocks_of(series: Series) -> list[estimators.Samples]:
@@ -264,15 +311,9 @@ def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[R
     return list(groups.values())
 
 
-def _without_replicate(key: Key) -> tuple[Hashable, ...]:
-    return key.phase, key.input_size, key.batch_size, key.precision
-
-
 def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
     """Groups of rows that differ only in size, smallest first."""
-    groups = _grouped(
-        known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision, row.key.replicate)
-    )
+    groups = _grouped(known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision))
     return [sorted(group, key=lambda row: row.key.pixels) for group in groups]
 
 
@@ -324,10 +365,12 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
 
 
-def _statistical_doubts(time: estimators.Summary | None, series: Series | None) -> list[Diagnostic]:
-    """Diagnostics of the samples themselves: drift, and a wide interval."""
-    if time is None or series is None:
+def _statistical_doubts(point: Point, kind: str | None) -> list[Diagnostic]:
+    """Diagnostics of the samples of one process: drift, and a wide interval."""
+    series = point.find_series(kind) if kind else None
+    if series is None or not series.measured:
         return []
+    time = summary_of(series, ())
     found = []
     if time.drift is not None:
         found.append(diagnostics.make("drift", relative=time.drift.relative))
