@@ -167,7 +167,7 @@ class _Application:
             if self.sweep_run is not None and not self.is_dry:
                 self.sweep_run.refused(*self._place(self.sweep_run), refusal)
             return
-        if self.is_dry or (settings.mode == RunMode.MULTIRUN and assignment.plan.replicate > 1):
+        if self.is_dry or (settings.mode == RunMode.MULTIRUN and (assignment.plan.replicate or 1) > 1):
             self._waiting.append(assignment)
             return
         try:

@@ -23,6 +23,8 @@ _BLOCKS, _LEAST_BLOCKS = 8, 3
 _OVERTIME_SECONDS = 2.0
 #: Most calls of a fixed measurement: 800 MB of times.
 _MOST_CALLS = 100_000_000
+#: Most processes of a plan.
+_MOST_PROCESSES = 1000
 #: Longest time of a series: 30 years.
 _MOST_SECONDS = 1_000_000_000
 
@@ -52,10 +54,21 @@ class Monitor(Protocol):
 
 
 class StoppingRule(Protocol):
-    """Settings of a rule; `begin` creates the monitor of one series."""
+    """Settings of a rule; `begin` creates the monitor of one series.
+
+    Attributes:
+        processes: number of fresh processes that measure the times.
+    """
+
+    processes: int
 
     def begin(
-        self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
+        self,
+        *,
+        calls_per_sample: int = 1,
+        percentiles: Sequence[float] = (),
+        busy_seconds: float = 0.0,
+        takes_turns: bool = False,
     ) -> Monitor:
         """Return a monitor for a new series.
 
@@ -63,6 +76,7 @@ class StoppingRule(Protocol):
             calls_per_sample: k, for counting calls and their time.
             percentiles: percentiles whose intervals have to exist before precision counts as reached.
             busy_seconds: time that the device has just worked on the same calls, which counts as warm-up.
+            takes_turns: whether other series are taken between the blocks of this one.
         """
 
     def longest_seconds(self) -> float | None:
@@ -89,6 +103,7 @@ class Precision:
         warmup_calls: least number of warm-up calls.
         warmup_seconds: least time of the warm-up, earlier blocks of the point included.
         min_effective: least number of effective samples.
+        processes: number of fresh processes that measure the times, unless the plan sets `replicate`.
     """
 
     def __init__(
@@ -103,6 +118,7 @@ class Precision:
         warmup_seconds: float = 0.5,
         min_effective: float = estimators.FEW,
         tail_percentile: float = 50.0,
+        processes: int = 1,
     ) -> None:
         for name, value in (("epsilon", epsilon), ("max_seconds", max_seconds)):
             if not 0 < value <= _MOST_SECONDS:
@@ -114,6 +130,7 @@ class Precision:
             ("warmup_seconds", warmup_seconds, 0, _MOST_SECONDS),
             ("min_seconds", min_seconds, 0, max_seconds),
             ("min_effective", min_effective, 0, _MOST_CALLS),
+            ("processes", processes, 1, _MOST_PROCESSES),
         ):
             if not least <= value <= most:
                 raise UserError(f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}.")
@@ -128,9 +145,15 @@ class Precision:
             raise UserError(f"stopping.tail_percentile={tail_percentile}: above 0 and below 100.")
         self.min_effective = min_effective
         self.tail_percentile = tail_percentile
+        self.processes = processes
 
     def begin(
-        self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
+        self,
+        *,
+        calls_per_sample: int = 1,
+        percentiles: Sequence[float] = (),
+        busy_seconds: float = 0.0,
+        takes_turns: bool = False,
     ) -> Monitor:
         return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds)
 
@@ -139,7 +162,9 @@ class Precision:
 
 
 class Fixed:
-    """Take a fixed number of warm-up calls and of measured calls."""
+    """Take a fixed number of warm-up calls and of measured calls, in one process."""
+
+    processes = 1
 
     def __init__(self, *, warmup: int = 10, measure: int = 20) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
@@ -151,10 +176,15 @@ class Fixed:
         self.measure_calls = measure
 
     def begin(
-        self, *, calls_per_sample: int = 1, percentiles: Sequence[float] = (), busy_seconds: float = 0.0
+        self,
+        *,
+        calls_per_sample: int = 1,
+        percentiles: Sequence[float] = (),
+        busy_seconds: float = 0.0,
+        takes_turns: bool = False,
     ) -> Monitor:
         """See `StoppingRule`; percentiles do not prolong a fixed measurement, and earlier work does not shorten it."""
-        return _FixedMonitor(self, calls_per_sample)
+        return _FixedMonitor(self, calls_per_sample, takes_turns)
 
     def longest_seconds(self) -> float | None:
         return None
@@ -266,10 +296,11 @@ class _PrecisionMonitor:
 
 
 class _FixedMonitor:
-    def __init__(self, rule: Fixed, calls_per_sample: int) -> None:
+    def __init__(self, rule: Fixed, calls_per_sample: int, takes_turns: bool) -> None:
         self._warmup = math.ceil(rule.warmup_calls / calls_per_sample)
         measured = math.ceil(rule.measure_calls / calls_per_sample)
-        self._total, self._block = self._warmup + measured, math.ceil(measured / _BLOCKS)
+        self._total = self._warmup + measured
+        self._block = math.ceil(measured / _BLOCKS) if takes_turns else measured
         self.starts: list[int] = []
 
     def warmup(self, samples: NDArray[np.float64]) -> int:

@@ -18,6 +18,8 @@ Size = tuple[int, int]
 _T = TypeVar("_T")
 #: Limit on the points of a plan, and on the sizes and batch sizes that it lists.
 MOST_POINTS = 100_000
+#: Points that further processes measure by default.
+_ANCHORS = 3
 #: Limits far beyond any device's memory, within which pixels and bytes still are 64-bit numbers.
 _MOST_PIXELS, _MOST_SAMPLES = 100_000, 10_000_000
 
@@ -103,12 +105,19 @@ class BatchSizes:
 
 
 def timed_keys(
-    pairs: Sequence[tuple[Size, int]], *, phases: Sequence[str], precision: str, replicate: int
+    pairs: Sequence[tuple[Size, int]],
+    *,
+    phases: Sequence[str],
+    precision: str,
+    replicate: int,
+    anchored: bool = False,
 ) -> list[Key]:
-    """List the timed points of a plan in measuring order, replicate by replicate.
+    """List the timed points of a plan, replicate by replicate.
 
     Args:
-        replicate: number of processes that measure every point.
+        pairs: sizes and batch sizes.
+        replicate: number of processes.
+        anchored: whether processes after the first measure only a few of many points.
 
     Raises:
         UserError: the plan has too many points.
@@ -117,9 +126,17 @@ def timed_keys(
     return [
         Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
         for number in range(replicate)
-        for size, batch in pairs
+        for size, batch in (anchors(pairs) if number and anchored else pairs)
         for phase in phases
     ]
+
+
+def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
+    """Return the points that show how much processes differ: all of a few, or three that are spread over many."""
+    if len(pairs) <= _ANCHORS:
+        return list(pairs)
+    by_pixels = sorted(pairs, key=lambda pair: pair[0][0] * pair[0][1] * pair[1])
+    return [by_pixels[(2 * number + 1) * len(pairs) // (2 * _ANCHORS)] for number in range(_ANCHORS)]
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:
@@ -135,13 +152,9 @@ def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured |
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
-    """Return the points of one process in measuring order.
-
-    The first replicate keeps the plan's order. The others are shuffled, so that a point has other neighbors in each.
-    """
+    """Return the points of one process in random order, so that a slow-down does not look like growth with the size."""
     shuffled = list(keys)
-    if replicate:
-        random.Random(f"{seed} {replicate}").shuffle(shuffled)
+    random.Random(f"{seed} {replicate}").shuffle(shuffled)
     return shuffled
 
 

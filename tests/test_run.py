@@ -429,8 +429,8 @@ def test_energy_is_told_what_the_device_has_worked_until_now(monkeypatch, idle_s
     whole, clock, rested = measuring._times.whole, itertools.count(1, 1000), []
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock) + sum(rested))
 
-    def timed(point, call):
-        whole(point, call)
+    def timed(point, call, **settings):
+        whole(point, call, **settings)
         rested.append(int(idle_seconds * 1e9))
 
     measuring._times.whole = timed

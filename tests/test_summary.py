@@ -37,7 +37,7 @@ def unexpected(rows):
     }
 
 
-def test_each_batch_process_and_kind_of_time_has_a_law_of_its_own(make_record):
+def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record):
     points = [
         point(proportional(size, batch), size, batch=batch, replicate=replicate)
         for batch in (1, 4)
@@ -48,13 +48,13 @@ def test_each_batch_process_and_kind_of_time_has_a_law_of_its_own(make_record):
     points += [point(0.001, size, batch=8, replicate=1, kind="latency") for size in (224, 256, 288)]
     found = summary.scalings(summary.rows(make_record(points=points)))
     names = [(each.time_kind, each.key.batch_size, each.key.replicate) for each in found]
-    assert names == [("latency", 1, 0), ("latency", 1, 1), ("latency", 4, 0), ("latency", 4, 1), ("device", 8, 0)]
-    assert [each.key.size_label for each in found] == ["512"] * 5
-    for each in found[:4]:
+    assert names == [("latency", 1, 0), ("latency", 4, 0), ("device", 8, 0)]
+    assert [each.key.size_label for each in found] == ["512"] * 3
+    for each in found[:2]:
         assert each.fit.exponent.value == pytest.approx(1, abs=0.02)
         assert each.fit.a == pytest.approx(0.002 * each.key.batch_size, rel=0.1)
         assert each.fit.b == pytest.approx(0.02 * each.key.batch_size * 1e6 / 224**2, rel=0.05)
-    assert found[4].fit.exponent is None
+    assert found[2].fit.exponent is None
 
 
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
@@ -127,22 +127,26 @@ def test_processes_that_measured_the_same_point_are_taken_together(make_record):
     ]
     points[5] = point(0, 256, replicate=2, status=Status.FAILED)
     points.append(point(0.01, 288))
-    found = summary.across(summary.rows(make_record(points=points)))
-    assert [(each.key.size_label, each.key.replicate, len(each.keys)) for each in found] == [
-        ("224", 0, 3),
-        ("256", 0, 2),
+    found = summary.rows(make_record(points=points))
+    assert [(row.key.size_label, row.processes, row.is_pooled) for row in found] == [
+        ("224", 3, False),
+        ("256", 2, False),
+        ("288", 1, True),
     ]
-    three = found[0]
+    three, two, one = (row.time.median for row in found)
     logs = np.log([0.010, 0.0102, 0.0104])
-    assert three.time.value == pytest.approx(np.exp(logs.mean()), rel=1e-3)
-    assert three.time.high == pytest.approx(np.exp(logs.mean() + 4.302653 * logs.std(ddof=1) / np.sqrt(3)), rel=1e-3)
-    assert three.spread == pytest.approx(np.exp(logs.std(ddof=1)) - 1, rel=1e-2)
-    assert found[1].time.high / found[1].time.low > three.time.high / three.time.low
+    assert three.value == pytest.approx(np.exp(logs.mean()), rel=1e-3)
+    assert three.high == pytest.approx(np.exp(logs.mean() + 4.302653 * logs.std(ddof=1) / np.sqrt(3)), rel=1e-3)
+    assert found[0].spread == pytest.approx(np.exp(logs.std(ddof=1)) - 1, rel=1e-2)
+    assert two.high / two.low > three.high / three.low
+    pooled = np.sqrt((2 * logs.var(ddof=1) + logs[:2].var(ddof=1)) / 3)
+    assert np.log(one.high / one.value) == pytest.approx(3.182446 * pooled, rel=0.02), "t of three degrees of freedom"
 
 
 def test_different_times_of_the_same_point_are_not_mixed(make_record):
     points = [point(0.01, kind="device"), point(0.02, kind="latency", replicate=1)]
-    assert summary.across(summary.rows(make_record(points=points))) == []
+    [row] = summary.rows(make_record(points=points))
+    assert (row.time_kind, row.processes, list(row.times)) == ("device", 1, ["device"])
 
 
 @pytest.mark.parametrize(

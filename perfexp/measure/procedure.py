@@ -7,6 +7,8 @@ A point's measurements come in this order, so that none of them disturbs an earl
 3. what a training or labelled data adds: losses, the seconds of an epoch, accuracy;
 4. further passes over the same call, each of which may fail on its own: energy, phases, probes, baselines, several
    ranks, proof of the algorithm, device time as a CUDA graph, work.
+
+Processes after the first repeat the times only.
 """
 
 from __future__ import annotations
@@ -149,10 +151,13 @@ class Procedure:
                 with self._batches(point.key, training=True) as fresh:
                     training.run_epochs(point, step, fresh, self.device, self.epochs, self.progress)
             else:
-                self._times.whole(point, step.call)
+                self._times.whole(point, step.call, on_device=on_device(batches))
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             point.metrics += self.device.memory()  # before any call other than the timed ones
+            if point.key.replicate:
+                self._add_graph_time(point, step, batches)
+                return
             if step.trains:
                 last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
                 training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
@@ -181,16 +186,19 @@ class Procedure:
             bursts = partial(joint.measure, point, step, self.group, compares_alone=self.compares_alone)
             self._run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
         self._run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
-        if point.facts.get("device_method") == "none":
-            if self.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
-                point.doubts.append(
-                    diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured")
-                )
-            else:
-                capture = self._capture(step, batches)
-                graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
+        self._add_graph_time(point, step, batches)
         if self.counts_work:  # last, because rates need every time
             self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
+
+    def _add_graph_time(self, point: Point, step: Step, batches: Batches) -> None:
+        """Add the device's time of a call that does not fit the launch queue."""
+        if point.facts.get("device_method") != "none":
+            return
+        if self.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
+            point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
+            return
+        capture = self._capture(step, batches)
+        graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
 
     def _run_optional(
         self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -59,10 +60,15 @@ class Times:
     #: The last point, the seconds of work on its calls, and the time when that ended.
     _last: tuple[Key, float, int] | None = None
 
-    def whole(self, point: Point, call: timing.Call) -> None:
-        """Add the series of the undisturbed call: one on a synchronous device, three on an asynchronous one."""
+    def whole(self, point: Point, call: timing.Call, *, on_device: bool) -> None:
+        """Add the series of the undisturbed call: one on a synchronous device, three on an asynchronous one.
+
+        Args:
+            on_device: whether the data is on the device already. Otherwise the series do not take turns: a data loader
+                would catch up with one during the others.
+        """
         if self.device.asynchronous:
-            self._asynchronous(point, call)
+            self._asynchronous(point, call, takes_turns=on_device)
         else:
             self._synchronous(point, call)
 
@@ -144,9 +150,10 @@ class Times:
         chain = timing.HostChain(call, self.device, self._flush())
         self._take(point, [self._collector("latency", chain, percentiles=self.percentiles)])
 
-    def _asynchronous(self, point: Point, call: timing.Call) -> None:
+    def _asynchronous(self, point: Point, call: timing.Call, *, takes_turns: bool) -> None:
         counted, flush = _Counted(call), self._flush()  # the calls that find the depth warm the device up as well
         k, chunk, call_seconds = depth.fit(counted, self.device, flush)
+        collector = partial(self._collector, takes_turns=takes_turns)
         collectors, warm = [], counted.calls * call_seconds
         if flush is None:  # flushing between the calls would break up the loop
             host = depth.issue_seconds(counted, self.device, chunk * k) if chunk else None
@@ -154,23 +161,32 @@ class Times:
                 None if chunk else "the call does not fit the launch queue, so the host waits while it issues the call"
             )
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
-            collectors.append(self._collector("throughput", queue.Loop(call, self.device, k), k))
+            collectors.append(collector("throughput", queue.Loop(call, self.device, k), k))
         latency = timing.Latency(call, self.device, flush)
-        collectors.append(self._collector("latency", latency, percentiles=self.percentiles))
+        collectors.append(collector("latency", latency, percentiles=self.percentiles))
         point.facts["device_method"] = "queue" if chunk else "none"
         if chunk:
             chain = queue.Chain(call, self.device, chunk, k, flush=flush)
-            collectors.append(self._collector("device", chain, k))
-        self._take(point, collectors, warm)
+            collectors.append(collector("device", chain, k))
+        for together in [collectors] if takes_turns else [[one] for one in collectors]:
+            self._take(point, together, warm)
         if chunk:
             self._judge_device(point, chain)
 
     def _collector(
-        self, name: str, block: Callable[[int], timing.Samples], k: int = 1, percentiles: Sequence[float] = ()
+        self,
+        name: str,
+        block: Callable[[int], timing.Samples],
+        k: int = 1,
+        percentiles: Sequence[float] = (),
+        *,
+        takes_turns: bool = False,
     ) -> timing.Collector:
         def begin(busy_seconds: float) -> Monitor:
             self.progress(name)
-            return self.stopping.begin(calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds)
+            return self.stopping.begin(
+                calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds, takes_turns=takes_turns
+            )
 
         return timing.Collector(name, block, begin, k)
 

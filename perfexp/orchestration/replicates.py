@@ -40,8 +40,8 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
                     ended(assignment, error)
             with interrupts.held():  # a second interrupt comes after all records are on disk
                 try:
-                    whole = Whole(sum(run.assignment.plan.replicate for run in runs), noun="process")
-                    for replicate in range(max((run.assignment.plan.replicate for run in runs), default=0)):
+                    whole = Whole(sum(run.assignment.plan.processes for run in runs), noun="process")
+                    for replicate in range(max((run.assignment.plan.processes for run in runs), default=0)):
                         for run in order(runs, replicate):
                             run.assignment.whole, run.assignment.number = whole, whole.number + 1
                             _measure(run, replicate, runs, ended)
@@ -58,7 +58,7 @@ def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -
 
 def order(runs: Sequence[Run], replicate: int) -> list[Run]:
     """Shuffle the runs that have a replicate of this number by their seed."""
-    chosen = [run for run in runs if run.assignment.plan.replicate > replicate]
+    chosen = [run for run in runs if run.assignment.plan.processes > replicate]
     seed = runs[0].assignment.plan.seed if runs else 0
     random.Random(f"{seed} {replicate}").shuffle(chosen)
     return chosen

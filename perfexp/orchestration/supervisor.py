@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -66,8 +67,13 @@ class Job:
 
     @property
     def replicates(self) -> list[int]:
-        """Numbers of the replicates."""
-        return sorted({key.replicate for key in self.timed})
+        """Numbers of the replicates in measuring order: the first one, which may have more points, among the others."""
+        points = Counter(key.replicate for key in self.timed)
+        if not points:
+            return []
+        first, *others = sorted(points)
+        before = len(others) // 2 if points[first] > min(points.values()) else 0
+        return [*others[:before], first, *others[before:]]
 
 
 class _Refused(PerfexpError):

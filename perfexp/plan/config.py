@@ -24,6 +24,7 @@ from perfexp.plan import schema
 from perfexp.plan.schema import ModeSettings
 from perfexp.profilers import Profiler
 from perfexp.records.record import Key, layers_key
+from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
 
 #: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
@@ -83,7 +84,7 @@ class PlanSchema:
     input_size: Any = 224
     batch_size: Any = 1
     percentiles: list[float] = field(default_factory=lambda: [50.0, 95.0, 99.0])
-    replicate: int = 1
+    replicate: int | None = None
     ttfp: bool = True
     epochs: int | None = None
     cache: Cache = Cache.warm
@@ -142,6 +143,19 @@ class Plan(PlanSchema):
         return int(self.gpu.get("count", 1))
 
     @property
+    def processes(self) -> int:
+        """Number of fresh processes that measure the times: `replicate`, or by default that of the stopping rule.
+
+        Whole epochs, several ranks and profiled runs have one by default.
+        """
+        if self.replicate is not None:
+            return self.replicate
+        if self.epochs or self.ranks > 1 or not self.profiler["_target_"].endswith(".NoProfiler"):
+            return 1
+        rule: StoppingRule = build(self.stopping)
+        return rule.processes
+
+    @property
     def phases(self) -> list[str]:
         """Phases of each point, training first."""
         return [phase for phase in ("train", "inference") if getattr(self.mode, phase) is not None]
@@ -158,13 +172,19 @@ class Plan(PlanSchema):
             UserError: the settings contradict one another.
         """
         pairs = build(self.sweep).points(self.input_size, self.batch_size)
-        return timed_keys(pairs, phases=self.phases, precision=self.precision.name, replicate=self.replicate)
+        return timed_keys(
+            pairs,
+            phases=self.phases,
+            precision=self.precision.name,
+            replicate=self.processes,
+            anchored=self.replicate is None,
+        )
 
     def first_prediction_keys(self) -> list[Key]:
-        """Cold starts: the first inference of each replicate."""
+        """Cold starts: the first inference, of each replicate that the plan names."""
         first: dict[int, Key] = {}
         for key in self.timed_keys() if self.ttfp else ():
-            if key.phase == "inference":
+            if key.phase == "inference" and not (self.replicate is None and key.replicate):
                 first.setdefault(key.replicate, key)
         return [
             Key(phase="ttfp", input_size=k.input_size, batch_size=k.batch_size, precision=k.precision, replicate=r)

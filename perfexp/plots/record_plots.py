@@ -83,10 +83,7 @@ def _by_one_time(pairs: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChi
     """The rows of a sweep with the first kind of time that all have; unchanged if there is none."""
     timed = [row for _, row in pairs if row.time]
     kind = next((kind for kind in TIME_KINDS if all(kind in row.times for row in timed)), None)
-    return [
-        (child, replace(row, time_kind=kind, time=row.times[kind]) if kind and row.time else row)
-        for child, row in pairs
-    ]
+    return [(child, replace(row, time_kind=kind) if kind and row.time else row) for child, row in pairs]
 
 
 def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:

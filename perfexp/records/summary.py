@@ -230,7 +230,8 @@ def _comparable(points: Sequence[Point], name: str) -> list[Point]:
         if point.status is first.status is Status.OK
         and (name != "device" or point.facts.get("device_method") == first.facts.get("device_method"))
     ]
-    return [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
+    measured = [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
+    return measured if first in measured else []
 
 
 def blocks_of(series: Series) -> list[estimators.Samples]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfexp.records import units
 from perfexp.records.record import Key, Point, Record, Status
-from perfexp.records.summary import Row, across
+from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import field_text, label, varying
@@ -84,24 +84,21 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 
 def processes(rows: Sequence[Row]) -> Grid | None:
-    """Return statistics over several processes for each point; None if each was measured by one."""
-    totals = across(rows)
+    """Return how far the processes that measured a point differ; None if each was measured by one."""
+    totals = [row for row in rows if row.spread is not None and row.time]
     if not totals:
         return None
-    fields = [name for name in varying(total.key for total in totals) if name != "replicate"]
-    kinds = _distinct(total.time_kind for total in totals)
+    kinds = _distinct(row.time_kind or "" for row in totals)
+    medians = [row.time.median for row in totals if row.time]
     columns = [
-        *_columns_of([total.key for total in totals], fields or ("input_size", "batch_size")),
-        Column(
-            title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50",
-            cells=tuple(bare_time(total.time) for total in totals),
-        ),
-        Column(title="CI95 across", cells=tuple(range_text(total.time) for total in totals)),
-        Column(title="time", cells=tuple(total.time_kind if len(kinds) > 1 else "" for total in totals)),
-        Column(title="spread", cells=tuple(percent(total.spread) for total in totals)),
-        Column(title="processes", cells=tuple(str(len(total.keys)) for total in totals)),
+        *_columns_of([row.key for row in totals], varying(row.key for row in totals) or ("input_size", "batch_size")),
+        Column(title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50", cells=tuple(map(bare_time, medians))),
+        Column(title="CI95", cells=tuple(map(range_text, medians))),
+        Column(title="time", cells=tuple(row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
+        Column(title="spread", cells=tuple(percent(row.spread or 0.0) for row in totals)),
+        Column(title="processes", cells=tuple(str(row.processes) for row in totals)),
     ]
-    notes = (_TWO_PROCESSES,) if any(len(total.keys) == 2 for total in totals) else ()
+    notes = (_TWO_PROCESSES,) if any(row.processes == 2 for row in totals) else ()
     return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Record, Status
-from perfexp.records.summary import Row, across, is_clearly_below, rows
+from perfexp.records.summary import Row, is_clearly_below, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import Raised, failures
 from perfexp.summaries.subject import constant, label, one_line, subject
-from perfexp.summaries.wording import bare_time, find_metric, median_text, range_text, rate_text
+from perfexp.summaries.wording import bare_time, find_metric, median_text, rate_text
 
 #: The axis of a sweep over numbers of devices.
 _GPU_COUNT = "gpu.count"
@@ -141,14 +141,10 @@ def _timed(table: Sequence[Row]) -> list[Row]:
 
 
 def _times(table: Sequence[Row]) -> str:
-    """The time of the only point, by one process or by several, or the range of several points."""
+    """The time of the only point, or the range of several points."""
     timed = _timed(table)
     if len(timed) < 2:
         return median_text(timed[0]) if timed else ""
-    together = across(timed)
-    if len(together) == 1 and len(together[0].keys) == len(timed):
-        time = together[0].time
-        return f"{bare_time(time)} ({range_text(time)}, {len(timed)} processes)"
     medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
     return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from perfexp.host.untrusted import spreadsheet_text
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
-from perfexp.records.summary import Across, Row, across, requested_percentiles, rows
+from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import Subject, one_line, subject
 from perfexp.summaries.sweep_summary import paired
@@ -48,7 +48,6 @@ def overall(record: Record) -> list[Line]:
     """
     table = rows(record)
     about = subject(record.plan, record.environment)
-    together = {key: total for total in across(table) for key in total.keys}
     percentiles = requested_percentiles(record)
     phases = list(dict.fromkeys(name for row in table for name in row.phases))
     metrics = list(dict.fromkeys(metric.name for row in table for metric in row.metrics))
@@ -59,7 +58,7 @@ def overall(record: Record) -> list[Line]:
             **_rate_columns(row, phases),
             **_metric_columns(row, metrics),
             **_outcome_columns(row, about, record.doubts),
-            **_across_columns(row, together.get(row.key)),
+            "processes": row.processes if row.status is Status.OK else 0,
         }
         for row in table
     ]
@@ -168,17 +167,6 @@ def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Diagnostic])
         "status": row.status.value,
         "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
         "error": row.error if row.status is not Status.OK else None,
-    }
-
-
-def _across_columns(row: Row, total: Across | None) -> Line:
-    """Statistics over all processes that measured the point: the same in the line of each."""
-    alone = 1 if row.status is Status.OK and row.time else 0
-    return {
-        "processes": len(total.keys) if total else alone,
-        "across_median_ms": _ms(total.time.value) if total else None,
-        "across_low_ms": _ms(total.time.low) if total else None,
-        "across_high_ms": _ms(total.time.high) if total else None,
     }
 
 

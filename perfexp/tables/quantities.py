@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfexp.records.record import Key, Record, Status
-from perfexp.records.summary import FirstPrediction, Row, across, first_predictions, requested_percentiles, scalings
+from perfexp.records.summary import FirstPrediction, Row, first_predictions, requested_percentiles, scalings
 from perfexp.records.units import prettify
 from perfexp.statistics import estimators
 from perfexp.summaries.wording import percentile, service_time
@@ -84,7 +84,6 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
             yield Quantity(group=group, name=name, value=value, key=row.key, step=step)
         yield from _percentiles(row, percentiles, step)
         yield from _metrics(row, step)
-    yield from _across(run.rows, steps)
     yield from _scalings(run.rows, steps)
     yield from _first_predictions(run, steps)
     if len(run.rows) == 1:
@@ -121,8 +120,9 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
     yield "point", "input_height", row.key.input_size[0]
     yield "point", "input_width", row.key.input_size[1]
     yield "point", "batch_size", row.key.batch_size
-    if row.key.replicate:
-        yield "point", "replicate", row.key.replicate
+    yield "point", "processes_count", row.processes
+    if row.spread is not None:
+        yield "point", "spread_percent", 100 * row.spread
     yield "point", "ok", float(row.status is Status.OK)
 
 
@@ -175,17 +175,6 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
             reason=metric.reason,
             estimated=metric.estimated,
         )
-
-
-def _across(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """Statistics over several processes, at the step of the first of them."""
-    for total in across(rows):
-        time = {"p50_ms": total.time.value, "ci_low_ms": total.time.low, "ci_high_ms": total.time.high}
-        values = {name: None if seconds is None else seconds * 1e3 for name, seconds in time.items()}
-        values |= {"spread_percent": 100 * total.spread, "processes_count": len(total.keys)}
-        for name, value in values.items():
-            group = f"{total.time_kind}_across"
-            yield Quantity(group=group, name=name, value=value, key=total.key, step=steps[total.key])
 
 
 def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:

@@ -23,8 +23,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         error, and another process may still be able to go on.
     """
     skip_larger = config.build(plan.sweep).skip_larger
-    procedure.begin()
-    if plan.probes.ceilings:
+    if replicate == 0:
+        procedure.begin()
+    if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
     for key in sweep.order(_missing(plan.timed_keys(), paths, replicate), replicate, plan.seed):
         emit.point(key)

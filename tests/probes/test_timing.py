@@ -338,7 +338,10 @@ def test_series_take_turns_block_by_block_and_what_changes_between_blocks_widens
 
     rule = Fixed(warmup=0, measure=240)
     blocks = {"latency": timing.Latency(call, device), "device": queue.Chain(call, device, 100)}
-    collectors = [timing.Collector(name, noted(name, block), lambda _: rule.begin()) for name, block in blocks.items()]
+    collectors = [
+        timing.Collector(name, noted(name, block), lambda _: rule.begin(takes_turns=True))
+        for name, block in blocks.items()
+    ]
     timing.collect(collectors, device.now_ns)
     assert order == ["latency", "device"] * 8
     for collector in collectors:

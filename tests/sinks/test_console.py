@@ -386,7 +386,7 @@ def test_times_across_processes_come_with_interval_spread_and_number(build: Buil
     ]
     lines = shown(build, *points).splitlines()
     where = lines.index("across processes")
-    assert re.split(r"  +", lines[where + 1].strip()) == ["size", "latency p50", "CI95 across", "spread", "processes"]
+    assert re.split(r"  +", lines[where + 1].strip()) == ["size", "latency p50", "CI95", "spread", "processes"]
     cells = re.split(r"  +", lines[where + 2].strip())
     assert re.fullmatch(r"6[01]\.?\d* ms", cells[1])
     assert re.fullmatch(r"58\.\d+ … 64\.\d+ ms", cells[2])
