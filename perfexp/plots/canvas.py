@@ -177,6 +177,8 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
         at = [warmup + index for index in row.time.outliers]
         ring = {"color": _ORANGE, "fillstyle": "none", "markersize": 9, "label": "outlier, counted"}
         axes.plot(at, [y[index] for index in at], "o", **ring)
+    for number, start in enumerate(row.series.blocks[1:]):
+        axes.axvline(start - 0.5, color=_GREY, linewidth=1, linestyle="--", label=None if number else "next process")
     bins = _bins(y[warmup:])
     distribution.hist(y[warmup:], bins=bins, orientation="horizontal", color=_BLUE, alpha=0.75)
     _vertical_scale(axes, y, from_zero=False)

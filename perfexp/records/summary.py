@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 
 import msgspec
 import numpy as np
@@ -43,7 +43,8 @@ class Row:
         status: final status.
         error: error message of a point without a result.
         time_kind: name of the series behind `time`: `device`, `latency` or `throughput`; None without samples.
-        series: raw samples behind `time`, of the first process.
+        series: raw samples behind `time`: those of the first process, warm-up first, then those of the other processes
+            without theirs; a block is a process.
         times: statistics of every measured time over all processes, by name, in seconds per call.
         processes: number of processes behind `time`.
         spread: relative standard deviation between the processes' medians; None for one process.
@@ -206,7 +207,7 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
         status=first.status,
         error=first.error,
         time_kind=kind,
-        series=_series(first, kind) if kind else None,
+        series=_joined([_series(point, kind) for point in _comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
         spread=spreads[kind] if kind else None,
@@ -219,6 +220,13 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
         metrics=tuple(first.metrics),
         doubts=tuple(doubts),
     )
+
+
+def _joined(processes: Sequence[Series]) -> Series:
+    first, *others = processes
+    lengths = [len(first.samples), *(len(other.measured) for other in others)]
+    samples = [*first.samples, *(sample for other in others for sample in other.measured)]
+    return msgspec.structs.replace(first, samples=samples, blocks=[0, *accumulate(lengths[:-1])])
 
 
 def _comparable(points: Sequence[Point], name: str) -> list[Point]:
