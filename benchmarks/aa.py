@@ -85,7 +85,7 @@ def main() -> None:
     for name, count, held, pairs, disjoint, spread, width in lines:
         print(
             f"| {name} | {count} | {held / count:.0%} | {disjoint / max(pairs, 1):.0%} | {spread:.2%} | {width:.2%} "
-            f"| {width / spread:.1f} |"
+            f"| {f'{width / spread:.1f}' if spread else ''} |"
         )
     total = [sum(line[index] for line in lines) for index in (1, 2, 3, 4)]
     print(f"| all | {total[0]} | {total[1] / total[0]:.1%} | {total[3] / total[2]:.1%} | | | |")
