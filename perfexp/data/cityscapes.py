@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from perfexp.data.cityscapes_folder import MADE, Pair, find_pairs
 from perfexp.data.cityscapes_masks import CLASSES, read_mask, train_ids
-from perfexp.data.image_files import read_picture, to_tensor
-from perfexp.data.loading import LoadedBatches, Loading, check_batch
+from perfexp.data.image_files import read_image
+from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, check_batch, to_tensor
 from perfexp.data.mmseg_pipeline import Pipeline
-from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
 #: Range of a random crop's magnification (pytorch/vision, references/segmentation/presets.py, and the pipelines of
 #: mmsegmentation).
 _SCALES = (0.5, 2.0)
-
-#: A prepared image and the train ids of its pixels, or an error.
-Sample = tuple[torch.Tensor, torch.Tensor] | UserError
-
-
-class Preparation(Protocol):
-    """Preparation of a pair in the loader's processes."""
-
-    def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepare a sample; raises `UserError` if its files cannot be used."""
-
-    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
-        """Inputs and targets of a batch, on the host; raises `UserError` if the samples do not form a batch."""
-
-
-@runtime_checkable
-class Configured(Protocol):
-    """A session whose model has a configuration of mmsegmentation, and so pipelines for its images."""
-
-    @property
-    def config(self) -> Any:
-        """The mmengine configuration."""
 
 
 class Cityscapes:
@@ -74,10 +52,9 @@ class Cityscapes:
         self.num_samples: int | None = len(self._train)
         self.held_out = True
 
-    @contextmanager
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> Iterator[StreetBatches]:
+    ) -> closing[StreetBatches]:
         pairs = self._train if training else self._val
         if training:
             check_batch(len(pairs), batch_size)
@@ -86,13 +63,9 @@ class Cityscapes:
         if not self._loading.workers:  # mmsegmentation's pipelines use these generators; torch seeds its workers'
             random.seed(seed)
             np.random.seed(seed % 2**32)
-        streets, collate = _Streets(pairs, preparation), _Collate(preparation.collate)
-        loader = self._loading.loader(streets, batch_size, collate, training=training, seed=seed, order=order)
-        batches = StreetBatches(loader, order, batch_size, session)
-        try:
-            yield batches
-        finally:
-            batches.close()
+        samples = Samples(pairs, preparation)
+        loader = self._loading.loader(samples, batch_size, samples.collate, training=training, seed=seed, order=order)
+        return closing(StreetBatches(loader, order, batch_size, session))
 
 
 class StreetBatches(LoadedBatches):
@@ -103,20 +76,11 @@ class StreetBatches(LoadedBatches):
         self._order = order
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`. In evaluation the last one may be smaller.
-
-        Raises:
-            UserError: an image or a mask cannot be used.
-            PerfexpError: a worker process died.
-        """
-        self._order.endless = False
-        try:
+        with patch.object(self._order, "endless", False):
             yield from super().epoch()
-        finally:
-            self._order.endless = True
 
 
-class Crops:
+class Crops(Preparation):
     """Preparation for any model: random crops, half of them mirrored, in training; whole images in evaluation.
 
     A crop enlarges the image 0.5 to 2 times, or by as much more as it takes to fill the crop.
@@ -126,20 +90,17 @@ class Crops:
         self._size, self._training, self._classes = size, training, classes
 
     def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Preparation`: float32 (3, height, width), normalized, and int64 (height, width)."""
-        picture = read_picture(pair.picture)
-        whole = (picture.height, picture.width)
+        """Float32 (3, height, width), normalized, and int64 (height, width)."""
+        image = read_image(pair.image)
+        whole = (image.height, image.width)
         mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=self._classes))
-        box = self._random_box(whole) if self._training else (0, 0, picture.width, picture.height)
+        box = self._random_box(whole) if self._training else (0, 0, image.width, image.height)
         shape = (self._size[1], self._size[0])
-        picture = picture.resize(shape, Image.Resampling.BILINEAR, box=box)
+        image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
         mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
         if self._training and torch.rand(()) < 0.5:
-            picture, mask = ImageOps.mirror(picture), ImageOps.mirror(mask)
-        return to_tensor(picture), torch.from_numpy(np.array(mask)).long()
-
-    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
-        return torch.stack([sample[0] for sample in samples]), torch.stack([sample[1] for sample in samples])
+            image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
+        return to_tensor(image), torch.from_numpy(np.array(mask)).long()
 
     def _random_box(self, whole: tuple[int, int]) -> tuple[float, float, float, float]:
         """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
@@ -153,8 +114,8 @@ class Crops:
 
 def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> Preparation:
     classes = min(len(CLASSES), session.num_classes or len(CLASSES))
-    if isinstance(session, Configured):
-        return Pipeline(session.config, size, training=training, classes=classes)
+    if (config := getattr(session, "config", None)) is not None:  # of mmsegmentation, with pipelines for its images
+        return Pipeline(config, size, training=training, classes=classes)
     return Crops(size, training=training, classes=classes)
 
 
@@ -181,39 +142,3 @@ class _Order(Sampler[int]):
                 yield from torch.randperm(self._count, generator=self._generator).tolist()
             if not endless:
                 return
-
-
-class _Streets(Dataset[Sample]):
-    """The prepared pairs of a split. An error is a sample, since torch would wrap its message in a stack trace."""
-
-    def __init__(self, pairs: list[Pair], preparation: Preparation) -> None:
-        self._pairs, self._preparation = pairs, preparation
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def __getitem__(self, index: int) -> Sample:
-        try:
-            return self._preparation(self._pairs[index])
-        except UserError as error:
-            return error
-
-
-class _Collate:
-    """Samples as a batch on the host, or the first error."""
-
-    def __init__(
-        self, together: Callable[[list[tuple[torch.Tensor, torch.Tensor]]], tuple[Sized, torch.Tensor]]
-    ) -> None:
-        self._together = together
-
-    def __call__(self, samples: list[Sample]) -> tuple[Sized, torch.Tensor] | UserError:
-        good = []
-        for sample in samples:
-            if isinstance(sample, UserError):
-                return sample
-            good.append(sample)
-        try:
-            return self._together(good)
-        except UserError as error:
-            return error

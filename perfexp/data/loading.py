@@ -3,31 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import lifeline
 from perfexp.models import Batch, Session
 
+#: Mean and deviation of ImageNet, red, green, blue, for values from 0 to 1.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+class Preparation:
+    """Preparation of samples in the loader's processes; both methods raise `UserError` for what cannot be used."""
+
+    def __call__(self, item: Any) -> tuple[torch.Tensor, Any]:
+        """The inputs of a sample, and its targets: a tensor, or None in all samples."""
+        raise NotImplementedError
+
+    def collate(self, samples: list[tuple[torch.Tensor, Any]]) -> tuple[Any, torch.Tensor | None]:
+        """Inputs and targets of a batch, on the host."""
+        inputs, targets = zip(*samples, strict=True)
+        return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
+
+
+class Samples(Dataset[Any]):
+    """The prepared items of a split. An error is a sample, since torch would wrap its message in a stack trace."""
+
+    def __init__(self, items: Sequence[Any], preparation: Preparation) -> None:
+        self._items, self._preparation = items, preparation
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any] | UserError:
+        try:
+            return self._preparation(self._items[index])
+        except UserError as error:
+            return error
+
+    def collate(self, samples: list[Any]) -> tuple[Any, torch.Tensor | None] | UserError:
+        """Samples as a batch on the host, or the first error."""
+        for sample in samples:
+            if isinstance(sample, UserError):
+                return sample
+        try:
+            return self._preparation.collate(samples)
+        except UserError as error:
+            return error
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """An RGB image as float32 (3, height, width), normalized by ImageNet's mean and deviation."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
+    return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1)).contiguous()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """Settings of a loader of images.
-
-    Attributes:
-        workers: number of processes that load images; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
-
-    Raises:
-        UserError: a number is too small.
-    """
+    """Settings of a loader of images, as in `perfexp.data.images.Images`; `UserError` if a number is too small."""
 
     workers: int
     pin_memory: bool
@@ -49,11 +91,9 @@ class Loading:
         seed: int,
         order: Sampler[int] | None = None,
     ) -> DataLoader[Any]:
-        """A loader whose processes persist from one pass over the data to the next.
+        """A loader whose processes persist from one pass over the data to the next; training shuffles without order.
 
         Args:
-            dataset: samples or errors, since torch would wrap an exception's message in a stack trace.
-            training: whether to shuffle, unless `order` is given.
             seed: seed of the order and of the processes' random numbers.
         """
         return DataLoader(
@@ -83,15 +123,13 @@ class LoadedBatches:
         self._loader: DataLoader[Any] | None = loader
         self._iterator: Iterator[Any] = iter(())
         self._on_host: Batch | None = None
-        self._count = count
-        self._batch_size = batch_size
-        self._session = session
+        self._count, self._batch_size, self._session = count, batch_size, session
 
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
 
         Raises:
-            UserError: an image or its label cannot be used.
+            UserError: an image or its label or mask cannot be used.
             Unsupported: there are fewer images than in a batch.
             PerfexpError: a worker process died.
         """
@@ -107,12 +145,7 @@ class LoadedBatches:
                 return self._session.place(batch)
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`. In evaluation the last one may be smaller.
-
-        Raises:
-            UserError: an image or its label cannot be used.
-            PerfexpError: a worker process died.
-        """
+        """See `Batches` for one pass, and `next` for errors. In evaluation the last one may be smaller."""
         self._restart()
         while (batch := self._load()) is not None:
             yield self._session.place(batch)

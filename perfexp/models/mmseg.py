@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -49,12 +50,10 @@ class Mmseg:
         optimizer: str = "own",
         options: dict[str, Any] | None = None,
     ) -> None:
-        for setting, value, choices in (
-            ("output", output, ("raw", "predict")),
-            ("optimizer", optimizer, ("own", "mode")),
-        ):
-            if value not in choices:
-                raise UserError(f"model.{setting}={value}: {' or '.join(choices)}.")
+        if output not in ("raw", "predict"):
+            raise UserError(f"model.output={output}: raw or predict.")
+        if optimizer not in ("own", "mode"):
+            raise UserError(f"model.optimizer={optimizer}: own or mode.")
         self.name = name
         self._config, self._options = config, dict(options or {})
         self._weights, self._weights_dir = weights, None if weights_dir is None else Path(weights_dir)
@@ -100,7 +99,7 @@ class Mmseg:
 
 
 @dataclass
-class Pictures:
+class HostImages:
     """Images of a batch from a pipeline of mmsegmentation, on the host.
 
     Attributes:
@@ -115,29 +114,28 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def pin_memory(self) -> Pictures:
+    def pin_memory(self) -> HostImages:
         """The same in pinned memory; torch's DataLoader calls it."""
         return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule."""
+    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule.
+
+    Attributes:
+        config: the mmengine configuration, which has the pipelines of the data.
+    """
 
     def __init__(
         self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any
     ) -> None:
         super().__init__(module, **session)
-        self._config, self._output, self._own_optimizer = config, output, own_optimizer
+        self.config, self._output, self._own_optimizer = config, output, own_optimizer
         self._preprocessor: Any = None
-
-    @property
-    def config(self) -> Any:
-        """The mmengine configuration, which has the pipelines of the data."""
-        return self._config
 
     def place(self, batch: Batch) -> Batch:
         """See `Session`. Images of a pipeline go through the configuration's data_preprocessor, on the device."""
-        if isinstance(batch.inputs, Pictures):
+        if isinstance(batch.inputs, HostImages):
             batch = Batch(inputs=self._preprocessed(batch.inputs), targets=batch.targets)
         return super().place(batch)
 
@@ -177,20 +175,11 @@ class MmsegSession(TorchSession):
         if not self._own_optimizer:
             return super().optimizer(settings)
         wrapper, schedules = self._own_training()
-        self._optimizer = optimizer = wrapper.optimizer
-        self._scaler = scaler = self._new_scaler()
 
-        def update() -> None:
-            if wrapper.clip_grad_kwargs:
-                scaler.unscale_(optimizer)
-                wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            for schedule in schedules:
-                schedule.step()
+        def clip() -> None:
+            wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
 
-        return update
+        return self._updates(wrapper.optimizer, clip if wrapper.clip_grad_kwargs else None, schedules)
 
     @contextmanager
     def without_waits(self) -> Iterator[str]:
@@ -204,11 +193,11 @@ class MmsegSession(TorchSession):
         return replace(work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__))
 
     def facts(self) -> dict[str, Any]:
-        if not (self._own_optimizer and "optim_wrapper" in self._config):
+        if not (self._own_optimizer and "optim_wrapper" in self.config):
             return super().facts()
         stepped, left_out = self._schedules()
         own = {
-            "optimizer": str(self._config.optim_wrapper.optimizer.type),
+            "optimizer": str(self.config.optim_wrapper.optimizer.type),
             "schedule": [str(schedule["type"]) for schedule in stepped],
             **({"schedule_left_out": [f"{schedule['type']} by epochs" for schedule in left_out]} if left_out else {}),
         }
@@ -221,29 +210,29 @@ class MmsegSession(TorchSession):
         assert targets is not None
         return {"data_samples": _samples(inputs, targets.to(inputs.device)), "mode": "loss"}
 
-    def _preprocessed(self, pictures: Pictures) -> torch.Tensor:
+    def _preprocessed(self, images: HostImages) -> torch.Tensor:
         """Float32 (batch, 3, height, width): channels in order, normalized, padded to the size and stacked."""
         from mmengine.registry import DefaultScope
         from mmseg.registry import MODELS
         from mmseg.structures import SegDataSample
 
         if self._preprocessor is None:  # not the module's own, which has the data type of its weights
-            described = self._config.model.get("data_preprocessor") or {"type": "SegDataPreProcessor"}
+            described = self.config.model.get("data_preprocessor") or {"type": "SegDataPreProcessor"}
             with DefaultScope.overwrite_default_scope("mmseg"):
                 self._preprocessor = MODELS.build(described).to(self.device.identifier)
             self._preprocessor.size_divisor = self._preprocessor.test_cfg = None
-        self._preprocessor.size = pictures.size
+        self._preprocessor.size = images.size
         overlapped = self.device.kind == "cuda"
-        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in pictures.tensors]
+        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in images.tensors]
         samples = [SegDataSample() for _ in inputs]
-        data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=pictures.training)
+        data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=images.training)
         if not isinstance(data["inputs"], torch.Tensor):
             raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack images.")
         return data["inputs"]
 
     def _schedules(self) -> tuple[list[Any], list[Any]]:
         """Schedules of the configuration that advance by steps, and those by epochs, which endless data lacks."""
-        configured = self._config.get("param_scheduler") or []
+        configured = self.config.get("param_scheduler") or []
         schedules = [configured] if isinstance(configured, Mapping) else list(configured)
         stepped = [schedule for schedule in schedules if not schedule.get("by_epoch", True)]
         return stepped, [schedule for schedule in schedules if schedule not in stepped]
@@ -253,7 +242,7 @@ class MmsegSession(TorchSession):
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
 
-        settings = self._config.get("optim_wrapper")
+        settings = self.config.get("optim_wrapper")
         if settings is None:
             raise UserError("This configuration has no optim_wrapper to train by; set model.optimizer=mode.")
         described = {**settings, "type": "OptimWrapper", "optimizer": {**settings["optimizer"]}}
@@ -287,14 +276,16 @@ class _ScoresSum(torch.nn.Module):
 @contextmanager
 def _without_losses(module: torch.nn.Module) -> Iterator[None]:
     """While entered, heads return the sum of their scores, since losses may depend on the labels' values."""
-    heads, total = [head for head in module.modules() if hasattr(head, "loss_by_feat")], _ScoresSum()
-    for head in heads:
-        vars(head)["loss_by_feat"] = lambda scores, *_, **__: {"loss": total(scores)}
-    try:
+    total = _ScoresSum()
+
+    def sum_of(scores: Any, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+        return {"loss": total(scores)}
+
+    with ExitStack() as stack:
+        for head in module.modules():
+            if hasattr(head, "loss_by_feat"):
+                stack.enter_context(patch.object(head, "loss_by_feat", sum_of))
         yield
-    finally:
-        for head in heads:
-            del vars(head)["loss_by_feat"]
 
 
 def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[Any]:
