@@ -75,12 +75,11 @@ def kernel_of(
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
     input_storages = {storage_of(tensor) for tensor in inputs}
     new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
-    if not new and (not changed or torch.Tag.inplace_view in operator.tags):
-        return None if made else _unread(operator, arguments, outputs, node, inputs)
+    if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
+        return None
     reserves = name in _RESERVING
     unread = {id(tensor) for tensor in changed} if name in _OVERWRITING or _is_out(operator) else set()
     reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
-    work = _work(operator, arguments, outputs, weights)
     return Kernel(
         operator=operator._schema.name,
         node=node,
@@ -88,18 +87,8 @@ def kernel_of(
         writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
         fresh=frozenset(storage_of(tensor) for tensor in new),
         convolution=geometry_of(operator._schema.name, arguments),
-        **work,
+        **_work(operator, arguments, outputs, weights),
     )
-
-
-def _unread(
-    operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, node: int, given: list[torch.Tensor]
-) -> Kernel:
-    """An operator that returns no tensor, such as an assertion."""
-    return Kernel(
-        operator=operator._schema.name, node=node, reads=tuple(map(region_of, given)), writes=(), fresh=frozenset(),
-        convolution=None, **_work(operator, arguments, outputs, ()),
-    )  # fmt: skip
 
 
 def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
