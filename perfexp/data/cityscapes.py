@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader, Sampler
 
 from perfexp.data.cityscapes_folder import MADE, Pair, find_pairs
 from perfexp.data.cityscapes_masks import CLASSES, read_mask, train_ids
 from perfexp.data.image_files import read_image
-from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, check_batch, to_tensor
+from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples, to_tensor
 from perfexp.data.mmseg_pipeline import Pipeline
-from perfexp.models import Batch, Session
+from perfexp.models import Session
 
 #: Range of a random crop's magnification (pytorch/vision, references/segmentation/presets.py, and the pipelines of
 #: mmsegmentation).
@@ -31,12 +27,7 @@ class Cityscapes:
 
     A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
     gets its images from the pipelines of its configuration, other models from random crops, or whole images in
-    evaluation.
-
-    Args:
-        workers: number of processes that load images; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
+    evaluation. The arguments are those of `perfexp.data.images.Images`.
 
     Raises:
         UserError: the folder is incomplete.
@@ -54,30 +45,14 @@ class Cityscapes:
 
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> closing[StreetBatches]:
+    ) -> closing[LoadedBatches]:
         pairs = self._train if training else self._val
-        if training:
-            check_batch(len(pairs), batch_size)
-        order = _Order(len(pairs), seed if training else None)
+        order = Order(len(pairs), seed if training else None)
         preparation = _preparation(session, input_size, training=training)
         if not self._loading.workers:  # mmsegmentation's pipelines use these generators; torch seeds its workers'
             random.seed(seed)
             np.random.seed(seed % 2**32)
-        samples = Samples(pairs, preparation)
-        loader = self._loading.loader(samples, batch_size, samples.collate, training=training, seed=seed, order=order)
-        return closing(StreetBatches(loader, order, batch_size, session))
-
-
-class StreetBatches(LoadedBatches):
-    """Endless batches of images, so that no pass over the data begins with a wait."""
-
-    def __init__(self, loader: DataLoader[Any], order: _Order, batch_size: int, session: Session) -> None:
-        super().__init__(loader, len(order), batch_size, session)
-        self._order = order
-
-    def epoch(self) -> Iterator[Batch]:
-        with patch.object(self._order, "endless", False):
-            yield from super().epoch()
+        return self._loading.open(Samples(pairs, preparation), session, batch_size, training, seed, order)
 
 
 class Crops(Preparation):
@@ -117,28 +92,3 @@ def _preparation(session: Session, size: tuple[int, int], *, training: bool) -> 
     if (config := getattr(session, "config", None)) is not None:  # of mmsegmentation, with pipelines for its images
         return Pipeline(config, size, training=training, classes=classes)
     return Crops(size, training=training, classes=classes)
-
-
-class _Order(Sampler[int]):
-    """The order of samples, one pass after the other, in a new random order per pass if there is a seed.
-
-    An iteration continues after a pass if `endless` was set when it began.
-    """
-
-    def __init__(self, count: int, seed: int | None) -> None:
-        self._count = count
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self.endless = True
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        endless = self.endless
-        while True:
-            if self._generator is None:
-                yield from range(self._count)
-            else:
-                yield from torch.randperm(self._count, generator=self._generator).tolist()
-            if not endless:
-                return

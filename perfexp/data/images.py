@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from perfexp.data.image_files import Split, find_split, read_image
-from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, check_batch, to_tensor
+from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
@@ -54,11 +54,8 @@ class Images:
                 f"The pictures in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
-        if training:
-            check_batch(len(items), batch_size)
         samples = Samples(items, _Crops(input_size, training=training))
-        loader = self._loading.loader(samples, batch_size, samples.collate, training=training, seed=seed)
-        return closing(LoadedBatches(loader, len(items), batch_size, session))
+        return self._loading.open(samples, session, batch_size, training, seed)
 
 
 class _Crops(Preparation):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -67,6 +69,31 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
     return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1)).contiguous()
 
 
+class Order(Sampler[int]):
+    """The order of samples, one pass after the other, in a new random order per pass if there is a seed.
+
+    An iteration continues after a pass if `endless` was set when it began.
+    """
+
+    def __init__(self, count: int, seed: int | None) -> None:
+        self._count = count
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.endless = True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        endless = self.endless
+        while True:
+            if self._generator is None:
+                yield from range(self._count)
+            else:
+                yield from torch.randperm(self._count, generator=self._generator).tolist()
+            if not endless:
+                return
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loading:
     """Settings of a loader of images, as in `perfexp.data.images.Images`; `UserError` if a number is too small."""
@@ -89,11 +116,12 @@ class Loading:
         *,
         training: bool,
         seed: int,
-        order: Sampler[int] | None = None,
+        order: Order | None = None,
     ) -> DataLoader[Any]:
-        """A loader whose processes persist from one pass over the data to the next; training shuffles without order.
+        """A loader whose processes persist from one pass over the data to the next.
 
         Args:
+            training: whether to shuffle, unless `order` is given.
             seed: seed of the order and of the processes' random numbers.
         """
         return DataLoader(
@@ -112,18 +140,33 @@ class Loading:
             worker_init_fn=partial(_tie, os.getpid()),
         )
 
+    def open(
+        self, samples: Samples, session: Session, batch_size: int, training: bool, seed: int, order: Order | None = None
+    ) -> closing[LoadedBatches]:
+        """Batches of samples, closed on leaving; see `loader`."""
+        if training:
+            check_batch(len(samples), batch_size)
+        loader = self.loader(samples, batch_size, samples.collate, training=training, seed=seed, order=order)
+        return closing(LoadedBatches(loader, len(samples), batch_size, session, order))
+
 
 class LoadedBatches:
-    """Batches of a loader, valid while the context of their data is open."""
+    """Batches of a loader, valid while the context of their data is open.
+
+    Args:
+        order: an order that goes on after a pass, so that no pass over the data begins with a wait.
+    """
 
     constant = False
 
-    def __init__(self, loader: DataLoader[Any], count: int, batch_size: int, session: Session) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], count: int, batch_size: int, session: Session, order: Order | None = None
+    ) -> None:
         self.per_epoch: int | None = len(loader)
         self._loader: DataLoader[Any] | None = loader
         self._iterator: Iterator[Any] = iter(())
         self._on_host: Batch | None = None
-        self._count, self._batch_size, self._session = count, batch_size, session
+        self._count, self._batch_size, self._session, self._order = count, batch_size, session, order
 
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
@@ -146,9 +189,12 @@ class LoadedBatches:
 
     def epoch(self) -> Iterator[Batch]:
         """See `Batches` for one pass, and `next` for errors. In evaluation the last one may be smaller."""
-        self._restart()
-        while (batch := self._load()) is not None:
-            yield self._session.place(batch)
+        with ExitStack() as stack:
+            if self._order is not None:
+                stack.enter_context(patch.object(self._order, "endless", False))
+            self._restart()
+            while (batch := self._load()) is not None:
+                yield self._session.place(batch)
 
     def close(self) -> None:
         """End the worker processes, which torch does once the iterator is deleted."""

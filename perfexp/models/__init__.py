@@ -31,15 +31,12 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's default.
+    """Settings of torch's DistributedDataParallel, by their names there; None is torch's default.
 
     Attributes:
         broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's default
             (true), but mmengine's (false) for models of mmsegmentation.
         bucket_cap_mb: size of a gradient bucket, MiB.
-        find_unused_parameters: support for parameters without a gradient in some steps.
-        gradient_as_bucket_view: whether gradients are views of the communication buckets.
-        static_graph: whether each step uses the same parameters in the same order.
     """
 
     broadcast_buffers: bool | None = None
@@ -138,16 +135,14 @@ class Session(Protocol):
     def work(self, inputs: Any, *, training: bool) -> Work | None:
         """Analytic work of a call, counted without the device; None where unknown.
 
-        Raises:
-            Unsupported: the count cannot follow the model.
+        Raises `Unsupported` where the count cannot follow the model.
         """
         return None
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """A function that launches a call on fixed tensors as one CUDA graph; the call first runs a few times.
 
-        Raises:
-            Unsupported: the call cannot be captured, or the device has no graphs.
+        Raises `Unsupported` where the call cannot be captured, or the device has no graphs.
         """
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:

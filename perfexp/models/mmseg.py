@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -19,9 +18,12 @@ from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
 from perfexp.models.parallel import is_shared
 from perfexp.models.session import TorchSession, begin_momentum
-from perfexp.models.weights import find_weights, load_weights, read_weights
+from perfexp.models.weights import find_weights, load_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
+
+#: Settings of mmengine's optimizer wrapper that perfexp decides.
+_SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 
 
 class Mmseg:
@@ -56,7 +58,7 @@ class Mmseg:
             raise UserError(f"model.optimizer={optimizer}: own or mode.")
         self.name = name
         self._config, self._options = config, dict(options or {})
-        self._weights, self._weights_dir = weights, None if weights_dir is None else Path(weights_dir)
+        self._weights, self._weights_dir = weights, weights_dir
         self._num_classes, self._output, self._optimizer = num_classes, output, optimizer
 
     def open(
@@ -73,10 +75,16 @@ class Mmseg:
         alone = not shared and without_sync_batch_norm(config.model)
         torch.manual_seed(seed)
         module = build(config.model, self._config)
-        file = None
-        if self._weights is not None or self._weights_dir is not None:
-            file = find_weights(self.name, self._weights, self._weights_dir)
-            load_weights(module, read_weights(file), file)
+        if (file := find_weights(self.name, self._weights, self._weights_dir)) is not None:
+            load_weights(module, file)
+        facts = {
+            "weights": str(file or f"random, seed {seed}"),
+            "config": source,
+            "mmsegmentation": version(),
+            "output": self._output,
+        }
+        if alone:
+            facts["sync_batch_norm"] = "as batch norm: it needs several CUDA devices"
         return MmsegSession(
             module,
             config=config,
@@ -87,25 +95,13 @@ class Mmseg:
             device=device,
             precision=precision,
             execution=execution,
-            facts={
-                "weights": str(file or f"random, seed {seed}"),
-                "config": source,
-                "mmsegmentation": version(),
-                "output": self._output,
-                **({"sync_batch_norm": "as batch norm: it needs several CUDA devices"} if alone else {}),
-            },
-            doubts=[],
+            facts=facts,
         )
 
 
 @dataclass
 class HostImages:
-    """Images of a batch from a pipeline of mmsegmentation, on the host.
-
-    Attributes:
-        size: height and width of the batch, to which smaller ones are padded in training.
-        training: whether they are from the training pipeline.
-    """
+    """Images of a pipeline of mmsegmentation, on the host; in training, smaller ones are padded to the size."""
 
     tensors: list[torch.Tensor]
     size: tuple[int, int]
@@ -152,8 +148,7 @@ class MmsegSession(TorchSession):
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""
-        chosen = settings.broadcast_buffers
-        return super().share(replace(settings, broadcast_buffers=bool(chosen)))
+        return super().share(replace(settings, broadcast_buffers=bool(settings.broadcast_buffers)))
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """See `Session`. The sum of the losses, as in mmengine."""
@@ -195,13 +190,12 @@ class MmsegSession(TorchSession):
     def facts(self) -> dict[str, Any]:
         if not (self._own_optimizer and "optim_wrapper" in self.config):
             return super().facts()
-        stepped, left_out = self._schedules()
-        own = {
-            "optimizer": str(self.config.optim_wrapper.optimizer.type),
-            "schedule": [str(schedule["type"]) for schedule in stepped],
-            **({"schedule_left_out": [f"{schedule['type']} by epochs" for schedule in left_out]} if left_out else {}),
-        }
-        return {**super().facts(), **own}
+        stepped, by_epochs = self._schedules()
+        facts = {**super().facts(), "optimizer": str(self.config.optim_wrapper.optimizer.type)}
+        facts["schedule"] = [str(schedule["type"]) for schedule in stepped]
+        if by_epochs:
+            facts["schedule_left_out"] = [f"{schedule['type']} by epochs" for schedule in by_epochs]
+        return facts
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
         if not training:
@@ -238,7 +232,7 @@ class MmsegSession(TorchSession):
         return stepped, [schedule for schedule in schedules if schedule not in stepped]
 
     def _own_training(self) -> tuple[Any, list[Any]]:
-        """The optimizer in mmengine's wrapper, and its schedules; perfexp sets precision and accumulation."""
+        """The optimizer in mmengine's wrapper, and its schedules."""
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
 
@@ -246,17 +240,14 @@ class MmsegSession(TorchSession):
         if settings is None:
             raise UserError("This configuration has no optim_wrapper to train by; set model.optimizer=mode.")
         described = {**settings, "type": "OptimWrapper", "optimizer": {**settings["optimizer"]}}
-        for taken in ("accumulative_counts", "loss_scale", "dtype"):
-            described.pop(taken, None)
+        described = {key: value for key, value in described.items() if key not in _SET_BY_PERFEXP}
         if self._fuses(described["optimizer"]):
             described["optimizer"]["fused"] = True
         with DefaultScope.overwrite_default_scope("mmseg"):
             try:
                 wrapper = build_optim_wrapper(self.module, described)
-                schedules = [
-                    PARAM_SCHEDULERS.build(dict(item), default_args={"optimizer": wrapper})
-                    for item in self._schedules()[0]
-                ]
+                default = {"optimizer": wrapper}
+                schedules = [PARAM_SCHEDULERS.build(dict(item), default_args=default) for item in self._schedules()[0]]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(
                     f"The configuration's optimizer can't be built: {error}. Set model.optimizer=mode for the mode's."

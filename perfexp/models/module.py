@@ -45,7 +45,6 @@ class ModuleModel:
             precision=precision,
             execution=execution,
             facts={"weights": "as the module has them"},
-            doubts=[],
         )
 
 

@@ -53,7 +53,7 @@ class TorchSession(Session):
         precision: Precision,
         execution: Execution,
         facts: dict[str, Any],
-        doubts: list[Diagnostic],
+        doubts: Sequence[Diagnostic] = (),
     ) -> None:
         if device.identifier is None:
             raise UserError(f"{name} is a torch model, and torch does not know the device {device.name}.")

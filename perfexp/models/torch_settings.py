@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -36,18 +37,12 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
     torch.use_deterministic_algorithms(execution.deterministic)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
-    return _set_interop_threads(execution.interop_threads)
-
-
-def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
-    """Set the number once; torch accepts it only before its first parallel work."""
-    if threads is None or threads == torch.get_num_interop_threads():
-        return []
-    try:
-        torch.set_num_interop_threads(threads)
-    except RuntimeError:
-        actual = torch.get_num_interop_threads()
-        return [diagnostics.make("threads_unchanged", requested=threads, actual=actual)]
+    if execution.interop_threads not in (None, torch.get_num_interop_threads()):
+        try:
+            torch.set_num_interop_threads(execution.interop_threads)
+        except RuntimeError:  # torch accepts it only before its first parallel work
+            actual = torch.get_num_interop_threads()
+            return [diagnostics.make("threads_unchanged", requested=execution.interop_threads, actual=actual)]
     return []
 
 
@@ -56,11 +51,12 @@ def torch_facts() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         matmul_tf32, cudnn_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    backend = re.search(r"parallel backend:(.*)", torch.__config__.parallel_info())  # OpenMP, native thread pool
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "parallel_backend": _parallel_backend(),
+        "parallel_backend": backend[1].strip() if backend else "",
         "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
         "matmul_allow_tf32": matmul_tf32,
         "cudnn_allow_tf32": cudnn_tf32,
@@ -68,12 +64,6 @@ def torch_facts() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         **torchvision_facts(),
     }
-
-
-def _parallel_backend() -> str:
-    """The thread pool within an operation (`OpenMP`, `native thread pool`)."""
-    line = next((line for line in torch.__config__.parallel_info().splitlines() if "parallel backend" in line), "")
-    return line.partition(":")[2].strip()
 
 
 def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
