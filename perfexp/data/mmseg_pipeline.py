@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from perfexp.data.cityscapes_folder import Pair
 from perfexp.data.cityscapes_masks import AGAIN, VOID, read_mask, train_ids
@@ -70,7 +71,9 @@ class Pipeline(Preparation):
             raise UserError(f"The {self._of} leaves nothing of {pair.image}.")
         image, mask = packed["inputs"], packed["data_samples"].gt_sem_seg.data[0]
         self._check(image, pair)
-        return image, _padded(mask, self._size) if self._training else mask
+        if self._training and mask.shape != self._size:  # where the image is padded on the device
+            mask = pad(mask, (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]), value=VOID)
+        return image, mask
 
     def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
         masks = [mask for _, mask in samples]
@@ -134,13 +137,3 @@ def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: 
 def _name(described: Mapping[str, Any]) -> str:
     kind = described.get("type")
     return kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
-
-
-def _padded(mask: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """The mask padded with void to the right and below, where the images are padded."""
-    height, width = mask.shape
-    if (height, width) == size:
-        return mask
-    whole = torch.full(size, VOID, dtype=mask.dtype)
-    whole[:height, :width] = mask
-    return whole

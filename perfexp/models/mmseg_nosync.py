@@ -39,11 +39,7 @@ def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
     """Mmsegmentation's accuracy with its heads' arguments; other calls use the original."""
 
     def accuracy(
-        pred: torch.Tensor,
-        target: torch.Tensor,
-        topk: Any = 1,
-        thresh: float | None = None,
-        ignore_index: int | None = None,
+        pred: torch.Tensor, target: torch.Tensor, topk: Any = 1, thresh: Any = None, ignore_index: int | None = None
     ) -> Any:
         """The share of correct labelled pixels, percent, shape (1,)."""
         if topk != 1 or thresh is not None or ignore_index is None or not len(pred):

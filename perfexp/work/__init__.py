@@ -27,8 +27,6 @@ class Geometry:
     """A convolution of any number of dimensions, with its operator's arguments.
 
     Attributes:
-        in_channels: C.
-        out_channels: O.
         padding: zeros on each side in each direction, without those that `padding="same"` or another padding mode adds
             by a separate operator.
     """

@@ -73,7 +73,8 @@ def kernel_of(
     if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
     reserves = name in _RESERVING
-    unread = {id(tensor) for tensor in changed} if name in _OVERWRITING or _is_out(operator) else set()
+    overwrites = name in _OVERWRITING or any(argument.is_out for argument in operator._schema.arguments)
+    unread = {id(tensor) for tensor in changed} if overwrites else set()
     reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
     return Kernel(
         operator=operator._schema.name,
@@ -92,10 +93,6 @@ def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: M
     passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
     left_out = {argument.name: argument.default_value for argument in declared if argument.name not in passed}
     return passed | left_out
-
-
-def _is_out(operator: torch._ops.OpOverload) -> bool:
-    return any(argument.is_out for argument in operator._schema.arguments)
 
 
 def _work(
