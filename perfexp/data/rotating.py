@@ -14,12 +14,10 @@ _TIMES_CACHE = 2
 
 
 class Cycled:
-    """Batches on the device, in rotation."""
+    """Batches on the device, in rotation; constant if they share their inputs."""
 
-    constant = False
-
-    def __init__(self, batches: Sequence[Batch], per_epoch: int | None) -> None:
-        self._cycle, self.per_epoch = cycle(batches), per_epoch
+    def __init__(self, batches: Sequence[Batch], per_epoch: int | None, *, constant: bool) -> None:
+        self._cycle, self.per_epoch, self.constant = cycle(batches), per_epoch, constant
 
     def next(self) -> Batch:
         return next(self._cycle)
@@ -36,7 +34,7 @@ class Rotating(Cycled):
         size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
         self.copies = max(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, 2)
         others = [session.copy(batches.next()) for _ in range(self.copies - 1)]
-        super().__init__([first, *others], batches.per_epoch)
+        super().__init__([first, *others], batches.per_epoch, constant=False)
 
 
 def on_device(batches: Batches) -> bool:

@@ -30,17 +30,11 @@ class Synthetic:
 
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> AbstractContextManager[SyntheticBatches]:
+    ) -> AbstractContextManager[Cycled]:
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
         others = [
             session.random_targets(input_size, batch_size, seed + n) for n in range(1, _LABELS if training else 1)
         ]
         batches = [first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)]
-        return nullcontext(SyntheticBatches(batches, per_epoch))
-
-
-class SyntheticBatches(Cycled):
-    """The same inputs in every batch, with alternating sets of labels."""
-
-    constant = True
+        return nullcontext(Cycled(batches, per_epoch, constant=True))
