@@ -9,9 +9,6 @@ from typing import Protocol
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
-#: Allowed decoders of Pillow, independent of file names: others start programs (EPS: Ghostscript).
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
-
 
 class Batches(Protocol):
     """Batches of one size, ready for the model.

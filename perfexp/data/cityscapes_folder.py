@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from perfexp.data import FORMATS
-from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS_END, TRAIN_IDS_END, read_mask, train_ids
+from perfexp.data.cityscapes_masks import AGAIN, CLASSES, LABEL_IDS_END, TRAIN_IDS_END, read_mask, train_ids
+from perfexp.data.image_files import read_image
 from perfexp.errors import UserError
 
 SPLITS = ("train", "val")
-PICTURES, MASKS = "leftImg8bit", "gtFine"
-_PICTURE_END = "_leftImg8bit.png"
+IMAGES, MASKS = "leftImg8bit", "gtFine"
+_IMAGE_END = "_leftImg8bit.png"
 WHERE = (
     "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from cityscapes-dataset.com; "
     "perfexp make-data makes a small set to try out."
@@ -29,7 +25,7 @@ MADE = "made.json"
 class Pair:
     """An image and its mask, with the class of each pixel."""
 
-    picture: Path
+    image: Path
     mask: Path
 
     @property
@@ -38,7 +34,7 @@ class Pair:
         return self.mask.name.endswith(LABEL_IDS_END)
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """Contents of the two folders of a split.
 
@@ -47,30 +43,26 @@ class Contents:
         masks: number of images that have a mask file.
     """
 
-    pairs: list[Pair] = field(default_factory=list)
-    pictures: int = 0
-    masks: int = 0
-    without_mask: list[Path] = field(default_factory=list)
-    without_picture: list[Path] = field(default_factory=list)
+    pairs: list[Pair]
+    images: int
+    masks: int
+    without_mask: list[Path]
+    without_image: list[Path]
 
 
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
-    """Path of an image's mask.
-
-    Args:
-        name: CITY/CITY_SEQUENCE_FRAME.
-    """
+    """Path of the mask of an image with the name CITY/CITY_SEQUENCE_FRAME."""
     return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 
 
-def picture_of(root: Path, split: str, name: str) -> Path:
+def image_of(root: Path, split: str, name: str) -> Path:
     """Path of an image; see `mask_of`."""
-    return root / PICTURES / split / (name + _PICTURE_END)
+    return root / IMAGES / split / (name + _IMAGE_END)
 
 
 def first_missing(root: Path, split: str) -> Path | None:
     """The first missing folder of a split (`train` or `val`); None if all exist."""
-    folders = (root, root / PICTURES, root / PICTURES / split, root / MASKS, root / MASKS / split)
+    folders = (root, root / IMAGES, root / IMAGES / split, root / MASKS, root / MASKS / split)
     return next((folder for folder in folders if not folder.is_dir()), None)
 
 
@@ -84,23 +76,19 @@ def contents(root: Path, split: str) -> Contents:
         problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
     try:
-        pictures = _names(root / PICTURES / split, _PICTURE_END)
-        with_train_ids = _names(root / MASKS / split, TRAIN_IDS_END)
-        with_label_ids = _names(root / MASKS / split, LABEL_IDS_END)
+        ends = (TRAIN_IDS_END, LABEL_IDS_END)
+        images = _names(root / IMAGES / split, _IMAGE_END)
+        with_train_ids, with_label_ids = (_names(root / MASKS / split, end) for end in ends)
     except OSError as error:
         raise UserError(f"{error.filename} can't be read: {error.strerror}.") from error
-    masks = with_train_ids | with_label_ids
+    masks = {name: mask_of(root, split, name, label_ids=True) for name in with_label_ids}
+    masks |= {name: mask_of(root, split, name) for name in with_train_ids}
     return Contents(
-        pairs=[
-            Pair(picture_of(root, split, name), mask_of(root, split, name, label_ids=name not in with_train_ids))
-            for name in sorted(pictures & masks)
-        ],
-        pictures=len(pictures),
+        pairs=[Pair(image_of(root, split, name), masks[name]) for name in sorted(images & masks.keys())],
+        images=len(images),
         masks=len(masks),
-        without_mask=[picture_of(root, split, name) for name in sorted(pictures - masks)],
-        without_picture=[
-            mask_of(root, split, name, label_ids=name not in with_train_ids) for name in sorted(masks - pictures)
-        ],
+        without_mask=[image_of(root, split, name) for name in sorted(images - masks.keys())],
+        without_image=[masks[name] for name in sorted(masks.keys() - images)],
     )
 
 
@@ -111,14 +99,14 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
         UserError: a folder is missing, there are no images, or one of them has no mask.
     """
     files = contents(root, split)
-    if not files.pictures:
-        raise UserError(f"There are no pictures CITY/*{_PICTURE_END} in {root / PICTURES / split}. {WHERE}")
+    if not files.images:
+        raise UserError(f"There are no pictures CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
     if files.without_mask:
-        picture = files.without_mask[0]
+        image = files.without_mask[0]
         raise UserError(
-            f"{len(files.without_mask)} of {files.pictures} pictures in {root / PICTURES / split} have no mask, the "
-            f"first is {picture.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
-            f"{root / MASKS / split / picture.parent.name}."
+            f"{len(files.without_mask)} of {files.images} pictures in {root / IMAGES / split} have no mask, the "
+            f"first is {image.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
+            f"{root / MASKS / split / image.parent.name}."
         )
     return files.pairs
 
@@ -126,23 +114,11 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
 def inspect(pair: Pair) -> str | None:
     """The problem of a pair, whose files are read whole; None if it can be used."""
     try:
-        size = check_picture(pair.picture)
-        train_ids(read_mask(pair.mask), pair.mask, size=size, classes=len(CLASSES))
+        image = read_image(pair.image, AGAIN)
+        train_ids(read_mask(pair.mask), pair.mask, size=(image.height, image.width), classes=len(CLASSES))
     except UserError as error:
         return str(error)
     return None
-
-
-def check_picture(file: Path) -> tuple[int, int]:
-    """Height and width of an image; raises `UserError` if it cannot be decoded."""
-    try:
-        with Image.open(file, formats=FORMATS) as picture:
-            picture.load()
-            return picture.height, picture.width
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise UserError(f"{file} can't be read as a picture: {error}. Get it again, or take it out.") from error
 
 
 def sample(pairs: list[Pair], count: int) -> list[Pair]:
@@ -168,12 +144,12 @@ def survey(root: Path, count: int) -> dict[str, Any]:
         problems = [problem for pair in read if (problem := inspect(pair)) is not None]
         facts["splits"][split] = {
             "missing": None,
-            "pictures": files.pictures,
+            "pictures": files.images,
             "masks": files.masks,
             "pairs": len(files.pairs),
             "label_ids": sum(pair.has_label_ids for pair in files.pairs),
             "without_mask": [str(file) for file in files.without_mask[:1]],
-            "without_picture": [str(file) for file in files.without_picture[:1]],
+            "without_picture": [str(file) for file in files.without_image[:1]],
             "read": len(read),
             "problems": problems,
         }
@@ -181,19 +157,8 @@ def survey(root: Path, count: int) -> dict[str, Any]:
 
 
 def _names(folder: Path, end: str) -> set[str]:
-    """CITY/NAME of the files with an ending in subfolders, and NAME of those in the folder itself."""
-    names = set()
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                with os.scandir(entry.path) as files:
-                    names |= {f"{entry.name}/{name}" for name in _stems(files, end)}
-            else:
-                names |= set(_stems([entry], end))
-    return names
-
-
-def _stems(entries: Iterable[os.DirEntry[str]], end: str) -> Iterable[str]:
-    return (entry.name.removesuffix(end) for entry in entries if entry.name.endswith(end) and entry.name[0] != ".")
+    """CITY/NAME of files with an ending in subfolders, and NAME of those in the folder itself, without hidden ones."""
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    files = [file for entry in entries for file in (entry.iterdir() if entry.is_dir() else [entry])]
+    shown = [file.relative_to(folder).as_posix() for file in files if not file.name.startswith(".")]
+    return {name.removesuffix(end) for name in shown if name.endswith(end)}

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from perfexp.data import FORMATS
+from perfexp.data.image_files import decoding
 from perfexp.errors import UserError
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
@@ -25,21 +24,21 @@ VOID = 255
 #: other ids up to the last are void; -1, license plates, is never drawn (preparation/json2labelImg.py).
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 
+#: Advice for files that cannot be decoded.
+AGAIN = "Get it again, or take it out."
 #: Endings of files with train ids and with label ids.
 TRAIN_IDS_END, LABEL_IDS_END = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
-#: Neither a class nor void.
-_UNKNOWN = 254
+
+#: The train id of each label id; 254, neither a class nor void, for unknown ones.
+_TRAIN_ID_OF = np.full(256, 254, np.uint8)
+_TRAIN_ID_OF[[*range(max(LABEL_IDS) + 1), VOID]] = VOID
+_TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
 
 
 def read_mask(file: Path) -> Mask:
     """A mask as stored, (height, width); raises `UserError` if it cannot be decoded, or is not a mask."""
-    try:
-        with Image.open(file, formats=FORMATS) as mask:
-            numbers = np.array(mask)
-    except MemoryError:
-        raise
-    except Exception as error:  # each of PIL's decoders has its own errors
-        raise UserError(f"{file} can't be read as a mask: {error}. Get it again, or take it out.") from error
+    with decoding(file, "mask", AGAIN) as mask:
+        numbers = np.array(mask)
     if numbers.ndim != 2 or (numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID):
         raise UserError(f"{file} is not a mask: it needs one number from 0 to 255 per pixel, not a color.")
     return numbers.astype(np.uint8, copy=False)
@@ -80,14 +79,3 @@ def _wrong_labels(file: Path, wrong: Iterable[int], classes: int) -> str:
         f"{file} has labels that are not train ids: {labels}. They go from 0 to {len(CLASSES) - 1}; {VOID} is for "
         "what belongs to no class."
     )
-
-
-def _train_id_of() -> Mask:
-    table = np.full(256, _UNKNOWN, np.uint8)
-    table[: max(LABEL_IDS) + 1] = VOID
-    table[VOID] = VOID
-    table[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
-    return table
-
-
-_TRAIN_ID_OF = _train_id_of()

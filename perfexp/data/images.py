@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import torch
-from PIL import Image
-from torch.utils.data import Dataset
+from PIL import Image, ImageOps
 
-from perfexp.data.image_files import Split, centre_crop, find_split, random_crop, read_picture, to_tensor
-from perfexp.data.loading import LoadedBatches, Loading, check_batch
+from perfexp.data.image_files import Split, find_split, read_image
+from perfexp.data.loading import LoadedBatches, Loading, Preparation, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
+
+#: Ranges of a random crop's share of the image, and of its width over its height before resizing
+#: (Szegedy et al., "Going Deeper with Convolutions"; torchvision.transforms.RandomResizedCrop).
+CROP_AREA = (0.08, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)
 
 
 class Images:
@@ -35,66 +40,51 @@ class Images:
         self.workers = workers
         self._loading = Loading(workers=workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor)
         self._train, self._val = _find_splits(self._root)
-        self.labelled = self._train.labels is not None
-        self.num_classes = len(self._train.classes) if self.labelled else None
-        self.num_samples: int | None = len(self._train.files)
+        self.labelled = bool(self._train.classes)
+        self.num_classes = len(self._train.classes) or None
+        self.num_samples: int | None = len(self._train.items)
         self.held_out = self._val is not self._train
 
-    @contextmanager
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> Iterator[LoadedBatches]:
-        split = self._train if training else self._val
+    ) -> closing[LoadedBatches]:
+        items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
                 f"The pictures in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
-        count = len(split.files)
-        if training:
-            check_batch(count, batch_size)
-        pictures = _Pictures(split, input_size, random_crop if training else centre_crop)
-        loader = self._loading.loader(pictures, batch_size, _collate, training=training, seed=seed)
-        batches = LoadedBatches(loader, count, batch_size, session)
-        try:
-            yield batches
-        finally:
-            batches.close()
+        samples = Samples(items, _Crops(input_size, training=training))
+        return self._loading.open(samples, session, batch_size, training, seed)
 
 
-#: An image and its class, or an error, since torch would wrap an exception's message in a stack trace.
-_Sample = tuple[torch.Tensor, int | None] | UserError
+class _Crops(Preparation):
+    """Images cropped to a size (height, width), at random in training."""
+
+    def __init__(self, size: tuple[int, int], *, training: bool) -> None:
+        self._size, self._crop = size, random_crop if training else centre_crop
+
+    def __call__(self, item: tuple[Path, int | None]) -> tuple[torch.Tensor, Any]:
+        file, label = item
+        image = to_tensor(self._crop(read_image(file), self._size))
+        return image, None if label is None else torch.tensor(label)
 
 
-class _Pictures(Dataset[_Sample]):
-    """The images of a split, cropped to a size (height, width); a sample's inputs are (3, height, width)."""
-
-    def __init__(
-        self, split: Split, size: tuple[int, int], cut: Callable[[Image.Image, tuple[int, int]], Image.Image]
-    ) -> None:
-        self._split, self._size, self._cut = split, size, cut
-
-    def __len__(self) -> int:
-        return len(self._split.files)
-
-    def __getitem__(self, index: int) -> _Sample:
-        try:
-            picture = read_picture(self._split.files[index])
-        except UserError as error:
-            return error
-        label = None if self._split.labels is None else self._split.labels[index]
-        return to_tensor(self._cut(picture, self._size)), label
+def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resize so that the image just covers a height and width, and crop its center."""
+    return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
 
 
-def _collate(samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None] | UserError:
-    """Samples as inputs and targets on the host, or the first error."""
-    pictures, labels = [], []
-    for sample in samples:
-        if isinstance(sample, UserError):
-            return sample
-        pictures.append(sample[0])
-        labels.append(sample[1])
-    return torch.stack(pictures), None if None in labels else torch.tensor(labels)
+def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Crop a random part, resize it to a height and width, and mirror half of them, by torch's generator."""
+    fraction, ratio, across, down, flip = torch.rand(5).tolist()
+    part = image.width * image.height * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
+    shape = math.exp(math.log(CROP_RATIO[0]) + ratio * math.log(CROP_RATIO[1] / CROP_RATIO[0]))
+    width, height = min(math.sqrt(part * shape), image.width), min(math.sqrt(part / shape), image.height)
+    left, top = across * (image.width - width), down * (image.height - height)
+    box = (left, top, left + width, top + height)
+    cut = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
+    return ImageOps.mirror(cut) if flip < 0.5 else cut
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:

@@ -3,31 +3,100 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import lifeline
 from perfexp.models import Batch, Session
 
+#: Mean and deviation of ImageNet, red, green, blue, for values from 0 to 1.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+class Preparation:
+    """Preparation of samples in the loader's processes; both methods raise `UserError` for what cannot be used."""
+
+    def __call__(self, item: Any) -> tuple[torch.Tensor, Any]:
+        """The inputs of a sample, and its targets: a tensor, or None in all samples."""
+        raise NotImplementedError
+
+    def collate(self, samples: list[tuple[torch.Tensor, Any]]) -> tuple[Any, torch.Tensor | None]:
+        """Inputs and targets of a batch, on the host."""
+        inputs, targets = zip(*samples, strict=True)
+        return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
+
+
+class Samples(Dataset[Any]):
+    """The prepared items of a split. An error is a sample, since torch would wrap its message in a stack trace."""
+
+    def __init__(self, items: Sequence[Any], preparation: Preparation) -> None:
+        self._items, self._preparation = items, preparation
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any] | UserError:
+        try:
+            return self._preparation(self._items[index])
+        except UserError as error:
+            return error
+
+    def collate(self, samples: list[Any]) -> tuple[Any, torch.Tensor | None] | UserError:
+        """Samples as a batch on the host, or the first error."""
+        for sample in samples:
+            if isinstance(sample, UserError):
+                return sample
+        try:
+            return self._preparation.collate(samples)
+        except UserError as error:
+            return error
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """An RGB image as float32 (3, height, width), normalized by ImageNet's mean and deviation."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
+    return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1)).contiguous()
+
+
+class Order(Sampler[int]):
+    """The order of samples, one pass after the other, in a new random order per pass if there is a seed.
+
+    An iteration continues after a pass if `endless` was set when it began.
+    """
+
+    def __init__(self, count: int, seed: int | None) -> None:
+        self._count = count
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.endless = True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        endless = self.endless
+        while True:
+            if self._generator is None:
+                yield from range(self._count)
+            else:
+                yield from torch.randperm(self._count, generator=self._generator).tolist()
+            if not endless:
+                return
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """Settings of a loader of images.
-
-    Attributes:
-        workers: number of processes that load images; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
-
-    Raises:
-        UserError: a number is too small.
-    """
+    """Settings of a loader of images, as in `perfexp.data.images.Images`; `UserError` if a number is too small."""
 
     workers: int
     pin_memory: bool
@@ -35,9 +104,8 @@ class Loading:
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.prefetch_factor < 1:
-            raise UserError(
-                f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}: at least 0 and 1."
-            )
+            given = f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}"
+            raise UserError(f"{given}: at least 0 and 1.")
 
     def loader(
         self,
@@ -47,12 +115,11 @@ class Loading:
         *,
         training: bool,
         seed: int,
-        order: Sampler[int] | None = None,
+        order: Order | None = None,
     ) -> DataLoader[Any]:
         """A loader whose processes persist from one pass over the data to the next.
 
         Args:
-            dataset: samples or errors, since torch would wrap an exception's message in a stack trace.
             training: whether to shuffle, unless `order` is given.
             seed: seed of the order and of the processes' random numbers.
         """
@@ -72,26 +139,39 @@ class Loading:
             worker_init_fn=partial(_tie, os.getpid()),
         )
 
+    def open(
+        self, samples: Samples, session: Session, batch_size: int, training: bool, seed: int, order: Order | None = None
+    ) -> closing[LoadedBatches]:
+        """Batches of samples, closed on leaving; see `loader`."""
+        if training:
+            check_batch(len(samples), batch_size)
+        loader = self.loader(samples, batch_size, samples.collate, training=training, seed=seed, order=order)
+        return closing(LoadedBatches(loader, len(samples), batch_size, session, order))
+
 
 class LoadedBatches:
-    """Batches of a loader, valid while the context of their data is open."""
+    """Batches of a loader, valid while the context of their data is open.
+
+    Args:
+        order: an order that goes on after a pass, so that no pass over the data begins with a wait.
+    """
 
     constant = False
 
-    def __init__(self, loader: DataLoader[Any], count: int, batch_size: int, session: Session) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], count: int, batch_size: int, session: Session, order: Order | None = None
+    ) -> None:
         self.per_epoch: int | None = len(loader)
         self._loader: DataLoader[Any] | None = loader
         self._iterator: Iterator[Any] = iter(())
         self._on_host: Batch | None = None
-        self._count = count
-        self._batch_size = batch_size
-        self._session = session
+        self._count, self._batch_size, self._session, self._order = count, batch_size, session, order
 
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
 
         Raises:
-            UserError: an image or its label cannot be used.
+            UserError: an image or its label or mask cannot be used.
             Unsupported: there are fewer images than in a batch.
             PerfexpError: a worker process died.
         """
@@ -107,15 +187,13 @@ class LoadedBatches:
                 return self._session.place(batch)
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`. In evaluation the last one may be smaller.
-
-        Raises:
-            UserError: an image or its label cannot be used.
-            PerfexpError: a worker process died.
-        """
-        self._restart()
-        while (batch := self._load()) is not None:
-            yield self._session.place(batch)
+        """See `Batches` for one pass, and `next` for errors. In evaluation the last one may be smaller."""
+        with ExitStack() as stack:
+            if self._order is not None:
+                stack.enter_context(patch.object(self._order, "endless", False))
+            self._restart()
+            while (batch := self._load()) is not None:
+                yield self._session.place(batch)
 
     def close(self) -> None:
         """End the worker processes, which torch does once the iterator is deleted."""

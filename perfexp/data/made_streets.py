@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from perfexp.data import FORMATS
-from perfexp.data.cityscapes_folder import MADE, mask_of, picture_of
+from perfexp.data.cityscapes_folder import MADE, image_of, mask_of
 from perfexp.data.cityscapes_masks import CLASSES, VOID, Mask
+from perfexp.data.image_files import read_image
 from perfexp.errors import UserError
+
+_Features = np.ndarray[Any, np.dtype[np.float32]]
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 #: Name of the only city.
@@ -67,7 +69,7 @@ def make(
     counts: dict[str, int],
     size: tuple[int, int],
     seed: int,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None],
 ) -> None:
     """Write the data set.
 
@@ -81,7 +83,11 @@ def make(
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
-    sources = public_photographs() if photographs is None else [(file.name, _read(file)) for file in photographs]
+    sources = (
+        public_photographs()
+        if photographs is None
+        else [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs]
+    )
     about = {
         "made_by": "perfexp make-data",
         "masks": NO_TRUTH,
@@ -111,13 +117,11 @@ def _make_pair(
     random: np.random.Generator,
 ) -> None:
     name = f"{_CITY}/{_CITY}_{index:06}_000019"
-    picture = crop(sources[index % len(sources)][1], size, random)
-    for file, image in (
-        (picture_of(root, split, name), picture),
-        (mask_of(root, split, name), Image.fromarray(regions(picture, random))),
-    ):
+    image = crop(sources[index % len(sources)][1], size, random)
+    mask = Image.fromarray(regions(image, random))
+    for file, pixels in ((image_of(root, split, name), image), (mask_of(root, split, name), mask)):
         file.parent.mkdir(parents=True, exist_ok=True)
-        image.save(file)
+        pixels.save(file)
 
 
 def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:
@@ -130,51 +134,39 @@ def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Gener
     return ImageOps.mirror(cut) if random.random() < 0.5 else cut
 
 
-def regions(picture: Image.Image, random: np.random.Generator) -> Mask:
+def regions(image: Image.Image, random: np.random.Generator) -> Mask:
     """A mask of regions of similar color and position, numbered by brightness, with void for outliers.
 
     K-means (Lloyd, "Least squares quantization in PCM") on a smaller image, and a filter that gives each pixel the most
     frequent number around it.
     """
-    small = picture.reduce(_COARSER) if min(picture.size) >= 8 * _COARSER else picture
+    small = image.reduce(_COARSER) if min(image.size) >= 8 * _COARSER else image
     features = _features(small)
-    centres = features[random.choice(len(features), size=min(len(CLASSES), len(features)), replace=False)]
+    centers = features[random.choice(len(features), size=min(len(CLASSES), len(features)), replace=False)]
     for _ in range(_ROUNDS):
-        nearest, _distance = _nearest(features, centres)
-        for index in range(len(centres)):
+        nearest, _distance = _nearest(features, centers)
+        for index in range(len(centers)):
             if (members := nearest == index).any():
-                centres[index] = features[members].mean(axis=0)
-    centres = centres[np.argsort(centres[:, :3].sum(axis=1), kind="stable")]
-    nearest, distance = _nearest(features, centres)
+                centers[index] = features[members].mean(axis=0)
+    centers = centers[np.argsort(centers[:, :3].sum(axis=1), kind="stable")]
+    nearest, distance = _nearest(features, centers)
     numbers = nearest.astype(np.uint8)
     numbers[distance > np.quantile(distance, 1 - _VOID_FAR)] = VOID
     coarse = Image.fromarray(numbers.reshape(small.height, small.width)).filter(ImageFilter.ModeFilter(5))
-    mask = np.array(coarse.resize(picture.size, Image.Resampling.NEAREST))
+    mask = np.array(coarse.resize(image.size, Image.Resampling.NEAREST))
     mask[round(mask.shape[0] * (1 - _VOID_BELOW)) :] = VOID
     return mask
 
 
-def _features(picture: Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _features(image: Image.Image) -> _Features:
     """Color and position of each pixel, (pixels, 5)."""
-    colours = np.asarray(picture, np.float32).reshape(-1, 3) / 255
-    down, across = np.mgrid[: picture.height, : picture.width].astype(np.float32)
-    places = np.stack([down.ravel() / picture.height, across.ravel() / picture.width], axis=1)
-    return np.concatenate([colours, _PLACE * places], axis=1)
+    colors = np.asarray(image, np.float32).reshape(-1, 3) / 255
+    down, across = np.mgrid[: image.height, : image.width].astype(np.float32)
+    places = np.stack([down.ravel() / image.height, across.ravel() / image.width], axis=1)
+    return np.concatenate([colors, _PLACE * places], axis=1)
 
 
-def _nearest(
-    features: np.ndarray[Any, np.dtype[np.float32]], centres: np.ndarray[Any, np.dtype[np.float32]]
-) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.float32]]]:
+def _nearest(features: _Features, centers: _Features) -> tuple[np.ndarray[Any, np.dtype[np.intp]], _Features]:
     """Index of the nearest center and the squared distance to it, for each row."""
-    distances = np.stack([((features - centre) ** 2).sum(axis=1) for centre in centres])
+    distances = np.stack([((features - center) ** 2).sum(axis=1) for center in centers])
     return distances.argmin(axis=0), distances.min(axis=0)
-
-
-def _read(file: Path) -> Image.Image:
-    try:
-        with Image.open(file, formats=FORMATS) as picture:
-            return picture.convert("RGB")
-    except MemoryError:
-        raise
-    except Exception as error:  # each of PIL's decoders has its own errors
-        raise UserError(f"{file} can't be read as a picture: {error}. Take it out of the folder.") from error

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from perfexp.data.cityscapes_folder import Pair, check_picture
-from perfexp.data.cityscapes_masks import VOID, read_mask, train_ids
+from perfexp.data.cityscapes_folder import Pair
+from perfexp.data.cityscapes_masks import AGAIN, VOID, read_mask, train_ids
+from perfexp.data.image_files import read_image
+from perfexp.data.loading import Preparation
 from perfexp.errors import UserError
-from perfexp.models.mmseg import Pictures
+from perfexp.models.mmseg import HostImages
 
 #: Keys of a pipeline in a configuration, first that of the loader, which mmengine runs.
 _TRAIN = ("train_dataloader", "train_pipeline")
 _TEST = ("test_dataloader", "val_dataloader", "test_pipeline")
 
 
-class Pipeline:
+class Pipeline(Preparation):
     """The training or test pipeline of a configuration, unchanged but for the sizes.
 
     Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
@@ -35,14 +38,17 @@ class Pipeline:
 
         importlib.import_module("cv2").setNumThreads(0)  # as in mmengine: parallelism comes from the loader's processes
         self._size, self._training = size, training
-        described = _sized(_described(config, training=training), size, training=training)
-        if not any(_name(step) == "LoadAnnotations" for step in described):
+        described: list[Any] = _sized(_described(config, training=training), size, training=training)
+        loading = [number for number, step in enumerate(described) if _name(step) == "LoadAnnotations"]
+        if not loading:
             raise UserError(f"The {self._of} loads no masks (LoadAnnotations), which data=cityscapes is about.")
+        for number in reversed(loading):
+            described.insert(number + 1, _Labels(classes))
         try:
             import mmseg.datasets  # noqa: F401 - registers the transforms
 
             with DefaultScope.overwrite_default_scope("mmseg"):
-                self._run = Compose(_with_check(described, _Labels(classes)))
+                self._run = Compose(described)
         except (ImportError, KeyError, TypeError, ValueError, AssertionError) as error:
             raise UserError(f"The {self._of} can't be built: {error}") from error
 
@@ -51,45 +57,39 @@ class Pipeline:
         return f"configuration's {'training' if self._training else 'test'} pipeline"
 
     def __call__(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Preparation`: uint8 (3, height, width), and int64 (height, width)."""
+        """Uint8 (3, height, width), and int64 (height, width)."""
         try:
-            packed = self._run(
-                {
-                    "img_path": str(pair.picture),
-                    "seg_map_path": str(pair.mask),
-                    "label_map": None,
-                    "reduce_zero_label": False,
-                    "seg_fields": [],
-                    "pair": pair,
-                }
-            )
+            paths = {"img_path": str(pair.image), "seg_map_path": str(pair.mask), "pair": pair}
+            packed = self._run({**paths, "label_map": None, "reduce_zero_label": False, "seg_fields": []})
         except (UserError, MemoryError):
             raise
         except Exception as error:  # a transform is arbitrary code
-            check_picture(pair.picture)
+            read_image(pair.image, AGAIN)
             read_mask(pair.mask)
-            raise UserError(f"The {self._of} fails at {pair.picture}: {type(error).__name__}: {error}") from error
+            raise UserError(f"The {self._of} fails at {pair.image}: {type(error).__name__}: {error}") from error
         if packed is None:
-            raise UserError(f"The {self._of} leaves nothing of {pair.picture}.")
-        picture, mask = packed["inputs"], packed["data_samples"].gt_sem_seg.data[0]
-        self._check(picture, pair)
-        return picture, _padded(mask, self._size) if self._training else mask
+            raise UserError(f"The {self._of} leaves nothing of {pair.image}.")
+        image, mask = packed["inputs"], packed["data_samples"].gt_sem_seg.data[0]
+        self._check(image, pair)
+        if self._training and mask.shape != self._size:  # where the image is padded on the device
+            mask = pad(mask, (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]), value=VOID)
+        return image, mask
 
-    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Sized, torch.Tensor]:
+    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
                 "The pictures of one batch have different sizes, and so have their masks, which a test leaves as they "
                 "are: use batch_size=1, or pictures of one size."
             )
-        return Pictures([picture for picture, _ in samples], self._size, self._training), torch.stack(masks)
+        return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(masks)
 
-    def _check(self, picture: torch.Tensor, pair: Pair) -> None:
+    def _check(self, image: torch.Tensor, pair: Pair) -> None:
         """Check that the image has the point's size, or in training a smaller one, which is padded on the device."""
-        made = tuple(picture.shape[-2:])
+        made = tuple(image.shape[-2:])
         if made != self._size and not (self._training and made[0] <= self._size[0] and made[1] <= self._size[1]):
             raise UserError(
-                f"The {self._of} makes {made[0]} × {made[1]} pixels of {pair.picture}, the point is "
+                f"The {self._of} makes {made[0]} × {made[1]} pixels of {pair.image}, the point is "
                 f"{self._size[0]} × {self._size[1]}: it needs a {'RandomCrop' if self._training else 'Resize'}."
             )
 
@@ -111,8 +111,7 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
     for key in _TRAIN if training else _TEST:
         node = config.get(key)
         while isinstance(node, Mapping):  # a loader, its data set, the one that this repeats, …
-            inner = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
-            node = inner
+            node = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
         if node:
             return [copy.deepcopy(dict(step)) for step in node]
     raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare pictures by.")
@@ -135,23 +134,6 @@ def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: 
     return described
 
 
-def _with_check(described: list[dict[str, Any]], check: _Labels) -> list[Any]:
-    steps: list[Any] = []
-    for step in described:
-        steps += [step, check] if _name(step) == "LoadAnnotations" else [step]
-    return steps
-
-
 def _name(described: Mapping[str, Any]) -> str:
     kind = described.get("type")
     return kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
-
-
-def _padded(mask: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """The mask padded with void to the right and below, where the images are padded."""
-    height, width = mask.shape
-    if (height, width) == size:
-        return mask
-    whole = torch.full(size, VOID, dtype=mask.dtype)
-    whole[:height, :width] = mask
-    return whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 from perfexp.data import Batches
@@ -13,19 +13,11 @@ from perfexp.models import Batch, Session
 _TIMES_CACHE = 2
 
 
-class Rotating:
-    """Copies of equal batches in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
+class Cycled:
+    """Batches on the device, in rotation; constant if they share their inputs."""
 
-    constant = False
-
-    def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
-        first = batches.next()
-        size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
-        count = math.ceil(_TIMES_CACHE * cache_bytes / size) + 1
-        copies = [first, *(session.copy(batches.next()) for _ in range(max(count, 2) - 1))]
-        self._cycle = cycle(copies)
-        self.copies = len(copies)
-        self.per_epoch = batches.per_epoch
+    def __init__(self, batches: Sequence[Batch], per_epoch: int | None, *, constant: bool) -> None:
+        self._cycle, self.per_epoch, self.constant = cycle(batches), per_epoch, constant
 
     def next(self) -> Batch:
         return next(self._cycle)
@@ -34,6 +26,17 @@ class Rotating:
         return islice(self._cycle, self.per_epoch or 0)
 
 
+class Rotating(Cycled):
+    """Copies of equal batches in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
+
+    def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
+        first = batches.next()
+        size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
+        self.copies = max(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, 2)
+        others = [session.copy(batches.next()) for _ in range(self.copies - 1)]
+        super().__init__([first, *others], batches.per_epoch, constant=False)
+
+
 def on_device(batches: Batches) -> bool:
     """Whether all batches are on the device already."""
-    return batches.constant or isinstance(batches, Rotating)
+    return batches.constant or isinstance(batches, Cycled)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import cycle
+from contextlib import AbstractContextManager, nullcontext
 
+from perfexp.data.rotating import Cycled
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
@@ -29,30 +28,13 @@ class Synthetic:
             raise UserError(f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or null.")
         self.num_samples = num_samples
 
-    @contextmanager
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
-    ) -> Iterator[SyntheticBatches]:
+    ) -> AbstractContextManager[Cycled]:
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
         others = [
             session.random_targets(input_size, batch_size, seed + n) for n in range(1, _LABELS if training else 1)
         ]
-        yield SyntheticBatches([first, *(Batch(inputs=first.inputs, targets=t) for t in others)], per_epoch)
-
-
-class SyntheticBatches:
-    """The same inputs in every batch, with alternating sets of labels."""
-
-    constant = True
-
-    def __init__(self, batches: Sequence[Batch], per_epoch: int | None) -> None:
-        self._cycle = cycle(batches)
-        self.per_epoch = per_epoch
-
-    def next(self) -> Batch:
-        return next(self._cycle)
-
-    def epoch(self) -> Iterator[Batch]:
-        for _ in range(self.per_epoch or 0):
-            yield next(self._cycle)
+        batches = [first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)]
+        return nullcontext(Cycled(batches, per_epoch, constant=True))

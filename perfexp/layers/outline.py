@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from perfexp.work.dispatch_modes import recording
 from perfexp.work.names import is_whole, original_of, path_of
+from perfexp.work.tape import recording
 
 
 class Opaque(Exception):

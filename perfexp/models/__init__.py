@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -31,15 +31,12 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, by which several ranks train together; None is torch's default.
+    """Settings of torch's DistributedDataParallel, by their names there; None is torch's default.
 
     Attributes:
         broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's default
             (true), but mmengine's (false) for models of mmsegmentation.
         bucket_cap_mb: size of a gradient bucket, MiB.
-        find_unused_parameters: support for parameters without a gradient in some steps.
-        gradient_as_bucket_view: whether gradients are views of the communication buckets.
-        static_graph: whether each step uses the same parameters in the same order.
     """
 
     broadcast_buffers: bool | None = None
@@ -87,7 +84,7 @@ class Batch:
 
 
 class Session(Protocol):
-    """A loaded model on a device: the operations that the modes combine."""
+    """A loaded model on a device: the operations that the modes combine; the defaults are for one without state."""
 
     num_classes: int | None
     precision: Precision
@@ -97,27 +94,34 @@ class Session(Protocol):
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
         """Random targets of the model's kind, on the device; see `random_batch`."""
+        return None
 
     def place(self, batch: Batch) -> Batch:
         """Copy a batch of a data loader to the device, in the session's data type and memory format."""
+        return batch
 
     def inferring(self) -> AbstractContextManager[None]:
         """A context for all calls of an inference: evaluation mode, no autograd."""
+        return nullcontext()
 
     def training(self) -> AbstractContextManager[None]:
         """A context for all calls of a training: training mode."""
+        return nullcontext()
 
     def reset(self) -> None:
         """Restore the loaded weights and buffers and clear gradients; each point starts from there."""
+        return None
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""
 
     def learn(self, batch: Batch) -> Any:
         """The outputs for a training loss; a model may compute its own losses in the same pass."""
+        return self.forward(batch.inputs)
 
     def first_forward(self, batch: Batch) -> Any:
         """`forward`, or in training `learn`, for the first call of a size; raises `Unsupported` if it does not fit."""
+        return self.forward(batch.inputs)
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """The scalar to minimize."""
@@ -131,31 +135,33 @@ class Session(Protocol):
     def work(self, inputs: Any, *, training: bool) -> Work | None:
         """Analytic work of a call, counted without the device; None where unknown.
 
-        Raises:
-            Unsupported: the count cannot follow the model.
+        Raises `Unsupported` where the count cannot follow the model.
         """
+        return None
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """A function that launches a call on fixed tensors as one CUDA graph; the call first runs a few times.
 
-        Raises:
-            Unsupported: the call cannot be captured, or the device has no graphs.
+        Raises `Unsupported` where the call cannot be captured, or the device has no graphs.
         """
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
         """A copy of a batch on the device, in new tensors or `into` others; tensors of both batches are not copied."""
+        return batch
 
     def number(self, value: Any) -> float:
         """The value of a scalar on the device; synchronizes."""
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
         """Number of correct predictions, and number of predictions (pixels, for segmentation)."""
+        return 0, 0
 
     def facts(self) -> dict[str, Any]:
         """Current versions, flags and thread counts, and the model's parameters, as JSON values."""
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics of settings that could not be applied (a precision that the device lacks, …)."""
+        return []
 
 
 class Model(Protocol):

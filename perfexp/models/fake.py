@@ -6,44 +6,28 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from perfexp.devices import Device
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError, Waits
-from perfexp.models import Batch, Execution, Precision
-from perfexp.records.diagnostics import Diagnostic
+from perfexp.models import Batch, Execution, Precision, Session
+
+#: Faults of the script.
+_FAULTS = ("oom", "fail", "lost", "hang", "kill", "crash")
 
 
-def _out_of_memory(device: FakeDevice, text: str) -> NoReturn:
-    raise MemoryError(text)
-
-
-def _fail(device: FakeDevice, text: str) -> NoReturn:
-    raise RuntimeError(text)
-
-
-def _lose(device: FakeDevice, text: str) -> NoReturn:
-    device.lost = True
-    raise RuntimeError(text)
-
-
-def _hang(device: FakeDevice, text: str) -> None:
-    while True:
-        time.sleep(3600)
-
-
-#: Faults by their name in the script.
-_FAULTS: dict[str, Callable[[FakeDevice, str], object]] = {
-    "oom": _out_of_memory,
-    "fail": _fail,
-    "lost": _lose,
-    "hang": _hang,
-    "kill": lambda device, text: os.kill(os.getpid(), signal.SIGKILL),
-    "crash": lambda device, text: os.kill(os.getpid(), signal.SIGSEGV),
-}
+def _act_out(fault: str, device: FakeDevice, text: str) -> None:
+    if fault == "oom":
+        raise MemoryError(text)
+    if fault in ("fail", "lost"):
+        device.lost |= fault == "lost"
+        raise RuntimeError(text)
+    if fault == "hang":
+        while True:
+            time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSEGV)
 
 
 class FakeModel:
@@ -73,16 +57,11 @@ class FakeModel:
         cold_seconds: float = 0.0,
         faults: Mapping[str, int | None] | None = None,
     ) -> None:
-        self.name = name
-        self.base_seconds = base_seconds
-        self.seconds_per_megapixel = seconds_per_megapixel
-        self.noise = noise
-        self.launches = launches
-        self.smallest = smallest
-        self.waits = waits
+        self.name, self.noise, self.launches, self.smallest, self.waits = name, noise, launches, smallest, waits
+        self.base_seconds, self.seconds_per_megapixel = base_seconds, seconds_per_megapixel
         self.cold_seconds = cold_seconds
         self.faults = {fault: pixels for fault, pixels in (faults or {}).items() if pixels is not None}
-        if unknown := self.faults.keys() - _FAULTS.keys():
+        if unknown := self.faults.keys() - set(_FAULTS):
             raise UserError(f"model.faults: there is no {sorted(unknown)}; possible: {', '.join(_FAULTS)}.")
 
     def open(
@@ -95,7 +74,7 @@ class FakeModel:
         return FakeSession(self, device, precision, random.Random(seed))
 
 
-class FakeSession:
+class FakeSession(Session):
     """Operations of known cost."""
 
     num_classes: int | None = 10
@@ -111,29 +90,8 @@ class FakeSession:
         pixels = batch_size * height * width
         for fault, most in self._model.faults.items():
             if pixels > most:
-                _FAULTS[fault](self._device, f"scripted: {pixels} pixels are more than {most}")
+                _act_out(fault, self._device, f"scripted: {pixels} pixels are more than {most}")
         return Batch(inputs=pixels, targets=None)
-
-    def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
-        """See `Session`; there are none."""
-        return None
-
-    def place(self, batch: Batch) -> Batch:
-        """See `Session`; there is nothing to copy."""
-        return batch
-
-    @contextmanager
-    def inferring(self) -> Iterator[None]:
-        """See `Session`; there is no state."""
-        yield
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """See `Session`; there is no state."""
-        yield
-
-    def reset(self) -> None:
-        """See `Session`; there is no state."""
 
     def forward(self, inputs: Any) -> Any:
         """The scripted work."""
@@ -143,13 +101,6 @@ class FakeSession:
         if self._model.waits:
             self._device.synchronize()
         return inputs
-
-    def learn(self, batch: Batch) -> Any:
-        return self.forward(batch.inputs)
-
-    def first_forward(self, batch: Batch) -> Any:
-        """See `Session`; `random_batch` has refused unsupported sizes."""
-        return self.forward(batch.inputs)
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """1 % of a forward pass."""
@@ -168,28 +119,13 @@ class FakeSession:
         self._device.synchronize()
         return float(value)
 
-    def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
-        """See `Session`; there are no predictions."""
-        return 0, 0
-
-    def work(self, inputs: Any, *, training: bool) -> None:
-        """See `Session`; the work is unknown."""
-
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         if self._device.waits_inside(call):
             raise Waits
         return self._device.capture(call)
 
-    def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
-        """See `Session`; there is nothing to copy."""
-        return batch
-
     def facts(self) -> dict[str, Any]:
         return {"model_class": type(self._model).__name__}
-
-    def doubts(self) -> list[Diagnostic]:
-        """See `Session`; the device has its own."""
-        return []
 
     def _work(self, pixels: int, share: float, more_seconds: float = 0.0) -> None:
         model = self._model

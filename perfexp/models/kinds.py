@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -21,8 +21,8 @@ CLASSIFIER_AUXILIARY_WEIGHT = 0.3
 SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
 
-class Kind(Protocol):
-    """Inputs, targets and loss of a model.
+class Kind:
+    """Inputs, targets and loss of a model; the defaults are for one image per sample.
 
     Attributes:
         num_classes: number of classes that the model distinguishes, or None if unknown.
@@ -30,48 +30,44 @@ class Kind(Protocol):
     """
 
     name: str
-    num_classes: int | None
     target_dims: int | None
+
+    def __init__(self, num_classes: int | None) -> None:
+        self.num_classes = num_classes
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
         """Shape of one sample, without the batch, from height and width in pixels."""
+        return (3, *input_size)
+
+    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
+        """Number of classes, and shape of a batch of targets; None without targets."""
+        raise NotImplementedError
 
     def random_targets(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> torch.Tensor | None:
-        """Class indices for `loss`, on the host, for height and width in pixels; None where there are none."""
+        """Class indices for `loss`, on the host, (batch,) or (batch, height, width); None where there are none."""
+        labels = self.labels(input_size, batch_size)
+        return None if labels is None else torch.randint(*labels, generator=generator)
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""
-
-
-class Classification:
-    """One class per image."""
-
-    name = "classification"
-    target_dims: int | None = 1
-
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes: int | None = num_classes
-        self._classes = num_classes
-
-    def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
-        """(3, height, width)."""
-        return (3, *input_size)
-
-    def random_targets(
-        self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
-    ) -> torch.Tensor | None:
-        """(batch,)."""
-        return torch.randint(self._classes, (batch_size,), generator=generator)
-
-    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Cross-entropy."""
         return weighted_cross_entropy(outputs, targets)
 
 
+class Classification(Kind):
+    """One class per image."""
+
+    name = "classification"
+    target_dims = 1
+    num_classes: int
+
+    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]]:
+        return self.num_classes, (batch_size,)
+
+
 class VideoClassification(Classification):
-    """One class per clip of a number of frames."""
+    """One class per clip of a number of frames; a sample is (3, frames, height, width)."""
 
     name = "video classification"
 
@@ -80,7 +76,6 @@ class VideoClassification(Classification):
         self._frames = frames
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
-        """(3, frames, height, width)."""
         return (3, self._frames, *input_size)
 
 
@@ -88,59 +83,41 @@ class Segmentation(Classification):
     """One class per pixel of an image."""
 
     name = "segmentation"
-    target_dims: int | None = 3
+    target_dims = 3
 
-    def random_targets(
-        self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
-    ) -> torch.Tensor | None:
-        """(batch, height, width)."""
-        return torch.randint(self._classes, (batch_size, *input_size), generator=generator)
+    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]]:
+        return self.num_classes, (batch_size, *input_size)
 
 
-class ByOutput:
+class ByOutput(Kind):
     """Kind by the outputs' shape: (batch, classes) is classification, (batch, classes, h, w) segmentation.
 
-    The shape comes from a trial on fake tensors, so that nothing runs on the device before the first call.
-
-    Args:
-        sample_shape: maps an input size to the shape of one sample.
+    The shape comes from a trial on fake tensors, so that nothing runs on the device before the first call. The module
+    may have a method `sample_shape`, a method `loss` and an attribute `num_classes`, which replace the defaults.
     """
 
     name = "by output shape"
-    target_dims: int | None = None
+    target_dims = None
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *,
-        sample_shape: Callable[[tuple[int, int]], tuple[int, ...]],
-        loss: Callable[[Any, Any], torch.Tensor] | None,
-        num_classes: int | None,
-    ) -> None:
-        self.num_classes = num_classes
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(getattr(module, "num_classes", None))
         self._module = module
-        self._sample_shape = sample_shape
-        self._loss = loss or weighted_cross_entropy
+        self._sample_shape = getattr(module, "sample_shape", super().sample_shape)
+        self._loss = getattr(module, "loss", None) or super().loss
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
         return tuple(self._sample_shape(input_size))
 
-    def random_targets(
-        self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
-    ) -> torch.Tensor | None:
-        """(batch,) or (batch, h, w) at the outputs' size; None for outputs of other shapes."""
-        shape = (batch_size, *self.sample_shape(input_size))
+    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
         like = next(self._module.parameters(), torch.empty(0))
         try:
+            shape = (batch_size, *self.sample_shape(input_size))
             outputs = main_output(trial_outputs(self._module, shape, like.dtype, like.device))
         except (Inconclusive, UserError, *MODULE_ERRORS):
             return None  # the first forward pass raises the error, if any
-        if outputs.ndim not in (2, 4):
-            return None
-        return torch.randint(outputs.shape[1], (batch_size, *outputs.shape[2:]), generator=generator)
+        return (outputs.shape[1], (batch_size, *outputs.shape[2:])) if outputs.ndim in (2, 4) else None
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """The module's own loss, or cross-entropy."""
         return self._loss(outputs, targets)
 
 

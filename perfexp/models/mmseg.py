@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,9 +18,12 @@ from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
 from perfexp.models.parallel import is_shared
 from perfexp.models.session import TorchSession, begin_momentum
-from perfexp.models.weights import find_weights, load_weights, read_weights
+from perfexp.models.weights import find_weights, load_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
+
+#: Settings of mmengine's optimizer wrapper that perfexp decides.
+_SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 
 
 class Mmseg:
@@ -49,15 +52,13 @@ class Mmseg:
         optimizer: str = "own",
         options: dict[str, Any] | None = None,
     ) -> None:
-        for setting, value, choices in (
-            ("output", output, ("raw", "predict")),
-            ("optimizer", optimizer, ("own", "mode")),
-        ):
-            if value not in choices:
-                raise UserError(f"model.{setting}={value}: {' or '.join(choices)}.")
+        if output not in ("raw", "predict"):
+            raise UserError(f"model.output={output}: raw or predict.")
+        if optimizer not in ("own", "mode"):
+            raise UserError(f"model.optimizer={optimizer}: own or mode.")
         self.name = name
         self._config, self._options = config, dict(options or {})
-        self._weights, self._weights_dir = weights, None if weights_dir is None else Path(weights_dir)
+        self._weights, self._weights_dir = weights, weights_dir
         self._num_classes, self._output, self._optimizer = num_classes, output, optimizer
 
     def open(
@@ -74,10 +75,16 @@ class Mmseg:
         alone = not shared and without_sync_batch_norm(config.model)
         torch.manual_seed(seed)
         module = build(config.model, self._config)
-        file = None
-        if self._weights is not None or self._weights_dir is not None:
-            file = find_weights(self.name, self._weights, self._weights_dir)
-            load_weights(module, read_weights(file), file)
+        if (file := find_weights(self.name, self._weights, self._weights_dir)) is not None:
+            load_weights(module, file)
+        facts = {
+            "weights": str(file or f"random, seed {seed}"),
+            "config": source,
+            "mmsegmentation": version(),
+            "output": self._output,
+        }
+        if alone:
+            facts["sync_batch_norm"] = "as batch norm: it needs several CUDA devices"
         return MmsegSession(
             module,
             config=config,
@@ -88,25 +95,13 @@ class Mmseg:
             device=device,
             precision=precision,
             execution=execution,
-            facts={
-                "weights": str(file or f"random, seed {seed}"),
-                "config": source,
-                "mmsegmentation": version(),
-                "output": self._output,
-                **({"sync_batch_norm": "as batch norm: it needs several CUDA devices"} if alone else {}),
-            },
-            doubts=[],
+            facts=facts,
         )
 
 
 @dataclass
-class Pictures:
-    """Images of a batch from a pipeline of mmsegmentation, on the host.
-
-    Attributes:
-        size: height and width of the batch, to which smaller ones are padded in training.
-        training: whether they are from the training pipeline.
-    """
+class HostImages:
+    """Images of a pipeline of mmsegmentation, on the host; in training, smaller ones are padded to the size."""
 
     tensors: list[torch.Tensor]
     size: tuple[int, int]
@@ -115,29 +110,28 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def pin_memory(self) -> Pictures:
+    def pin_memory(self) -> HostImages:
         """The same in pinned memory; torch's DataLoader calls it."""
         return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule."""
+    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule.
+
+    Attributes:
+        config: the mmengine configuration, which has the pipelines of the data.
+    """
 
     def __init__(
         self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any
     ) -> None:
         super().__init__(module, **session)
-        self._config, self._output, self._own_optimizer = config, output, own_optimizer
+        self.config, self._output, self._own_optimizer = config, output, own_optimizer
         self._preprocessor: Any = None
-
-    @property
-    def config(self) -> Any:
-        """The mmengine configuration, which has the pipelines of the data."""
-        return self._config
 
     def place(self, batch: Batch) -> Batch:
         """See `Session`. Images of a pipeline go through the configuration's data_preprocessor, on the device."""
-        if isinstance(batch.inputs, Pictures):
+        if isinstance(batch.inputs, HostImages):
             batch = Batch(inputs=self._preprocessed(batch.inputs), targets=batch.targets)
         return super().place(batch)
 
@@ -154,8 +148,7 @@ class MmsegSession(TorchSession):
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""
-        chosen = settings.broadcast_buffers
-        return super().share(replace(settings, broadcast_buffers=bool(chosen)))
+        return super().share(replace(settings, broadcast_buffers=bool(settings.broadcast_buffers)))
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """See `Session`. The sum of the losses, as in mmengine."""
@@ -177,20 +170,11 @@ class MmsegSession(TorchSession):
         if not self._own_optimizer:
             return super().optimizer(settings)
         wrapper, schedules = self._own_training()
-        self._optimizer = optimizer = wrapper.optimizer
-        self._scaler = scaler = self._new_scaler()
 
-        def update() -> None:
-            if wrapper.clip_grad_kwargs:
-                scaler.unscale_(optimizer)
-                wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            for schedule in schedules:
-                schedule.step()
+        def clip() -> None:
+            wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
 
-        return update
+        return self._updates(wrapper.optimizer, clip if wrapper.clip_grad_kwargs else None, schedules)
 
     @contextmanager
     def without_waits(self) -> Iterator[str]:
@@ -204,15 +188,14 @@ class MmsegSession(TorchSession):
         return replace(work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__))
 
     def facts(self) -> dict[str, Any]:
-        if not (self._own_optimizer and "optim_wrapper" in self._config):
+        if not (self._own_optimizer and "optim_wrapper" in self.config):
             return super().facts()
-        stepped, left_out = self._schedules()
-        own = {
-            "optimizer": str(self._config.optim_wrapper.optimizer.type),
-            "schedule": [str(schedule["type"]) for schedule in stepped],
-            **({"schedule_left_out": [f"{schedule['type']} by epochs" for schedule in left_out]} if left_out else {}),
-        }
-        return {**super().facts(), **own}
+        stepped, by_epochs = self._schedules()
+        facts = {**super().facts(), "optimizer": str(self.config.optim_wrapper.optimizer.type)}
+        facts["schedule"] = [str(schedule["type"]) for schedule in stepped]
+        if by_epochs:
+            facts["schedule_left_out"] = [f"{schedule['type']} by epochs" for schedule in by_epochs]
+        return facts
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
         if not training:
@@ -221,53 +204,50 @@ class MmsegSession(TorchSession):
         assert targets is not None
         return {"data_samples": _samples(inputs, targets.to(inputs.device)), "mode": "loss"}
 
-    def _preprocessed(self, pictures: Pictures) -> torch.Tensor:
+    def _preprocessed(self, images: HostImages) -> torch.Tensor:
         """Float32 (batch, 3, height, width): channels in order, normalized, padded to the size and stacked."""
         from mmengine.registry import DefaultScope
         from mmseg.registry import MODELS
         from mmseg.structures import SegDataSample
 
         if self._preprocessor is None:  # not the module's own, which has the data type of its weights
-            described = self._config.model.get("data_preprocessor") or {"type": "SegDataPreProcessor"}
+            described = self.config.model.get("data_preprocessor") or {"type": "SegDataPreProcessor"}
             with DefaultScope.overwrite_default_scope("mmseg"):
                 self._preprocessor = MODELS.build(described).to(self.device.identifier)
             self._preprocessor.size_divisor = self._preprocessor.test_cfg = None
-        self._preprocessor.size = pictures.size
+        self._preprocessor.size = images.size
         overlapped = self.device.kind == "cuda"
-        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in pictures.tensors]
+        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in images.tensors]
         samples = [SegDataSample() for _ in inputs]
-        data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=pictures.training)
+        data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=images.training)
         if not isinstance(data["inputs"], torch.Tensor):
             raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack images.")
         return data["inputs"]
 
     def _schedules(self) -> tuple[list[Any], list[Any]]:
         """Schedules of the configuration that advance by steps, and those by epochs, which endless data lacks."""
-        configured = self._config.get("param_scheduler") or []
+        configured = self.config.get("param_scheduler") or []
         schedules = [configured] if isinstance(configured, Mapping) else list(configured)
         stepped = [schedule for schedule in schedules if not schedule.get("by_epoch", True)]
         return stepped, [schedule for schedule in schedules if schedule not in stepped]
 
     def _own_training(self) -> tuple[Any, list[Any]]:
-        """The optimizer in mmengine's wrapper, and its schedules; perfexp sets precision and accumulation."""
+        """The optimizer in mmengine's wrapper, and its schedules."""
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
 
-        settings = self._config.get("optim_wrapper")
+        settings = self.config.get("optim_wrapper")
         if settings is None:
             raise UserError("This configuration has no optim_wrapper to train by; set model.optimizer=mode.")
         described = {**settings, "type": "OptimWrapper", "optimizer": {**settings["optimizer"]}}
-        for taken in ("accumulative_counts", "loss_scale", "dtype"):
-            described.pop(taken, None)
+        described = {key: value for key, value in described.items() if key not in _SET_BY_PERFEXP}
         if self._fuses(described["optimizer"]):
             described["optimizer"]["fused"] = True
         with DefaultScope.overwrite_default_scope("mmseg"):
             try:
                 wrapper = build_optim_wrapper(self.module, described)
-                schedules = [
-                    PARAM_SCHEDULERS.build(dict(item), default_args={"optimizer": wrapper})
-                    for item in self._schedules()[0]
-                ]
+                default = {"optimizer": wrapper}
+                schedules = [PARAM_SCHEDULERS.build(dict(item), default_args=default) for item in self._schedules()[0]]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(
                     f"The configuration's optimizer can't be built: {error}. Set model.optimizer=mode for the mode's."
@@ -287,14 +267,16 @@ class _ScoresSum(torch.nn.Module):
 @contextmanager
 def _without_losses(module: torch.nn.Module) -> Iterator[None]:
     """While entered, heads return the sum of their scores, since losses may depend on the labels' values."""
-    heads, total = [head for head in module.modules() if hasattr(head, "loss_by_feat")], _ScoresSum()
-    for head in heads:
-        vars(head)["loss_by_feat"] = lambda scores, *_, **__: {"loss": total(scores)}
-    try:
+    total = _ScoresSum()
+
+    def sum_of(scores: Any, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+        return {"loss": total(scores)}
+
+    with ExitStack() as stack:
+        for head in module.modules():
+            if hasattr(head, "loss_by_feat"):
+                stack.enter_context(patch.object(head, "loss_by_feat", sum_of))
         yield
-    finally:
-        for head in heads:
-            del vars(head)["loss_by_feat"]
 
 
 def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[Any]:

@@ -155,11 +155,10 @@ def set_classes(model: Any, classes: int) -> None:
 
 def without_sync_batch_norm(model: Any) -> bool:
     """Replace synchronized batch norms, which need several GPUs, in a model node; returns whether there were any."""
-    is_replaced = False
-    for node in _nodes(model):
-        if node.get("type") == "SyncBN":
-            node["type"], is_replaced = "BN", True
-    return is_replaced
+    replaced = [node for node in _nodes(model) if node.get("type") == "SyncBN"]
+    for node in replaced:
+        node["type"] = "BN"
+    return bool(replaced)
 
 
 def version() -> str:

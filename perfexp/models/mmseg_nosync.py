@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -25,27 +26,20 @@ def masks() -> Iterator[None]:
         "_expand_onehot_labels": cross_entropy_loss._expand_onehot_labels,
     }
     others = {"accuracy": _accuracy_or(losses.accuracy), "_expand_onehot_labels": _one_hot}
-    # each loaded module has its own reference
-    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("mmseg.models")]
-    taken = [(names, name) for names in modules for name in usual if names.get(name) is usual[name]]
-    for names, name in taken:
-        names[name] = others[name]
-    try:
+    modules = [module for name, module in sys.modules.items() if name.startswith("mmseg.models")]
+    with ExitStack() as stack:
+        for module in modules:  # each has its own reference
+            for name in usual:
+                if vars(module).get(name) is usual[name]:
+                    stack.enter_context(patch.object(module, name, others[name]))
         yield
-    finally:
-        for names, name in taken:
-            names[name] = usual[name]
 
 
 def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
     """Mmsegmentation's accuracy with its heads' arguments; other calls use the original."""
 
     def accuracy(
-        pred: torch.Tensor,
-        target: torch.Tensor,
-        topk: Any = 1,
-        thresh: float | None = None,
-        ignore_index: int | None = None,
+        pred: torch.Tensor, target: torch.Tensor, topk: Any = 1, thresh: Any = None, ignore_index: int | None = None
     ) -> Any:
         """The share of correct labelled pixels, percent, shape (1,)."""
         if topk != 1 or thresh is not None or ignore_index is None or not len(pred):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -39,23 +39,13 @@ class ModuleModel:
             raise UserError(f"The data has {num_classes} classes, {self.name} has {classes}.")
         return TorchSession(
             module,
-            kind=ByOutput(
-                module,
-                sample_shape=getattr(module, "sample_shape", _image_shape),
-                loss=getattr(module, "loss", None),
-                num_classes=classes,
-            ),
+            kind=ByOutput(module),
             name=self.name,
             device=device,
             precision=precision,
             execution=execution,
             facts={"weights": "as the module has them"},
-            doubts=[],
         )
-
-
-def _image_shape(input_size: tuple[int, int]) -> tuple[int, ...]:
-    return (3, *input_size)
 
 
 def adapt(built: object, name: str) -> Model:
@@ -67,8 +57,7 @@ def adapt(built: object, name: str) -> Model:
     if isinstance(built, (torch.nn.Module, functools.partial)):
         return ModuleModel(built, name=name)
     if hasattr(built, "open"):
-        model: Any = built
-        return model  # type: ignore[no-any-return]
+        return cast(Model, built)
     raise UserError(
         f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
         "returns one, or a class with the method open of perfexp.models.Model."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -14,48 +14,27 @@ from perfexp.errors import UserError
 from perfexp.models import Ddp
 
 
-class Parallel:
-    """A module as all ranks train it.
+def shared_by_ranks(module: torch.nn.Module, settings: Ddp) -> tuple[DistributedDataParallel, dict[str, Any]]:
+    """A module as all ranks train it, and facts for the record.
 
     Raises:
         UserError: it has no parameters, or the settings do not fit.
     """
-
-    def __init__(self, module: torch.nn.Module, settings: Ddp) -> None:
-        options = {name: value for name, value in vars(settings).items() if value is not None}
-        try:
-            self.shared = DistributedDataParallel(module, **options)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise UserError(f"The model can't be trained by several ranks: {error}") from error
-        self._normalised = sum(isinstance(child, torch.nn.SyncBatchNorm) for child in module.modules())
-        self.settings = options
-
-    @contextmanager
-    def without_gradients(self) -> Iterator[None]:
-        """While entered, gradients are not exchanged; SyncBatchNorm still communicates."""
-        with self.shared.no_sync():
-            yield
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While entered, one rank can call the module itself, which sees no other ranks.
-
-        SyncBatchNorm, mmengine's functions and heads that share statistics all query `torch.distributed`.
-        """
-        before = dist.is_initialized
-        dist.is_initialized = _no_ranks
-        try:
-            yield
-        finally:
-            dist.is_initialized = before
-
-    def facts(self) -> dict[str, Any]:
-        """Facts for the record."""
-        return {"ddp": dict(self.settings), "sync_batch_norms": self._normalised}
+    options = {name: value for name, value in vars(settings).items() if value is not None}
+    try:
+        shared = DistributedDataParallel(module, **options)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(f"The model can't be trained by several ranks: {error}") from error
+    norms = sum(isinstance(child, torch.nn.SyncBatchNorm) for child in module.modules())
+    return shared, {"ddp": options, "sync_batch_norms": norms}
 
 
-def _no_ranks() -> bool:
-    return False
+def alone() -> AbstractContextManager[object]:
+    """While entered, one rank can call the module itself, which sees no other ranks.
+
+    SyncBatchNorm, mmengine's functions and heads that share statistics all query `torch.distributed`.
+    """
+    return patch.object(dist, "is_initialized", lambda: False)
 
 
 def is_shared() -> bool:

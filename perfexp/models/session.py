@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, Any
+from unittest.mock import patch
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from perfexp.devices import Device
 from perfexp.errors import PerfexpError, Unsupported, UserError, Waits, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Sharing
+from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, parallel
 from perfexp.models.kinds import Kind, correct
-from perfexp.models.parallel import Parallel
-from perfexp.models.precision import autocast, effective_precision
-from perfexp.models.torch_settings import apply_settings, torch_facts
+from perfexp.models.torch_settings import apply_settings, autocast, effective_precision, torch_facts
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
@@ -31,7 +31,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 _CALLS_BEFORE_CAPTURE = 3
 
 
-class TorchSession:
+class TorchSession(Session):
     """A module on a device.
 
     Args:
@@ -53,7 +53,7 @@ class TorchSession:
         precision: Precision,
         execution: Execution,
         facts: dict[str, Any],
-        doubts: list[Diagnostic],
+        doubts: Sequence[Diagnostic] = (),
     ) -> None:
         if device.identifier is None:
             raise UserError(f"{name} is a torch model, and torch does not know the device {device.name}.")
@@ -69,12 +69,12 @@ class TorchSession:
         self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
         if execution.channels_last:
             _make_channels_last(self.module)
-        self._run = self._single = self._compiled(self.module)
-        self._shared: Callable[..., Any] | None = None
+        # called in inference, in training, and by this rank alone
+        self._run = self._trained = self._single = self._compiled(self.module)
         self._scaler = self._new_scaler()
         self._optimizer: torch.optim.Optimizer | None = None
         self._untrained: IO[bytes] | None = None
-        self._parallel: Parallel | None = None
+        self._ranks: DistributedDataParallel | None = None
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """See `Session`. Inputs are normally distributed, as normalized images roughly are."""
@@ -112,25 +112,25 @@ class TorchSession:
             self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
             weakref.finalize(self, self._untrained.close)
             torch.save(self.module.state_dict(), self._untrained)
-        run = self._run if self._shared is None else self._shared  # the truth value of a compiled module is an error
-        with self._mode(training=True), torch.enable_grad(), self._running(run):
+        with self._mode(training=True), torch.enable_grad(), patch.object(self, "_run", self._trained):
             yield
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""
-        self._parallel = Parallel(self.module, settings)
-        self._shared = self._compiled(self._parallel.shared)
-        return self._parallel.facts()
+        self._ranks, facts = parallel.shared_by_ranks(self.module, settings)
+        self._trained = self._compiled(self._ranks)
+        return facts
 
     @contextmanager
     def sharing(self, what: Sharing) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._parallel is not None and what is Sharing.no_gradients:
-                stack.enter_context(self._parallel.without_gradients())
-            elif self._parallel is not None and what is Sharing.alone:
-                stack.enter_context(self._parallel.alone())
-                stack.enter_context(self._running(self._single))
+        if self._ranks is None or what is Sharing.all:
             yield
+        elif what is Sharing.no_gradients:
+            with self._ranks.no_sync():  # SyncBatchNorm still communicates
+                yield
+        else:
+            with parallel.alone(), patch.object(self, "_run", self._single):
+                yield
 
     def reset(self) -> None:
         if self._execution.compile:
@@ -144,9 +144,6 @@ class TorchSession:
     def forward(self, inputs: Any) -> Any:
         with self._autocast():
             return self._run(inputs)
-
-    def learn(self, batch: Batch) -> Any:
-        return self.forward(batch.inputs)
 
     def eager(self, inputs: Any) -> Any:
         """The model's outputs without the compiler."""
@@ -173,13 +170,24 @@ class TorchSession:
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
         """See `Session`; raises `UserError` for an unknown optimizer or setting, or without parameters to train."""
-        self._optimizer = optimizer = self._build_optimizer(**settings)
-        self._scaler = scaler = self._new_scaler()
+        return self._updates(self._build_optimizer(**settings))
+
+    def _updates(
+        self, optimizer: torch.optim.Optimizer, clip: Callable[[], object] | None = None, schedules: Sequence[Any] = ()
+    ) -> Callable[[], None]:
+        """A function that clips, applies and clears gradients, and advances schedules."""
+        self._optimizer, self._scaler = optimizer, self._new_scaler()
+        scaler = self._scaler
 
         def update() -> None:
+            if clip is not None:
+                scaler.unscale_(optimizer)
+                clip()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
+            for schedule in schedules:
+                schedule.step()
 
         return update
 
@@ -262,15 +270,6 @@ class TorchSession:
         # One graph per shape: a dynamic graph is slower, and depends on the order of the shapes.
         compiled: Callable[..., Any] = torch.compile(module, mode=self._execution.compile, dynamic=False)
         return compiled
-
-    @contextmanager
-    def _running(self, run: Callable[..., Any]) -> Iterator[None]:
-        """While entered, `run` computes the calls of the model."""
-        before, self._run = self._run, run
-        try:
-            yield
-        finally:
-            self._run = before
 
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self.precision, self.device)

@@ -1,17 +1,24 @@
-"""Apply and read back torch's process-wide settings."""
+"""Torch's process-wide settings and number formats: apply them, try them, read them back."""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.functional import conv2d, linear
 
-from perfexp.models import Execution
+from perfexp.devices import Device
+from perfexp.models import Execution, Precision
 from perfexp.models.torchvision_import import torchvision_facts
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+
+#: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
+_TF32_CAPABILITY = (8, 0)
 
 
 def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
@@ -30,18 +37,12 @@ def apply_settings(execution: Execution, *, tf32: bool) -> list[Diagnostic]:
     torch.use_deterministic_algorithms(execution.deterministic)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
-    return _set_interop_threads(execution.interop_threads)
-
-
-def _set_interop_threads(threads: int | None) -> list[Diagnostic]:
-    """Set the number once; torch accepts it only before its first parallel work."""
-    if threads is None or threads == torch.get_num_interop_threads():
-        return []
-    try:
-        torch.set_num_interop_threads(threads)
-    except RuntimeError:
-        actual = torch.get_num_interop_threads()
-        return [diagnostics.make("threads_unchanged", requested=threads, actual=actual)]
+    if execution.interop_threads not in (None, torch.get_num_interop_threads()):
+        try:
+            torch.set_num_interop_threads(execution.interop_threads)
+        except RuntimeError:  # torch accepts it only before its first parallel work
+            actual = torch.get_num_interop_threads()
+            return [diagnostics.make("threads_unchanged", requested=execution.interop_threads, actual=actual)]
     return []
 
 
@@ -50,11 +51,12 @@ def torch_facts() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
         matmul_tf32, cudnn_tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    backend = re.search(r"parallel backend:(.*)", torch.__config__.parallel_info())  # OpenMP, native thread pool
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "parallel_backend": _parallel_backend(),
+        "parallel_backend": backend[1].strip() if backend else "",
         "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
         "matmul_allow_tf32": matmul_tf32,
         "cudnn_allow_tf32": cudnn_tf32,
@@ -64,7 +66,49 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
-def _parallel_backend() -> str:
-    """The thread pool within an operation (`OpenMP`, `native thread pool`)."""
-    line = next((line for line in torch.__config__.parallel_info().splitlines() if "parallel backend" in line), "")
-    return line.partition(":")[2].strip()
+def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
+    """The requested precision if the device has it, otherwise fp32 and a diagnostic."""
+    missing = _why_no_tf32(device) if wanted.tf32 else _why_no_data_type(wanted, device)
+    if missing is None:
+        return wanted, []
+    return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)]
+
+
+def _why_no_tf32(device: Device) -> str | None:
+    """Why the device has no TF32, or None; torch accepts the flag everywhere, so that a trial proves nothing."""
+    if device.kind != "cuda" or torch.version.hip is not None:
+        return f"{device.name} has no TF32 that torch could use"
+    capability = torch.cuda.get_device_capability(device.identifier)
+    if capability < _TF32_CAPABILITY:
+        return f"{device.name} has compute capability {capability[0]}.{capability[1]}, TF32 begins with 8.0"
+    return None
+
+
+def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
+    """Why a small convolution and product, forward and backward, fail in the data type, or None."""
+    name = wanted.autocast or wanted.storage
+    if name == "float32":
+        return None
+    assert device.identifier is not None
+    storage = getattr(torch, wanted.storage)
+    kernel = torch.ones(4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True)
+    weight = torch.ones(2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True)
+    inputs = torch.ones(2, 3, 8, 8, device=device.identifier, dtype=storage)
+    try:
+        with autocast(wanted, device):
+            outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
+        torch.autograd.backward(outputs.float().sum())
+        device.synchronize()
+    except (RuntimeError, TypeError) as error:
+        message = str(error).splitlines()[0]
+        how = "autocast to" if wanted.autocast else "parameters of"
+        return f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
+    return None
+
+
+def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:
+    """A new autocast context of the precision; a null context without autocast."""
+    if precision.autocast is None:
+        return nullcontext()
+    assert device.identifier is not None
+    return torch.autocast(torch.device(device.identifier).type, dtype=getattr(torch, precision.autocast))

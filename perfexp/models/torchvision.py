@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from perfexp.models import Execution, Precision
 from perfexp.models.kinds import Classification, Kind, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.models.weights import find_weights, load_weights, read_weights
+from perfexp.models.weights import find_weights, load_weights
 from perfexp.records import diagnostics
-from perfexp.records.diagnostics import Diagnostic
 
-torchvision = import_torchvision()
+models = import_torchvision().models
 
 #: Why the models of a package can't be measured.
 _REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
@@ -53,20 +51,14 @@ class Torchvision:
         frames: int = 16,
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.name = name
-        self._weights = weights
-        self._weights_dir = None if weights_dir is None else Path(weights_dir)
-        self._num_classes = num_classes
-        self._frames = frames
-        self._kwargs = dict(kwargs or {})
+        self.name, self._weights, self._weights_dir = name, weights, weights_dir
+        self._num_classes, self._frames, self._kwargs = num_classes, frames, dict(kwargs or {})
 
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> TorchSession:
-        models = torchvision.models
-        package = self._package(models)
-        published = self._published_weights(models)
-        file = self._weights_file() if published is None else None
+        package, published = self._package(), self._published_weights()
+        file = find_weights(self.name, self._weights, self._weights_dir) if published is None else None
         own = len(published.meta["categories"]) if published is not None else num_classes
         classes = self._num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
         if num_classes is not None and num_classes > classes:
@@ -75,9 +67,11 @@ class Torchvision:
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
         torch.manual_seed(seed)
-        module = self._build(models, weights=published, num_classes=classes)
+        module = self._build(weights=published, num_classes=classes)
         if file is not None:
-            load_weights(module, read_weights(file), file)
+            load_weights(module, file)
+        plain = self.name.removeprefix("quantized_")
+        doubts = [diagnostics.make("not_quantized", model=self.name, plain=plain)] if package == "quantization" else []
         return TorchSession(
             module,
             kind=self._kind(package, classes),
@@ -86,10 +80,10 @@ class Torchvision:
             precision=precision,
             execution=execution,
             facts={"weights": str(published or file or f"random, seed {seed}")},
-            doubts=self._not_quantized() if package == "quantization" else [],
+            doubts=doubts,
         )
 
-    def _package(self, models: Any) -> str:
+    def _package(self) -> str:
         """The part of torchvision.models with the builder (`segmentation`, `resnet`, …)."""
         names = models.list_models()
         if self.name not in names:
@@ -101,7 +95,7 @@ class Torchvision:
             raise UserError(f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it.")
         return package
 
-    def _published_weights(self, models: Any) -> Any:
+    def _published_weights(self) -> Any:
         """The requested set of torchvision's weights, or None."""
         if self._weights is None:
             return None
@@ -109,20 +103,14 @@ class Torchvision:
         name = "DEFAULT" if self._weights in _RECOMMENDED else self._weights.rpartition(".")[2]
         return published[name] if name in published.__members__ else None
 
-    def _weights_file(self) -> Path | None:
-        if self._weights is None and self._weights_dir is None:
-            return None
-        return find_weights(self.name, self._weights, self._weights_dir)
-
-    def _build(self, models: Any, **settings: Any) -> torch.nn.Module:
+    def _build(self, **settings: Any) -> torch.nn.Module:
         builder = models.get_model_builder(self.name)
         if "weights_backbone" in inspect.signature(builder).parameters:
             settings["weights_backbone"] = None
         try:
             with warnings.catch_warnings():
-                # Old builders warn about a new default of random weights, torch about its end of quantization.
-                warnings.simplefilter("ignore", FutureWarning)
-                warnings.simplefilter("ignore", DeprecationWarning)
+                for kind in (FutureWarning, DeprecationWarning):  # a builder's new default, torch's end of quantization
+                    warnings.simplefilter("ignore", kind)
                 module = builder(progress=False, **settings, **self._kwargs)
         except OSError as error:
             raise UserError(
@@ -138,6 +126,3 @@ class Torchvision:
         if package == "video":
             return VideoClassification(classes, frames=self._frames)
         return Segmentation(classes) if package == "segmentation" else Classification(classes)
-
-    def _not_quantized(self) -> list[Diagnostic]:
-        return [diagnostics.make("not_quantized", model=self.name, plain=self.name.removeprefix("quantized_"))]

@@ -28,18 +28,20 @@ _SAFE_TORCH = Version("2.6")
 _SHOWN = 3
 
 
-def find_weights(model: str, weights: str | None, folder: Path | None) -> Path:
-    """The file of a model's weights.
+def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
+    """The file of a model's weights; None for random weights, where neither file nor folder is given.
 
     Args:
         model: name of the model, for a folder with files of many models.
         weights: name or path of the file; None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder.
-        folder: base of relative names; None is the current folder.
+        weights_dir: base of relative names; None is the current folder.
 
     Raises:
         UserError: there is no such file, or more than one; the message lists the candidates.
     """
-    folder = Path() if folder is None else folder.expanduser()
+    if weights is None and weights_dir is None:
+        return None
+    folder = Path(weights_dir or ".").expanduser()
     if not folder.is_dir():
         raise UserError(f"model.weights_dir is not a folder: {folder}. Name the folder of the weights.")
     candidates = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
@@ -57,15 +59,8 @@ def find_weights(model: str, weights: str | None, folder: Path | None) -> Path:
     raise UserError(f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip())
 
 
-def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors in a file by name, on the host, without running code from the file.
-
-    Args:
-        file: a state dict, or a checkpoint with one under `state_dict`, `model_state_dict` or `model`.
-
-    Raises:
-        UserError: it cannot be read, or holds no weights.
-    """
+def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors by name, on the host, of a file with a state dict, or with a checkpoint that has one."""
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
     try:
@@ -80,18 +75,21 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     for key in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    tensors = {_plain_name(name): value for name, value in _items(content) if isinstance(value, torch.Tensor)}
+    entries = content.items() if isinstance(content, dict) else ()
+    tensors = {_plain_name(str(name)): value for name, value in entries if isinstance(value, torch.Tensor)}
     if not tensors:
         raise UserError(f"{file} holds no tensors by name. Save a state dict: torch.save(model.state_dict(), FILE).")
     return tensors
 
 
-def load_weights(module: torch.nn.Module, tensors: dict[str, torch.Tensor], file: Path) -> None:
-    """Copy weights into a module after all names and shapes have been checked.
+def load_weights(module: torch.nn.Module, file: Path) -> None:
+    """Read weights from a file without running its code, and copy them after all names and shapes have been checked.
 
     Raises:
-        UserError: entries are missing, unexpected or of another shape; the module is unchanged.
+        UserError: the file cannot be read, or entries are missing, unexpected or of another shape; the module is
+            unchanged.
     """
+    tensors = _read_weights(file)
     own = module.state_dict()
     # BatchNorm's call counter has been saved since torch 0.4.1; older files, some of torchvision's too, lack it.
     missing = [name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")]
@@ -110,10 +108,6 @@ def load_weights(module: torch.nn.Module, tensors: dict[str, torch.Tensor], file
             "model.kwargs."
         )
     module.load_state_dict({**own, **tensors})
-
-
-def _items(content: object) -> list[tuple[str, object]]:
-    return [(str(name), value) for name, value in content.items()] if isinstance(content, dict) else []
 
 
 def _plain_name(name: str) -> str:

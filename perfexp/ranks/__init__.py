@@ -19,13 +19,7 @@ SETTLING_CALLS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which of the ranks a process is.
-
-    Attributes:
-        number: 0 for the rank that measures.
-        size: number of ranks.
-        folder: folder of their pipes.
-    """
+    """Which of the ranks a process is, and the folder of their pipes."""
 
     number: int
     size: int
@@ -42,11 +36,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """Back-to-back calls of one rank.
+    """Back-to-back calls of one rank, from the start of the first to the end of the last; both are one without calls.
 
     Attributes:
-        start_ns: start of the first call, by the clock that all processes of a host share.
-        end_ns: when the device finished the last call; equal to the start for a rank that made none.
+        start_ns: reading of the clock that all processes of a host share.
         error: why the first rank, computing alone, did not make all of them.
     """
 
@@ -56,11 +49,7 @@ class Burst:
 
 
 class ProcessGroup:
-    """All ranks, as the first one directs them while it measures; this class is the group of a single process.
-
-    Attributes:
-        size: number of ranks, this one included.
-    """
+    """All ranks, as the first one directs them while it measures; this class is the group of a single process."""
 
     size = 1
 
@@ -78,12 +67,7 @@ class ProcessGroup:
         return step
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        """Have all ranks make calls as fast as they can without messages; return one result per rank.
-
-        Args:
-            step: the joined step.
-            calls: calls per rank.
-            sharing: what the ranks share.
+        """Have all ranks make this many calls of a joined step, as fast as they can; return one result per rank.
 
         Raises:
             ValueError: there is only one rank.
@@ -100,11 +84,7 @@ class Shareable(Protocol):
     """A session that several ranks can train together."""
 
     def share(self, settings: Any) -> dict[str, Any]:
-        """Train together with all ranks from now on, each with its part of the batch; return the facts to record.
-
-        Args:
-            settings: `execution.ddp` of the configuration.
-        """
+        """Train together with all ranks from now on, by `execution.ddp`; return the facts to record."""
 
     def sharing(self, what: Sharing) -> AbstractContextManager[None]:
         """While entered, this rank shares no more than this."""

@@ -31,18 +31,13 @@ _LINGER_SECONDS = 10.0
 
 _CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
 
-
 #: Prepares a point in a rank that follows: gives its call, and the forward pass that comes before the first call.
 Point = Callable[[Key], AbstractContextManager[tuple[Step, Callable[[], object]]]]
 
 
 @dataclass(kw_only=True)
 class Member:
-    """What a rank makes its calls with.
-
-    Attributes:
-        number: number of this rank.
-    """
+    """What a rank makes its calls with."""
 
     session: Session
     device: Device
@@ -51,12 +46,12 @@ class Member:
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
         """See `ProcessGroup.burst`; all ranks have to call it."""
-        session, device = self.session, self.device
+        device = self.device
         works = sharing is not Sharing.alone or self.number == 0
         with ExitStack() as stack:
             stack.enter_context(undisturbed())
-            if isinstance(session, Shareable):
-                stack.enter_context(session.sharing(sharing))
+            if isinstance(self.session, Shareable):
+                stack.enter_context(self.session.sharing(sharing))
             device.synchronize()
             self.group.barrier()
             start, error = device.now_ns(), None
@@ -101,17 +96,12 @@ class Leader(ProcessGroup):
 
     def joined(self, step: Step) -> Step:
         self._plain = step
-        return replace(
-            step,
-            call=self._led(_CALL, step.call),
-            segments=tuple(
-                (name, self._led(_line("segment", index), part)) for index, (name, part) in enumerate(step.segments)
-            ),
-        )
+        segments = enumerate(step.segments)
+        led = tuple((name, self._led(_line("segment", index), part)) for index, (name, part) in segments)
+        return replace(step, call=self._led(_CALL, step.call), segments=led)
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        assert self._plain is not None
-        assert self._member is not None
+        assert self._plain is not None and self._member is not None
         self._send(_line("burst", {"calls": calls, "sharing": sharing.value}))
         return self._member.burst(self._plain, calls, sharing)
 

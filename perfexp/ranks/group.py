@@ -30,8 +30,6 @@ class TorchGroup:
     A rank ends by `os._exit` after a last barrier: tearing connections down one by one aborted the slower of two ranks.
 
     Args:
-        place: place of this process.
-        device: device of this process.
         threads: threads within an operation; None for this rank's share of those that torch would use.
     """
 

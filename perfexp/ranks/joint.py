@@ -32,12 +32,9 @@ _TOLERANCE = 0.05
 
 
 def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bool) -> None:
-    """Measure bursts of calls and add their series and figures to a point.
+    """Measure bursts of calls of a joined step and add their series and figures to a point.
 
     Args:
-        point: a point with its times.
-        step: the joined step.
-        group: all ranks.
         compares_alone: whether the first rank is also measured alone.
 
     Raises:
@@ -49,10 +46,8 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     seconds = step_by_step.value
     enough, most = (math.ceil(round(limit / seconds, 6)) for limit in (_BURST_SECONDS, _LONGEST_SECONDS))
     calls = max(enough, min(_CALLS, most))
-    kinds = [Sharing.all]
-    kinds += [Sharing.no_gradients] if step.trains else []
-    kinds += [Sharing.alone] if compares_alone else []
-    rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in kinds}
+    wanted = {Sharing.all: True, Sharing.no_gradients: step.trains, Sharing.alone: compares_alone}
+    rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in wanted if wanted[kind]}
     for number in range(_ROUNDS):
         for kind in list(rounds_of) if number % 2 else list(reversed(rounds_of)):
             bursts = group.burst(step, calls, kind)

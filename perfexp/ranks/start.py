@@ -37,7 +37,6 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
 
     Args:
         command: command of a rank, to which the folder of the pipes is added; the environment sets its number.
-        size: number of ranks.
         port: port of this host at which the ranks connect; None for a free one.
         emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
 
@@ -109,16 +108,11 @@ def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Events)
 
 
 class _Relay:
-    """Passes the ranks' events on, in a thread of its own.
-
-    Attributes:
-        exit_code: exit code of the first rank, if it reported why it could not go on.
-        rank_error: the first error that a rank which follows reported.
-    """
+    """Passes the ranks' events on, in a thread of its own."""
 
     def __init__(self, path: Path, emit: Events) -> None:
-        self.exit_code: int | None = None
-        self.rank_error: dict[str, Any] | None = None
+        self.exit_code: int | None = None  # of the first rank, if it reported why it could not go on
+        self.rank_error: dict[str, Any] | None = None  # the first that a rank which follows reported
         self._descriptor, self._emit = os.open(path, os.O_RDWR), emit  # its own writer: the pipe has no end of file
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -17,7 +17,6 @@ without torch. Conventions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -28,8 +27,6 @@ class Geometry:
     """A convolution of any number of dimensions, with its operator's arguments.
 
     Attributes:
-        in_channels: C.
-        out_channels: O.
         padding: zeros on each side in each direction, without those that `padding="same"` or another padding mode adds
             by a separate operator.
     """
@@ -108,24 +105,20 @@ class Work:
     backward: bool
     uncounted: tuple[str, ...]
 
-    def within(self, path: str) -> Iterator[Row]:
-        """Rows of a module ('' for the model itself) and its submodules."""
-        return (row for row in self.rows if not path or row.path == path or row.path.startswith(f"{path}."))
-
     @property
     def macs(self) -> int:
         """Multiply-accumulates of the forward pass."""
-        return self._sum(lambda row: row.macs)
+        return sum(row.macs for row in self.rows)
 
     @property
     def flops(self) -> int:
         """FLOPs of the forward pass."""
-        return self._sum(lambda row: row.flops)
+        return sum(row.flops for row in self.rows)
 
     @property
     def backward_flops(self) -> int | None:
         """FLOPs of the backward pass; None if it is not counted."""
-        return self._sum(lambda row: row.backward_flops or 0) if self.backward else None
+        return sum(row.backward_flops or 0 for row in self.rows) if self.backward else None
 
     @property
     def flops_model(self) -> int:
@@ -135,17 +128,9 @@ class Work:
     @property
     def bytes_min(self) -> int:
         """Least bytes that the rows of the forward pass read and write, each by itself."""
-        return self._sum(lambda row: row.bytes_min)
+        return sum(row.bytes_min for row in self.rows)
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of all rows' outputs, about the memory of activations for the backward pass."""
-        return self._sum(lambda row: row.activation_bytes)
-
-    @property
-    def parameters_read(self) -> int:
-        """Elements of the parameters that the call reads."""
-        return self._sum(lambda row: row.parameters)
-
-    def _sum(self, of: Callable[[Row], int]) -> int:
-        return sum(map(of, self.rows))
+        return sum(row.activation_bytes for row in self.rows)

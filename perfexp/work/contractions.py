@@ -112,34 +112,25 @@ def _trilinear(arguments: Arguments, _: Any) -> Contraction:
     return _single(prod(shape), *operands)
 
 
-def convolution_macs(inputs: Shape, weight: Shape, outputs: Shape, *, transposed: bool = False) -> int:
-    """Multiply-accumulates of a convolution: each output (transposed: each input) meets one filter of its group.
-
-    Args:
-        inputs: (N, C, …).
-        weight: (O, C / G, …); for a transposed convolution (C, O / G, …).
-        outputs: (N, O, …).
-    """
-    return prod(inputs if transposed else outputs) * prod(weight[1:])
+def _convolution_macs(arguments: Arguments, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
+    """Each output meets one filter (O, C / G, …) of its group; transposed, each input one of (C, O / G, …)."""
+    met = inputs if arguments.get("transposed", False) else outputs
+    return int(met.numel() * prod(arguments["weight"].shape[1:]))
 
 
 def _convolution(arguments: Arguments, outputs: Any) -> Contraction:
-    inputs, weight = arguments["input" if "input" in arguments else "self"], arguments["weight"]
+    inputs = arguments["input" if "input" in arguments else "self"]
     outputs = next(iter(outputs)) if isinstance(outputs, (tuple, list)) else outputs
-    transposed = bool(arguments.get("transposed", False))
-    macs = convolution_macs(inputs.shape, weight.shape, outputs.shape, transposed=transposed)
-    return _single(macs, inputs, weight)
+    return _single(_convolution_macs(arguments, inputs, outputs), inputs, arguments["weight"])
 
 
 def _gradients_of_convolution(arguments: Arguments, _: Any) -> Contraction:
     """One gradient, or those that the mask selects; each takes the MACs of the convolution."""
-    grad = arguments["grad" if "grad" in arguments else "grad_output"]
-    inputs, weight = arguments["input"], arguments["weight"]
-    transposed = bool(arguments.get("transposed", False))
-    macs = convolution_macs(inputs.shape, weight.shape, grad.shape, transposed=transposed)
+    grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
+    macs = _convolution_macs(arguments, inputs, grad)
     wanted = arguments.get("output_mask", (True, False))[:2]
-    operands = [pair for pair, asked in zip(((grad, weight), (grad, inputs)), wanted, strict=True) if asked]
-    return Contraction(products=tuple(Product(macs=macs, operands=((first,), (second,))) for first, second in operands))
+    others = [other for other, asked in zip((arguments["weight"], inputs), wanted, strict=True) if asked]
+    return Contraction(products=tuple(Product(macs=macs, operands=((grad,), (other,))) for other in others))
 
 
 def _attention(arguments: Arguments, _: Any) -> Contraction:
@@ -184,23 +175,23 @@ def _mkldnn_rnn(arguments: Arguments, _: Any) -> Contraction:
 
 #: Convolution operators of forward passes; perfexp's own computes forced algorithms.
 _CONVOLUTIONS = (
-    "aten::convolution",
-    "aten::_convolution",
-    "aten::convolution_overrideable",
-    "aten::cudnn_convolution",
-    "aten::miopen_convolution",
-    "aten::mkldnn_convolution",
-    "perfexp::convolution",
+    *("aten::convolution", "aten::_convolution", "aten::convolution_overrideable", "aten::cudnn_convolution"),
+    *("aten::miopen_convolution", "aten::mkldnn_convolution", "perfexp::convolution"),
+)
+_GRADIENTS = (
+    "aten::convolution_backward",
+    "perfexp::convolution_backward_data",
+    "perfexp::convolution_backward_filter",
+)
+#: Variants of aten::_scaled_dot_product_….
+_ATTENTIONS = (
+    *("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"),
+    *("fused_attention_overrideable", "attention_math_for_mps"),
 )
 _FORMULAS: dict[str, Formula] = {
-    "aten::mm": _matrices("self", "mat2"),
-    "aten::_int_mm": _matrices("self", "mat2"),
-    "aten::_scaled_mm": _matrices("self", "mat2"),
-    "aten::addmm": _matrices("mat1", "mat2"),
-    "aten::_addmm_activation": _matrices("mat1", "mat2"),
-    "aten::bmm": _matrices("self", "mat2"),
-    "aten::baddbmm": _matrices("batch1", "batch2"),
-    "aten::addbmm": _matrices("batch1", "batch2"),
+    **dict.fromkeys(("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm"), _matrices("self", "mat2")),
+    **dict.fromkeys(("aten::addmm", "aten::_addmm_activation"), _matrices("mat1", "mat2")),
+    **dict.fromkeys(("aten::baddbmm", "aten::addbmm"), _matrices("batch1", "batch2")),
     "aten::mv": _matrices("self", "vec"),
     "aten::addmv": _matrices("mat", "vec"),
     "aten::dot": _matrices("self", "tensor"),
@@ -208,15 +199,8 @@ _FORMULAS: dict[str, Formula] = {
     "aten::linear": _linear,
     "aten::_trilinear": _trilinear,
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
-    "aten::convolution_backward": _gradients_of_convolution,
-    "perfexp::convolution_backward_data": _gradients_of_convolution,
-    "perfexp::convolution_backward_filter": _gradients_of_convolution,
-    "aten::_scaled_dot_product_flash_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_efficient_attention": _attention,
-    "aten::_scaled_dot_product_cudnn_attention": _attention,
-    "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
-    "aten::_scaled_dot_product_attention_math_for_mps": _attention,
+    **dict.fromkeys(_GRADIENTS, _gradients_of_convolution),
+    **{f"aten::_scaled_dot_product_{variant}": _attention for variant in _ATTENTIONS},
     "aten::_cudnn_rnn": _cudnn_rnn,
     "aten::mkldnn_rnn_layer": _mkldnn_rnn,
 }

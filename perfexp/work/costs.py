@@ -84,7 +84,6 @@ _BATCH_NORMS: dict[str, bool | None] = {
     "_batch_norm_no_update": False,
 }
 _OTHER_NORMS = _names("native_layer_norm native_group_norm")
-_RMS_NORMS = _names("_fused_rms_norm")
 #: Operators that move, compare, look up or make numbers. Views are recognized by their storage.
 _FREE = _names(
     "_assert_async _assert_tensor_metadata _copy_from _index_put_impl _linalg_check_errors _reshape_alias "
@@ -148,6 +147,6 @@ def _norm(name: str, arguments: Mapping[str, Any], inputs: int) -> int | None:
         return inputs * (2 + affine + (4 if of_inputs else 0))
     if name in _OTHER_NORMS:
         return inputs * (6 + affine)
-    if name in _RMS_NORMS:  # square, sum; product with the reciprocal root, and with the weight
+    if name == "_fused_rms_norm":  # square, sum; product with the reciprocal root, and with the weight
         return inputs * (3 + affine // 2)
     return None

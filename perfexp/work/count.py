@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 
-from perfexp.work import Work
-from perfexp.work.dispatch_modes import recording
-from perfexp.work.graph import reached
+from perfexp.work import Row, Shape, Work
 from perfexp.work.kernel_calls import Kernel
 from perfexp.work.meta_tensors import inputs_for, same_random_numbers, with_stand_ins
 from perfexp.work.names import original_of
-from perfexp.work.rows import RowMaker
-from perfexp.work.tape import Call, Operation, Tape
-from perfexp.work.tensors import storage_of
+from perfexp.work.tape import Call, Operation, Tape, recording
+from perfexp.work.tensors import Region, distinct_bytes, storage_of, tensors_in
 from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
+
+#: perfexp's own functions, whose work is counted with their operator.
+_COUNTED = "perfexp."
+_WRAPPER = "torch::autograd::CopySlices"
 
 
 def count(
@@ -65,8 +67,8 @@ def count(
     except FAKE_TENSOR_LIMITS as error:
         raise Inconclusive(str(error)) from error
     assert tape.root is not None
-    nodes, foreign = reached(outputs) if backward else (None, [])
-    maker = RowMaker(parameters, own, nodes)
+    nodes, foreign = _reached(outputs) if backward else (None, [])
+    maker = _RowMaker(parameters, own, nodes)
     return Work(
         rows=tuple(maker.rows(tape.root)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -112,3 +114,88 @@ def _undisturbed() -> Iterator[None]:
             yield
     finally:
         torch.clear_autocast_cache()
+
+
+def _reached(outputs: Any) -> tuple[set[int], list[str]]:
+    """Numbers of the nodes behind a model's outputs, and names of those whose backward pass is a Python function."""
+    waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+    seen: set[torch.autograd.graph.Node] = set()
+    foreign: list[str] = []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction) and not type(node).__module__.startswith(_COUNTED):
+            foreign.append(node.name())
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    numbers = {node._sequence_nr() for node in seen}
+    # The next node hides and wraps a node that changes a view in place.
+    return numbers | {node._sequence_nr() - 1 for node in seen if node.name() == _WRAPPER}, foreign
+
+
+class _RowMaker:
+    """Makes rows of a recorded call.
+
+    Args:
+        reached: sequence numbers of the autograd nodes that a backward pass reaches; None without a backward pass.
+    """
+
+    def __init__(self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None) -> None:
+        self._unread, self._own, self._reached = dict(parameters), own, reached
+
+    def rows(self, call: Call) -> Iterator[Row]:
+        """Rows of a call, in order of execution."""
+        if call.whole and not any(isinstance(step, Call) for step in call.steps):
+            kernels = [kernel for step in call.steps if isinstance(step, Operation) for kernel in step.kernels]
+            yield self._row(call, None, call.kind, call, kernels)
+            return
+        number = 0
+        for step in call.steps:
+            if isinstance(step, Call):
+                yield from self.rows(step)
+            elif step.dispatched:
+                yield self._row(call, number, step.name, step, step.kernels)
+                number += 1
+
+    def _row(self, call: Call, operation: int | None, kind: str, step: Call | Operation, kernels: list[Kernel]) -> Row:
+        made = {storage_of(tensor) for tensor in tensors_in(step.returned)}
+        reads, written = _external_traffic(kernels, made)
+        fresh = set().union(*(kernel.fresh for kernel in kernels))
+        convolutions = [kernel.convolution for kernel in kernels if kernel.convolution is not None]
+        return Row(
+            path=call.path,
+            call=call.number,
+            operation=operation,
+            kind=kind,
+            macs=sum(kernel.macs for kernel in kernels),
+            flops=sum(kernel.flops for kernel in kernels),
+            input_gradient_flops=self._gradient(kernels, lambda kernel: kernel.input_gradient_flops),
+            weight_gradient_flops=self._gradient(kernels, lambda kernel: kernel.weight_gradient_flops),
+            bytes_min=distinct_bytes(reads) + distinct_bytes(written),
+            activation_bytes=distinct_bytes(region for region in written if region.storage in fresh),
+            parameters=sum(self._unread.pop(storage, 0) for storage in {region.storage for region in reads}),
+            inputs=self._shapes(step.given),
+            outputs=tuple(tuple(tensor.shape) for tensor in tensors_in(step.returned)),
+            convolution=convolutions[0] if len(convolutions) == 1 else None,
+        )
+
+    def _gradient(self, kernels: list[Kernel], of: Callable[[Kernel], int]) -> int | None:
+        if self._reached is None:
+            return None
+        return sum(of(kernel) for kernel in kernels if kernel.node in self._reached)
+
+    def _shapes(self, given: Any) -> tuple[Shape, ...]:
+        return tuple(tuple(tensor.shape) for tensor in tensors_in(given) if storage_of(tensor) not in self._own)
+
+
+def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
+    """Reads of memory that the row did not create, and writes to such memory or to what it returns."""
+    created: set[int] = set()
+    reads: list[Region] = []
+    written: list[Region] = []
+    for kernel in kernels:
+        reads += [region for region in kernel.reads if region.storage not in created]
+        created |= kernel.fresh
+        written += [region for region in kernel.writes if region.storage not in created or region.storage in returned]
+    return reads, written

@@ -28,12 +28,7 @@ _SHAPED_LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros", "new_
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Work and memory traffic of one operator.
-
-    Attributes:
-        input_gradient_flops: FLOPs of the input gradients, if the backward pass reaches the node.
-        weight_gradient_flops: FLOPs of the weight gradients, if the backward pass reaches the node.
-    """
+    """Work and memory traffic of one operator; the FLOPs of gradients count if the backward pass reaches the node."""
 
     operator: str
     macs: int
@@ -45,8 +40,8 @@ class Kernel:
     writes: tuple[Region, ...]
     fresh: frozenset[int]
     convolution: Geometry | None
-    known: bool
-    backward_known: bool
+    known: bool = True
+    backward_known: bool = True
 
 
 def kernel_of(
@@ -75,12 +70,12 @@ def kernel_of(
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
     input_storages = {storage_of(tensor) for tensor in inputs}
     new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
-    if not new and (not changed or torch.Tag.inplace_view in operator.tags):
-        return None if made else _unread(operator, arguments, outputs, node, inputs)
+    if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
+        return None
     reserves = name in _RESERVING
-    unread = {id(tensor) for tensor in changed} if name in _OVERWRITING or _is_out(operator) else set()
+    overwrites = name in _OVERWRITING or any(argument.is_out for argument in operator._schema.arguments)
+    unread = {id(tensor) for tensor in changed} if overwrites else set()
     reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
-    work = _work(operator, arguments, outputs, weights)
     return Kernel(
         operator=operator._schema.name,
         node=node,
@@ -88,18 +83,8 @@ def kernel_of(
         writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
         fresh=frozenset(storage_of(tensor) for tensor in new),
         convolution=geometry_of(operator._schema.name, arguments),
-        **work,
+        **_work(operator, arguments, outputs, weights),
     )
-
-
-def _unread(
-    operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any, node: int, given: list[torch.Tensor]
-) -> Kernel:
-    """An operator that returns no tensor, such as an assertion."""
-    return Kernel(
-        operator=operator._schema.name, node=node, reads=tuple(map(region_of, given)), writes=(), fresh=frozenset(),
-        convolution=None, **_work(operator, arguments, outputs, ()),
-    )  # fmt: skip
 
 
 def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,10 +93,6 @@ def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: M
     passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
     left_out = {argument.name: argument.default_value for argument in declared if argument.name not in passed}
     return passed | left_out
-
-
-def _is_out(operator: torch._ops.OpOverload) -> bool:
-    return any(argument.is_out for argument in operator._schema.arguments)
 
 
 def _work(
@@ -125,16 +106,16 @@ def _work(
     differentiable = torch.is_grad_enabled() and [
         tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad
     ]
-    work: dict[str, Any] = dict.fromkeys(("input_gradient_flops", "weight_gradient_flops", "macs", "flops"), 0)
+    work: dict[str, Any] = {"macs": 0, "flops": flops, "input_gradient_flops": 0, "weight_gradient_flops": 0}
     if flops is None:
         registered = _registered(operator, arguments, outputs)
         work["macs"], work["flops"] = (registered or 0) // 2, registered or 0
-        return {**work, "known": registered is not None, "backward_known": not differentiable}
-    if flops and differentiable and any(tensor.is_floating_point() for tensor in tensors_in(outputs)):
+        work["known"], work["backward_known"] = registered is not None, not differentiable
+    elif flops and differentiable and any(tensor.is_floating_point() for tensor in tensors_in(outputs)):
         of_weights = [storage_of(tensor) in weights for tensor in differentiable]
         work["weight_gradient_flops"] = flops if any(of_weights) else 0
         work["input_gradient_flops"] = flops if not all(of_weights) else 0
-    return {**work, "flops": flops, "known": True, "backward_known": True}
+    return work
 
 
 def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -> dict[str, Any]:
@@ -151,14 +132,9 @@ def _of_contraction(contraction: Contraction, weights: Collection[int] | None) -
                 of_inputs += 2 * product.macs
     if weights is not None and any(operand.requires_grad for operand in contraction.other_operands):
         of_inputs += contraction.other_flops
-    return {
-        "macs": macs,
-        "flops": 2 * macs + contraction.other_flops,
-        "input_gradient_flops": of_inputs,
-        "weight_gradient_flops": of_weights,
-        "known": True,
-        "backward_known": True,
-    }
+    flops = 2 * macs + contraction.other_flops
+    gradients = {"input_gradient_flops": of_inputs, "weight_gradient_flops": of_weights}
+    return {"macs": macs, "flops": flops, **gradients}
 
 
 def _registered(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -74,13 +74,6 @@ def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
     return None
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[object]:
     """Silence torch's log, which reports each failure on fake tensors as an error with its stack."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    return patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from perfexp import commands
-from perfexp.data.cityscapes_folder import PICTURES, SPLITS, Pair, find_pairs, inspect
+from perfexp.data.cityscapes_folder import IMAGES, SPLITS, Pair, find_pairs, inspect
 from perfexp.data.cityscapes_masks import VOID, read_mask
 from tests.data.streets import cut_off
 
@@ -48,7 +48,7 @@ def test_what_is_made_is_in_the_layout_and_says_that_it_is_no_truth(tmp_path: Pa
     assert about["photographs"] == [f"{number}.jpg" for number in range(6)]
     assert [len(find_pairs(made, split)) for split in SPLITS] == [3, 2]
     assert [inspect(pair) for pair in pairs(made)] == [None] * 5
-    with Image.open(pairs(made)[0].picture) as picture:
+    with Image.open(pairs(made)[0].image) as picture:
         assert (picture.size, picture.mode) == ((128, 64), "RGB")
 
 
@@ -163,33 +163,33 @@ def test_the_first_thing_that_is_missing_is_named(made: Path, capsys, lacking: s
 
 def test_what_is_wrong_with_files_is_told_file_by_file(made: Path, capsys) -> None:
     first, second, third = find_pairs(made, "train")
-    cut_off(first.picture)
+    cut_off(first.image)
     mask = read_mask(second.mask).copy()
     mask[0, :2] = 19, 200
     Image.fromarray(mask).save(second.mask)
     Image.new("L", (20, 10)).save(third.mask)
     lonely = find_pairs(made, "val")
     lonely[0].mask.unlink()
-    lonely[1].picture.unlink()
+    lonely[1].image.unlink()
     code, told = doctor(capsys, "--json", f"data.root={made}")
     answer = json.loads(told)
     failed = [finding["found"] for finding in answer["findings"] if finding["verdict"] == "fail"]
     assert (code, answer["works"]) == (1, False)
-    assert f"{first.picture} can't be read as a picture: image file is truncated" in failed[0]
+    assert f"{first.image} can't be read as a picture: image file is truncated" in failed[0]
     assert f"{second.mask} has labels that are not train ids: 19, 200" in failed[1]
     assert f"{third.mask} is 10 × 20, its picture 64 × 128" in failed[2]
-    assert f"1 without a mask, the first is {lonely[0].picture}" in failed[3]
+    assert f"1 without a mask, the first is {lonely[0].image}" in failed[3]
     assert any(f"have no picture, the first is {lonely[1].mask}" in each["found"] for each in answer["findings"])
 
 
 def test_no_more_pairs_are_read_than_are_asked_for(made: Path, capsys) -> None:
-    find_pairs(made, "train")[1].picture.write_text("no picture")
+    find_pairs(made, "train")[1].image.write_text("no picture")
     assert doctor(capsys, f"data.root={made}", "--pairs", "2")[0] == 0
     assert doctor(capsys, f"data.root={made}", "--pairs", "0")[0] == 1
 
 
 def test_a_split_without_pictures_fails(made: Path, capsys) -> None:
-    shutil.rmtree(made / PICTURES / "train" / "made")
+    shutil.rmtree(made / IMAGES / "train" / "made")
     code, told = doctor(capsys, f"data.root={made}")
     assert code == 1
     assert "0 pictures, 3 masks, 0 pairs" in told

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from perfexp.data.cityscapes_folder import mask_of, picture_of
+from perfexp.data.cityscapes_folder import image_of, mask_of
 
 SIZE = (32, 64)
 PER_SPLIT = {"train": 6, "val": 3}
@@ -20,7 +20,7 @@ def stem(index: int) -> str:
 def write_pair(root: Path, split: str, index: int, *, size: tuple[int, int] = SIZE, label_ids: bool = False) -> None:
     """Noise, and a mask with bands of all classes and void; as label ids if wanted."""
     random = np.random.default_rng([index, *size])
-    picture = picture_of(root, split, stem(index))
+    picture = image_of(root, split, stem(index))
     mask = mask_of(root, split, stem(index), label_ids=label_ids)
     for file in (picture, mask):
         file.parent.mkdir(parents=True, exist_ok=True)

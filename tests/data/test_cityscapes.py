@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes, Crops
-from perfexp.data.cityscapes_folder import MADE, Pair, contents, mask_of, picture_of, sample
+from perfexp.data.cityscapes_folder import MADE, Pair, contents, image_of, mask_of, sample
 from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS, VOID, read_mask, train_ids
-from perfexp.data.image_files import to_tensor
+from perfexp.data.loading import to_tensor
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Execution, Precision, Session
@@ -92,11 +92,11 @@ def test_every_number_that_is_no_label_id_is_told(label: int) -> None:
 
 def test_a_split_is_counted_and_what_has_no_partner_is_named(streets: Path) -> None:
     mask_of(streets, "train", stem(2)).unlink()
-    picture_of(streets, "train", stem(4)).unlink()
+    image_of(streets, "train", stem(4)).unlink()
     found = contents(streets, "train")
-    assert (found.pictures, found.masks, len(found.pairs)) == (5, 5, 4)
-    assert found.without_mask == [picture_of(streets, "train", stem(2))]
-    assert found.without_picture == [mask_of(streets, "train", stem(4))]
+    assert (found.images, found.masks, len(found.pairs)) == (5, 5, 4)
+    assert found.without_mask == [image_of(streets, "train", stem(2))]
+    assert found.without_image == [mask_of(streets, "train", stem(4))]
 
 
 def test_train_ids_go_before_label_ids_and_other_files_are_passed_over(streets: Path) -> None:
@@ -110,7 +110,7 @@ def test_train_ids_go_before_label_ids_and_other_files_are_passed_over(streets: 
 
 def test_a_sample_goes_from_the_first_to_the_last() -> None:
     pairs = [Pair(Path(str(number)), Path()) for number in range(10)]
-    assert [pair.picture.name for pair in sample(pairs, 4)] == ["0", "3", "6", "9"]
+    assert [pair.image.name for pair in sample(pairs, 4)] == ["0", "3", "6", "9"]
     assert sample(pairs, 0) == sample(pairs, 99) == pairs
     assert sample(pairs, 1) == pairs[:1]
 
@@ -148,7 +148,7 @@ def test_an_evaluation_shows_whole_pictures_in_order(streets: Path, session: Ses
         epoch = list(batches.epoch())
         again = batches.next()
     assert [len(batch.inputs) for batch in epoch] == [2, 1]
-    with Image.open(picture_of(streets, "val", stem(0))) as picture:
+    with Image.open(image_of(streets, "val", stem(0))) as picture:
         expected = to_tensor(picture.resize((32, 16), Image.Resampling.BILINEAR))
     torch.testing.assert_close(epoch[0].inputs[0], expected)
     torch.testing.assert_close(again.inputs, epoch[0].inputs)
@@ -176,7 +176,7 @@ def test_a_crop_cuts_picture_and_mask_alike(tmp_path: Path) -> None:
     """The mask's numbers are the picture's, so that they have to meet in each crop."""
     numbers = np.repeat(np.repeat(np.arange(16, dtype=np.uint8).reshape(2, 8), 8, 0), 8, 1)
     pair = Pair(tmp_path / "x_leftImg8bit.png", tmp_path / "x_gtFine_labelTrainIds.png")
-    Image.fromarray(np.stack([numbers * 16] * 3, axis=2)).save(pair.picture)
+    Image.fromarray(np.stack([numbers * 16] * 3, axis=2)).save(pair.image)
     Image.fromarray(numbers).save(pair.mask)
     torch.manual_seed(5)
     crops = Crops((16, 16), training=True, classes=19)
@@ -235,7 +235,7 @@ def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, w
         assert "Traceback" not in str(caught.value)
         return str(caught.value)
 
-    picture, mask = picture_of(streets, "val", stem(0)), mask_of(streets, "val", stem(0))
+    picture, mask = image_of(streets, "val", stem(0)), mask_of(streets, "val", stem(0))
     change_mask(mask, 77)
     assert f"{mask} has labels that are not train ids: 77" in told()
     Image.new("L", (10, 20)).save(mask)

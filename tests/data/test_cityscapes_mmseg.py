@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes
-from perfexp.data.cityscapes_folder import find_pairs, mask_of, picture_of
+from perfexp.data.cityscapes_folder import find_pairs, image_of, mask_of
 from perfexp.data.cityscapes_masks import CLASSES, VOID
 from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.models import Batch, Execution, Precision
-from perfexp.models.mmseg import Mmseg, MmsegSession, Pictures
+from perfexp.models.mmseg import HostImages, Mmseg, MmsegSession
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.records.record import Record, Status
 from tests.data.streets import change_mask, cut_off, stem, write_pair, write_streets
@@ -131,7 +131,7 @@ def test_masks_with_label_ids_become_train_ids(session: MmsegSession, tmp_path: 
 def test_the_mean_is_taken_out_exactly_in_whatever_precision_the_weights_are(streets: Path) -> None:
     low = opened("bf16")
     picture = torch.full((3, *SIZE), 124, dtype=torch.uint8)
-    placed = low.place(Batch(inputs=Pictures([picture], SIZE, True), targets=torch.zeros(1, *SIZE, dtype=torch.long)))
+    placed = low.place(Batch(inputs=HostImages([picture], SIZE, True), targets=torch.zeros(1, *SIZE, dtype=torch.long)))
     expected = (124 - torch.tensor([123.675, 116.28, 103.53])) / torch.tensor([58.395, 57.12, 57.375])
     assert placed.inputs.dtype is torch.bfloat16
     assert placed.inputs[0, :, 0, 0].tolist() == expected.to(torch.bfloat16).tolist()
@@ -163,8 +163,8 @@ def test_files_that_can_not_be_used_are_named(session: MmsegSession, tmp_path: P
     cut_off(pair.mask)
     with pytest.raises(UserError, match=rf"{pair.mask} can't be read as a mask"):
         pipeline(pair)
-    cut_off(pair.picture)
-    with pytest.raises(UserError, match=rf"{pair.picture} can't be read as a picture"):
+    cut_off(pair.image)
+    with pytest.raises(UserError, match=rf"{pair.image} can't be read as a picture"):
         pipeline(pair)
 
 
@@ -217,8 +217,8 @@ def test_pinning_keeps_the_pictures_together(monkeypatch: pytest.MonkeyPatch) ->
     from torch.utils.data._utils.pin_memory import pin_memory
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor + 1)
-    pinned, masks = pin_memory((Pictures([torch.zeros(3, 2, 2)], (2, 2), True), torch.zeros(1)))
-    assert (type(pinned), len(pinned), pinned.size) == (Pictures, 1, (2, 2))
+    pinned, masks = pin_memory((HostImages([torch.zeros(3, 2, 2)], (2, 2), True), torch.zeros(1)))
+    assert (type(pinned), len(pinned), pinned.size) == (HostImages, 1, (2, 2))
     assert float(pinned.tensors[0].sum() + masks.sum()) == 13
 
 
@@ -264,7 +264,7 @@ def test_what_is_wrong_with_a_mask_ends_the_run_before_the_loss(run: Any, tmp_pa
 @pytest.mark.slow
 def test_a_truncated_picture_is_named_by_the_run(run: Any, tmp_path: Path) -> None:
     root = write_streets(tmp_path / "wrong", size=SIZE)
-    cut_off(picture_of(root, "val", stem(0)))
+    cut_off(image_of(root, "val", stem(0)))
     code, printed, _ = run("model=fastscnn", f"data.root={root}", "data.workers=0", "mode=inference")
     assert code == 2
     assert "ulm_000000_000019_leftImg8bit.png can't be read as a picture" in printed

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from perfexp.data.image_files import centre_crop, to_tensor
-from perfexp.data.images import Images
+from perfexp.data.images import Images, centre_crop
+from perfexp.data.loading import to_tensor
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.models import Execution, Precision, Session

@@ -96,11 +96,11 @@ def test_the_schedule_of_the_configuration_goes_on_step_by_step() -> None:
 
 def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs_are_left_out() -> None:
     session = opened(FASTSCNN)
-    session._config.optim_wrapper.clip_grad = {"type": "value", "clip_value": 0.0}
-    session._config.param_scheduler = [{"type": "PolyLR", "by_epoch": True, "power": 0.9}]
+    session.config.optim_wrapper.clip_grad = {"type": "value", "clip_value": 0.0}
+    session.config.param_scheduler = [{"type": "PolyLR", "by_epoch": True, "power": 0.9}]
     assert session.facts()["schedule"] == []
     assert session.facts()["schedule_left_out"] == ["PolyLR by epochs"]
-    session._config.optim_wrapper.optimizer.weight_decay = 0.0
+    session.config.optim_wrapper.optimizer.weight_decay = 0.0
     batch = session.random_batch(SIZE, 2, seed=3)
     before = [parameter.clone() for parameter in session.module.parameters()]
     with session.training():
