@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from perfexp.errors import UserError
@@ -102,15 +101,11 @@ def recorded(table: Listing) -> tuple[Peaks, str]:
     for launch in table.launches:
         for name, value in recorded_peaks(launch).items():
             values[name].append(value)
-    medians = {name: sorted(several)[len(several) // 2] for name, several in values.items()}
-    compute = {name: value for name, value in medians.items() if name not in ("dram", "l2")}
-    peaks = Peaks(
-        flops_per_second=compute,
-        dram_bytes_per_second=medians.get("dram"),
-        l2_bytes_per_second=medians.get("l2"),
-        sources=("ncu's own, at its clocks",) if compute or "dram" in medians else (),
-    )
-    return peaks, next((launch.product for launch in table.launches if launch.product), "")
+    peaks = {name: median_high(several) for name, several in values.items()}
+    dram, l2 = peaks.pop("dram", None), peaks.pop("l2", None)
+    sources = ("ncu's own, at its clocks",) if peaks or dram else ()
+    own = Peaks(flops_per_second=peaks, dram_bytes_per_second=dram, l2_bytes_per_second=l2, sources=sources)
+    return own, next((launch.product for launch in table.launches if launch.product), "")
 
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
@@ -126,7 +121,6 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
     complete = [(launch, work, load) for launch, work, load in works if load]
     if not complete:
         raise UserError(f"{table.source}: no launch has its time, its FLOPs and its bytes. Is the file complete?")
-    total = together(load for *_, load in complete)
     kernels: defaultdict[str, list[Load]] = defaultdict(list)
     ranges: defaultdict[tuple[str, str], list[Load]] = defaultdict(list)
     for launch, _, load in complete:
@@ -135,57 +129,63 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
             ranges["/".join(launch.stack[: depth + 1]), THREAD].append(load)
         for span in dict.fromkeys(launch.spans):
             ranges[span, PROCESS].append(load)
-    by_time = sorted(
-        ((name, together(loads)) for name, loads in kernels.items()), key=lambda part: (-part[1].seconds, part[0])
-    )
+    sums = [(name, together(loads)) for name, loads in kernels.items()]
+    by_time = sorted(sums, key=lambda part: (-part[1].seconds, part[0]))
     labels = kernel_names.labels([name for name, _ in by_time])
-    rows = partial(_rows, peaks, total.seconds)
-    parts = rows("kernel", [(*part, label, "") for part, label in zip(by_time, labels, strict=True)])
-    part_of = {row.name: row for row in parts}
+    roofline = _roofline(
+        title,
+        peaks,
+        together(load for *_, load in complete),
+        [(name, label, "", load) for (name, load), label in zip(by_time, labels, strict=True)],
+        [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
+    )
+    part_of = {row.name: row for row in roofline.parts}
     launches = [
-        (launch.kernel, load, part_of[launch.kernel].label, "/".join((*launch.stack, *launch.spans)))
+        replace(
+            part_of[launch.kernel],
+            level="launch",
+            where="/".join((*launch.stack, *launch.spans)),
+            load=load,
+            shares=shares_of(load, peaks),
+            time_share=load.seconds / roofline.total.load.seconds,
+        )
         for launch, _, load in complete
     ]
-    numbers = [part_of[launch.kernel].number for launch, *_ in complete]
-    roofline = Roofline(
-        title=title,
-        peaks=peaks,
-        parts=parts,
-        launches=rows("launch", launches, numbers),
-        ranges=rows("range", [(path, together(loads), path, owner) for (path, owner), loads in ranges.items()]),
-        total=rows("total", [("total", total, "total", "")], [""])[0],
-    )
+    roofline = replace(roofline, launches=tuple(launches))
     used = [work for _, work, _ in complete]
     return replace(roofline, notes=(*table.notes, *caveats.of_counters(roofline, used, len(counted))))
 
 
-def _rows(
+def _roofline(
+    title: str,
     peaks: Peaks,
-    seconds: float,
-    level: str,
-    entries: Iterable[tuple[str, Load, str, str]],
-    numbers: Iterable[str] | None = None,
-) -> tuple[Row, ...]:
-    """Rows of a level.
+    total: Load,
+    parts: Iterable[tuple[str, str, str, Load]],
+    ranges: Iterable[tuple[str, str, Load]],
+    *,
+    is_analytic: bool = False,
+) -> Roofline:
+    """A roofline without launches and notes.
 
     Args:
-        seconds: duration of the total.
-        entries: name, load, label and place of each row.
-        numbers: numbers of the rows; by default ranks.
+        parts: name, label, place and load of each kernel or layer, the slowest first.
+        ranges: path, owner and load of each range.
     """
-    ranks = (f"R{rank}" if level == "range" else str(rank) for rank in itertools.count(1))
-    return tuple(
-        Row(
-            level=level,
-            name=name,
-            label=label,
-            load=load,
-            shares=shares_of(load, peaks),
-            time_share=load.seconds / seconds,
-            where=where,
-            number=number,
+
+    def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
+        share, shares = load.seconds / total.seconds, shares_of(load, peaks)
+        return Row(
+            level=level, name=name, label=label, where=where, load=load, shares=shares, time_share=share, number=number
         )
-        for (name, load, label, where), number in zip(entries, numbers or ranks, strict=False)
+
+    level = "layer" if is_analytic else "kernel"
+    return Roofline(
+        title=title,
+        peaks=peaks,
+        parts=tuple(row(level, *part, str(number)) for number, part in enumerate(parts, 1)),
+        ranges=tuple(row("range", path, path, *rest, f"R{number}") for number, (path, *rest) in enumerate(ranges, 1)),
+        total=row("total", "total", "total", "", total),
+        analytic=is_analytic,
     )
 
 
@@ -262,46 +262,36 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         product, device_kind = device_of(record)
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
-    total = _sum(lines, kind)
-    rows = partial(_rows, peaks, total.seconds)
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[_pass(line)].append(line)
-    layers = [
-        (_layer(line), _analytic([line["flops"]], [line["bytes_min"]], kind, _seconds(line)), label, _pass(line))
-        for line, label in zip(timed, kernel_names.numbered([_layer(line) for line in timed]), strict=True)
-    ]
-    roofline = Roofline(
-        title=title,
-        peaks=peaks,
-        parts=rows("layer", layers),
-        launches=(),
-        ranges=rows("range", [(name, _sum(own, kind), name, "pass") for name, own in passes.items()]),
-        total=rows("total", [("total", total, "total", "")], [""])[0],
-        analytic=True,
+    names = [_layer(line) for line in timed]
+    layers = zip(names, kernel_names.numbered(names), map(_pass, timed), timed, strict=True)
+    roofline = _roofline(
+        title,
+        peaks,
+        _analytic(lines, kind),
+        [(name, label, which, _analytic([line], kind)) for name, label, which, line in layers],
+        [(name, "pass", _analytic(own, kind)) for name, own in passes.items()],
+        is_analytic=True,
     )
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
 
 
-def _sum(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
-    """The work of several lines: those with known work cover the whole call, so the others add nothing.
+def _analytic(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
+    """The work of some lines: those with known work cover the whole call, so the others add nothing.
 
     Lines without time count too, since one operator may do the work of several. Only forward passes have known bytes.
     """
     timed = [line for line in lines if _seconds(line) > 0]
-    moved = [line["bytes_min"] for line in lines] if all(_pass(line) in _FORWARD for line in timed) else []
-    return _analytic([line["flops"] for line in lines], moved, kind, sum(map(_seconds, lines)), len(timed))
-
-
-def _analytic(
-    flops: Iterable[float | None], moved: Iterable[float | None], kind: str, seconds: float, launches: int = 1
-) -> Load:
-    known_flops, known_bytes = ([value for value in values if value is not None] for values in (flops, moved))
+    flops = [line["flops"] for line in lines if line["flops"] is not None]
+    moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
+    has_bytes = moved and all(_pass(line) in _FORWARD for line in timed)
     return Load(
-        seconds=seconds,
-        launches=launches,
-        flops={kind: float(sum(known_flops))} if known_flops else None,
-        dram_bytes=float(sum(known_bytes)) if known_bytes else None,
+        seconds=sum(map(_seconds, lines)),
+        launches=len(timed),
+        flops={kind: float(sum(flops))} if flops else None,
+        dram_bytes=float(sum(moved)) if has_bytes else None,
         flops_basis=Basis.analytic,
         bytes_basis=Basis.analytic,
     )

@@ -26,12 +26,7 @@ _MIN_FORWARD = 5
 
 
 def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterator[str]:
-    """The caveats of a file of ncu.
-
-    Args:
-        counted: work of each launch in the roofline.
-        launches: number of launches in the file.
-    """
+    """The caveats of a file of ncu with some launches, of which the complete ones were counted."""
     yield from _foreign(roofline)
     yield from _contradictions(roofline, counted)
     # ranges of the process include other threads, so they decide where there are any
@@ -67,11 +62,7 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
 
 
 def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Iterator[str]:
-    """The caveats of a record's layers.
-
-    Args:
-        diagnostics: warnings about the layers' times.
-    """
+    """The caveats of a record's layers, among them the diagnostics about their times."""
     yield from _foreign(roofline)
     yield from map(str, diagnostics)
     yield (
@@ -100,20 +91,16 @@ def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[
     `dram__throughput` is the utilization of the busiest part of the memory. A launch's bandwidth divided by it is a
     lower bound of the peak, so the largest of them is compared.
     """
-    stated = roofline.peaks.dram_bytes_per_second
-    implied = max(
-        (
-            work.dram_bytes / work.seconds / work.dram_share
-            for work in counted
-            if work.dram_bytes and work.seconds and work.dram_share and work.dram_share >= _BUSY
-        ),
-        default=None,
-    )
-    if stated and implied and abs(implied / stated - 1) > _CONTRADICTION:
+    stated, sources = roofline.peaks.dram_bytes_per_second, ", ".join(roofline.peaks.sources)
+    implied = [
+        work.dram_bytes / work.seconds / work.dram_share
+        for work in counted
+        if work.dram_bytes and work.seconds and work.dram_share and work.dram_share >= _BUSY
+    ]
+    if stated and implied and abs(max(implied) / stated - 1) > _CONTRADICTION:
         yield (
-            f"Warning: the memory ceiling ({pretty(stated, 'B/s')}, {', '.join(roofline.peaks.sources)}) contradicts "
-            f"the file: its bytes and percentages imply a peak of {pretty(implied, 'B/s')}. Is --gpu the device that "
-            "was profiled?"
+            f"Warning: the memory ceiling ({pretty(stated, 'B/s')}, {sources}) contradicts the file: its bytes and "
+            f"percentages imply a peak of {pretty(max(implied), 'B/s')}. Is --gpu the device that was profiled?"
         )
 
 
@@ -127,13 +114,10 @@ def _without_ceiling(roofline: Roofline) -> Iterator[str]:
 
 
 def missing_backward(launches: Mapping[str, int]) -> str | None:
-    """A warning about a training step without its backward pass, with the remedy; None where nothing looks missing.
+    """A warning about a training step without its backward pass, by the number of kernels in each range; None if fine.
 
     NVTX push/pop ranges belong to the thread that pushed them (NVIDIA, NVTX C API, "Push/Pop ranges"), and autograd
     launches the backward pass from a thread of its own for each device (PyTorch, "Autograd mechanics").
-
-    Args:
-        launches: number of kernels in each range, by its path.
     """
     if not any(_TRAINING.search(path) for path in launches):
         return None

@@ -44,10 +44,9 @@ _OF_PEAK = ".avg.pct_of_peak_sustained_elapsed"
 _SM = f"sm__throughput{_OF_PEAK}"
 _DRAM = (f"dram__throughput{_OF_PEAK}", f"gpu__dram_throughput{_OF_PEAK}")
 _L2_OF_PEAK = ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed", f"lts__t_bytes{_OF_PEAK}")
-_DRAM_BYTES, _L2_BYTES = "dram__bytes", "lts__t_bytes"
-#: Bytes read and written, as ncu names them on older and on newer chips (Blackwell).
-_DIRECTIONS = (("dram__bytes_read", "dram__bytes_write"), ("dram__bytes_op_read", "dram__bytes_op_write"))
-_MEMORY = (_DRAM_BYTES, _L2_BYTES, *(name for pair in _DIRECTIONS for name in pair))
+_L2_BYTES = "lts__t_bytes"
+#: Bytes, or those read and those written, as ncu names them on older and on newer chips (Blackwell).
+_DRAM_BYTES = (("dram__bytes",), *((f"dram__bytes{op}_read", f"dram__bytes{op}_write") for op in ("", "_op")))
 #: Peak per cycle, clock, and factor from the counter to FLOPs or bytes, by ceiling.
 _PEAKS = {
     "dram": ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second", 1),
@@ -56,16 +55,14 @@ _PEAKS = {
     "fp64_vector": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _SM_CLOCK, 2),
     "half": ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained", _SM_CLOCK, 4),
 }
-_INSTRUCTIONS = frozenset(
-    f"{unit}__{_OPERATION.format(name)}" for sizes in _CORES.values() for name in sizes for unit in ("sm", "smsp")
-)
-_FORMS = (".sum", ".sum.per_second", ".sum.per_cycle_elapsed")
-_NAMES = frozenset(
-    {*_SECONDS, _CYCLES, *_CLOCKS, _SM, *_DRAM, *_L2_OF_PEAK}
-    | {f"{name}{form}" for name in _MEMORY for form in _FORMS}
-    | {name for counter, clock, _ in _PEAKS.values() for name in (counter, clock)}
-)
 _DERIVED = re.compile(r"derived__smsp__sass_thread_inst_executed_op_(\w+)_pred_on_x(\d)")
+_CORE = r"(?:sm|smsp)__sass_thread_inst_executed_op_[fhd](?:add|mul|fma)_pred_on"
+_BYTES = rf"dram__bytes(?:(?:_op)?_(?:read|write))?|{_L2_BYTES}"
+_COUNTER = re.compile(
+    rf"(?:{_CORE}|{_BYTES}|{_TENSOR.pattern}|{_PIPE.pattern})\.sum(?:\.per_second|\.per_cycle_elapsed)?"
+)
+_NAMES = {_CYCLES, _SM, *_SECONDS, *_CLOCKS, *_DRAM, *_L2_OF_PEAK}
+_NAMES |= {name for *names, _ in _PEAKS.values() for name in names}
 
 #: Command that collects all counters of a hierarchical roofline, whether a chip's tensor cores count operations or not.
 COLLECT = (
@@ -82,11 +79,7 @@ _NOT_SINGLE = re.compile(r"half|bfloat|(?<![a-z])b?f16|[hi]?s?16816|1688|[hi]gem
 
 def wanted(name: str) -> bool:
     """Whether a roofline needs a metric of ncu."""
-    if name in _NAMES or _DERIVED.fullmatch(name):
-        return True
-    base, dot_sum, form = name.partition(".sum")
-    is_counter = base in _INSTRUCTIONS or _TENSOR.fullmatch(base) or _PIPE.fullmatch(base)
-    return bool(is_counter) and f"{dot_sum}{form}" in _FORMS
+    return name in _NAMES or bool(_COUNTER.fullmatch(name) or _DERIVED.fullmatch(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +88,6 @@ class Counted:
 
     Attributes:
         flops: FLOPs by data type (`fp32`, `half`, `tensor fp16`, …).
-        dram_bytes: bytes read and written.
         sm_share: `sm__throughput`, a fraction of peak.
         dram_share: `dram__throughput`, a fraction of peak.
         estimated: whether the size of a matrix instruction was assumed.
@@ -120,16 +112,15 @@ def count(launch: Launch) -> Counted:
     flops, lacking = _core_flops(counters)
     moves = _remove_moves(launch.kernel, flops)
     tensor, estimated, unsized = _tensor_flops(counters, launch.capability)
-    counted = {**flops, **tensor}
     return Counted(
         seconds=counters.seconds,
-        flops=counted or None,
+        flops={**flops, **tensor} or None,
         dram_bytes=_dram_bytes(counters),
         l2_bytes=counters.amount(_L2_BYTES),
         sm_share=launch.metrics.get(_SM),
         dram_share=counters.first(_DRAM),
         estimated=estimated,
-        lacking=(*(lacking if counted else ()), *unsized),
+        lacking=(*lacking, *unsized),
         moves=moves,
     )
 
@@ -180,13 +171,10 @@ class _Counters:
 
 
 def _dram_bytes(counters: _Counters) -> float | None:
-    total = counters.amount(_DRAM_BYTES)
-    if total is not None:
-        return total
-    for directions in _DIRECTIONS:
-        read, written = map(counters.amount, directions)
-        if read is not None and written is not None:
-            return read + written
+    for names in _DRAM_BYTES:
+        amounts = [amount for name in names if (amount := counters.amount(name)) is not None]
+        if len(amounts) == len(names):
+            return sum(amounts)
     return None
 
 
@@ -204,8 +192,7 @@ def _remove_moves(kernel: str, flops: dict[str, float]) -> float:
 
 def _core_flops(counters: _Counters) -> tuple[dict[str, float], list[str]]:
     """FLOPs of the CUDA cores by precision, and the missing counters of precisions that have some."""
-    flops: dict[str, float] = {}
-    lacking: list[str] = []
+    flops, lacking = dict[str, float](), list[str]()
     for precision, sizes in _CORES.items():
         amounts = {operation: _instructions(counters, operation) for operation in sizes}
         counted = [sizes[operation] * amount for operation, amount in amounts.items() if amount is not None]
@@ -249,8 +236,7 @@ def _without_overlap(counts: Mapping[str, float]) -> float:
     """Operations of one source type by counters that overlap: all, by destination, with and without sparsity."""
     if "" in counts:
         return counts[""]
+    destinations = {rest: rest.partition("_sparsity_")[0] for rest in counts}
     return sum(
-        value
-        for rest, value in counts.items()
-        if "_sparsity_" not in rest or rest.partition("_sparsity_")[0] not in counts
+        value for rest, value in counts.items() if destinations[rest] == rest or destinations[rest] not in counts
     )

@@ -43,7 +43,6 @@ class Peaks:
         flops_per_second: peaks by data type; `peak` alone where the user passed one figure for all.
         l2_bytes_per_second: bandwidth of the L2 cache, which data sheets do not give.
         measured: rates that the device reached in the run, by data type and for `dram`.
-        sources: origins of the figures.
         match: regular expression for names of devices with these peaks; None where the device is unknown.
         foreign: the measured device, where the peaks are those of another.
     """
@@ -57,11 +56,7 @@ class Peaks:
     foreign: str = ""
 
     def of(self, kind: str) -> tuple[str, float] | None:
-        """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown.
-
-        Args:
-            kind: `fp32`, `half`, `tensor fp16`, ….
-        """
+        """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown."""
         names = ("peak",) if "peak" in self.flops_per_second else _FALLBACKS.get(kind, (kind.removeprefix("tensor "),))
         return next(((name, self.flops_per_second[name]) for name in names if name in self.flops_per_second), None)
 
@@ -86,21 +81,13 @@ class Peaks:
         )
 
     def compared_with(self, product: str) -> Peaks:
-        """The same peaks, marked as foreign if they belong to another device than the measured one.
-
-        Args:
-            product: name of the measured device; empty where it is unknown.
-        """
+        """The same peaks, marked as foreign unless they belong to the measured device, or its name is empty."""
         is_own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
         return self if is_own else replace(self, foreign=product)
 
 
 def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
-    """Peaks from the command line.
-
-    Args:
-        compute_tflops: 10¹² FLOPs per second.
-        memory_gigabytes: 10⁹ bytes per second.
+    """Peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
 
     Raises:
         UserError: one is not above zero.
@@ -128,10 +115,7 @@ def of_sheet(facts: GpuFacts) -> Peaks:
 
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of the data sheet with a name.
-
-    Args:
-        name: `t4`, `h200`, ….
+    """Peaks of the data sheet with a name: `t4`, `h200`, ….
 
     Raises:
         UserError: there is none, or it has no peaks.
@@ -166,18 +150,12 @@ def device_of(record: Record) -> tuple[str, str]:
 
 
 def of_layers(record: Record, point: Point) -> Peaks:
-    """Peaks of the data sheet in a record's plan, and the rates that the device reached.
-
-    Args:
-        point: its layers.
-    """
+    """Peaks of the data sheet in a record's plan, and the rates that the device reached at a point with layers."""
     timed = next((one for one in record.points if one.key == timed_key(point.key) and not is_layers(one.key)), None)
     names = {data_type(point.key.precision): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
     metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
-    return replace(
-        of_plan(record.plan),
-        measured={kind: metric.value for kind, metric in metrics.items() if metric and metric.value},
-    )
+    measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
+    return replace(of_plan(record.plan), measured=measured)
 
 
 def from_measured(peaks: Peaks) -> Peaks:
