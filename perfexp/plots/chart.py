@@ -29,14 +29,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes over the common horizontal one.
-
-    Attributes:
-        title: title of the vertical axis, without its unit.
-        lines: lines in the panel.
-        unit: `seconds`, `bytes`, `joules` or `samples/s`.
-        curves: fitted models, behind the points.
-    """
+    """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit."""
 
     title: str
     lines: tuple[Line, ...]
@@ -55,13 +48,10 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Figures over a numeric axis.
+    """Panels over a numeric axis with that title.
 
     Attributes:
-        caption: words around it.
-        axis: title of the horizontal axis.
         ticks: measured positions with their labels.
-        panels: panels from top to bottom.
         gaps: positions of failures with their status.
     """
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
+from functools import partial
 from typing import Any
 
-from perfexp.plots.canvas import caption_of, plain
+from perfexp.plots.canvas import caption_of, plain, style
 from perfexp.plots.chart import Caption
-from perfexp.plots.drawing import (
-    Figure,
-    FigureCanvasAgg,
-    FuncFormatter,
-    Line2D,
-    LogLocator,
-    NullFormatter,
-    matplotlib,
-    withStroke,
-)
+from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.plots.roofline_ceilings import (
     COLORS,
     X_TITLE,
@@ -38,7 +28,7 @@ from perfexp.roofline.sentences import pretty
 from perfexp.summaries.subject import one_line
 
 _GREY, _USED, _UNUSED = "#5f5f5f", "#202020", "#9a9a9a"
-_HALO = [withStroke(linewidth=3, foreground="white")]
+_HALO = [matplotlib.patheffects.withStroke(linewidth=3, foreground="white")]
 #: Area of a marker in square points: of a part without time, and on top of it for all of the time.
 _MIN_AREA, _FULL_AREA = 28, 2400
 #: Marker areas of ranges and of the total.
@@ -57,24 +47,14 @@ _AXES = (0.07, 0.125, 0.605, 0.765)
 
 
 def plot(roofline: Roofline, form: str) -> bytes:
-    """A plot of 1200 × 800 pixels; the same roofline gives the same bytes.
-
-    Args:
-        form: `png` or `svg`.
-    """
-    buffer = io.BytesIO()
-    metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        # the SVG backend has 72 pixels per inch, whatever the figure's dpi
-        compose(roofline, dpi=100 if form == "png" else 72).savefig(buffer, format=form, metadata=metadata)
-    return buffer.getvalue()
+    """A plot of 1200 × 800 pixels as `png` or `svg`; the same roofline gives the same bytes."""
+    # the SVG backend has 72 pixels per inch, whatever the figure's dpi
+    return save(partial(compose, roofline, dpi=100 if form == "png" else 72), form)
 
 
 def compose(roofline: Roofline, dpi: int = 100) -> Any:
     """The matplotlib figure, whose texts are placed in pixels."""
-    figure = Figure(figsize=(12, 8), dpi=dpi, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, dpi=dpi)
     axes, window = figure.add_axes(_AXES), window_of(roofline)
     _scales(axes, window)
     _markers(axes, roofline, window)
@@ -93,15 +73,12 @@ def _scales(axes: Any, window: Window) -> None:
     axes.set(xscale="log", yscale="log", xlim=window.x, ylim=window.y)
     axes.set_xlabel(X_TITLE, fontsize=13)
     axes.set_ylabel(Y_TITLE, fontsize=13)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 1) if value < 1 else f"{value:g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: pretty(value, "", stated=True)))
+    axes.xaxis.set_major_formatter(lambda value, _: digits(value, 1) if value < 1 else f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: pretty(value, "", stated=True))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(numticks=12))
-        axis.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelsize=11)
-    axes.grid(True, color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+        axis.set_major_locator(matplotlib.ticker.LogLocator(numticks=12))
+        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    style(axes, grid="#e4e4e4")
 
 
 def _place(row: Row, window: Window) -> tuple[float, float]:
@@ -217,7 +194,7 @@ def _entry(row: Row, name: str) -> str:
 
 
 def _handle(marker: str, label: str, **style: Any) -> Any:
-    return Line2D([], [], linestyle="none", marker=marker, label=label, **style)
+    return matplotlib.lines.Line2D([], [], linestyle="none", marker=marker, label=label, **style)
 
 
 def caption(roofline: Roofline) -> Caption:
