@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy
+
 from perfexp.plots.chart import Bars, Caption, Chart, Panel, Strips
 from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.summary import Row
+from perfexp.roofline.kernel_names import cut
 from perfexp.statistics import estimators
 
 #: Okabe and Ito's colors, safe for any kind of color vision, without yellow, which is too light on white.
@@ -19,7 +21,7 @@ _BLUE, _ORANGE, _GREEN = _COLORS[:3]
 _GREY = "#5f5f5f"
 _MARKERS = ("o", "s", "^", "D", "v")
 #: Characters of a bar's name.
-_LONGEST_LABEL = 55
+LONGEST_LABEL = 55
 #: Values further apart than this factor get a logarithmic axis.
 _LOG_FROM = 10.0
 #: Limit on measured positions with ticks of their own; matplotlib places the ticks of more.
@@ -81,9 +83,7 @@ def _panel(axes: Any, panel: Panel) -> None:
     factor, unit = _unit(panel.unit, [y for line in panel.lines for y in line.y])
     for number, line in enumerate(panel.lines):
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
-        values = [y.value * factor for y in line.y]
-        low = [math.nan if y.low is None else y.low * factor for y in line.y]
-        high = [math.nan if y.high is None else y.high * factor for y in line.y]
+        values, low, high = _scaled(line.y, factor)
         curves = [curve for curve in panel.curves if curve.line == line.label]
         for curve in curves:
             y = [value * factor for value in curve.y]
@@ -93,7 +93,7 @@ def _panel(axes: Any, panel: Panel) -> None:
         if len(line.x) > _MOST_ERROR_BARS:
             axes.fill_between(line.x, low, high, color=color, alpha=0.25, linewidth=0)
         else:
-            error = _distances(values, low, high)
+            error = (values - low, high - values)
             axes.errorbar(line.x, values, yerr=error, fmt="none", ecolor=color, elinewidth=1.5, capsize=5)
     axes.set_ylabel(f"{panel.title} ({unit})", fontsize=13)
     _vertical_scale(axes, [y.value * factor for line in panel.lines for y in line.y])
@@ -120,21 +120,14 @@ def _bars(figure: Any, bars: Bars) -> None:
             words = {"va": "center", "color": _GREY, "fontsize": 11}
             axes.text(0.01, position, remark, transform=axes.get_yaxis_transform(), **words)
             continue
-        axes.barh(position, value.value * factor, height=0.6, color=_BLUE, alpha=0.75)
-        if value.low is not None and value.high is not None:
-            error = _distances([value.value * factor], [value.low * factor], [value.high * factor])
-            axes.errorbar(value.value * factor, position, xerr=error, ecolor="black", elinewidth=1.5, capsize=5)
+        length, low, high = _scaled([value], factor)
+        axes.barh(position, length, height=0.6, color=_BLUE, alpha=0.75)
+        axes.errorbar(length, position, xerr=(length - low, high - length), ecolor="black", elinewidth=1.5, capsize=5)
     axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in values))
-    axes.set_yticks(range(len(bars.labels)), [plain(_cut(text)) for text in bars.labels], fontsize=11)
+    axes.set_yticks(range(len(bars.labels)), [plain(cut(text, LONGEST_LABEL)) for text in bars.labels], fontsize=11)
     axes.set_ylim(len(bars.labels) - 0.4, -0.6)
     axes.set_xlabel(f"time per call ({unit})", fontsize=13)
     style(axes)
-
-
-def _cut(text: str) -> str:
-    """A label with both ends, which distinguish it, and room for its bar."""
-    half = (_LONGEST_LABEL - 1) // 2
-    return text if len(text) <= _LONGEST_LABEL else f"{text[:half]}…{text[-half:]}"
 
 
 def _strips(figure: Any, strips: Strips) -> None:
@@ -177,13 +170,10 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
             panel.axhspan(median.low * factor, median.high * factor, **band)
 
 
-def _bins(y: Sequence[float]) -> list[float] | int:
+def _bins(y: Sequence[float]) -> Any:
     """Edges evenly spaced on the axis, which is logarithmic if the samples span more than a decade."""
-    count = min(40, max(5, len(y) // 5))
-    low, high = min(y), max(y)
-    if high <= 10 * low:
-        return count
-    return [low * (high / low) ** (number / count) for number in range(count + 1)]
+    count, low, high = min(40, max(5, len(y) // 5)), min(y), max(y)
+    return count if high <= 10 * low else numpy.geomspace(low, high, count + 1)
 
 
 def _horizontal_scale(axes: Any, chart: Chart) -> None:
@@ -216,10 +206,9 @@ def _plain_number(value: float, _: int) -> str:
     return f"{value:g}"
 
 
-def _distances(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
-    """Lengths of error bars below and above."""
-    below = [value - end for value, end in zip(values, low, strict=True)]
-    return [below, [end - value for value, end in zip(values, high, strict=True)]]
+def _scaled(intervals: Sequence[estimators.Interval], factor: float) -> Any:
+    """Values, lower and upper ends in another unit; NaN for an end that is unknown."""
+    return factor * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).T
 
 
 def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 
@@ -44,6 +46,12 @@ class Caption:
     title: str
     subtitle: str
     footer: str
+
+
+def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
+    """The codes of warnings and errors, as a footer; empty without any."""
+    codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
+    return f"warnings: {', '.join(codes)}" if codes else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from perfexp.plots.canvas import caption_of, plain
-from perfexp.plots.chart import Caption
+from perfexp.plots.chart import Caption, footer_of
 from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
@@ -38,9 +38,8 @@ def _compose(record: Record, chosen: Point) -> Any:
     _map(map_, taken, colors)
     whole = median(chosen.facts["layers"]["call_seconds"])
     where = about.device or "an unknown device"
-    codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts if not doubt.is_note))
     subtitle = f"{_which(record, chosen)}{format_seconds(whole)} a call on {where}{_closure(chosen)}"
-    caption_of(figure, Caption(title=str(about), subtitle=subtitle, footer=f"warnings: {codes}" if codes else ""))
+    caption_of(figure, Caption(title=str(about), subtitle=subtitle, footer=footer_of(chosen.doubts)))
     return figure
 
 
@@ -74,14 +73,13 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, st
     """One bar for each pass, of kinds and gaps."""
     passes = list(dict.fromkeys(map(_pass, taken)))[::-1]
     whole = sum(_seconds(line) + _gap(line) for line in taken)
-    names = [*colors, _REST, _GAPS]
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in taken:
         kind = line["kind"] if line["kind"] in colors else _REST
         parts[_pass(line), kind] += _seconds(line)
         parts[_pass(line), _GAPS] += _gap(line)
     left = dict.fromkeys(passes, 0.0)
-    for name in names:
+    for name in (*colors, _REST, _GAPS):
         widths = [parts[which, name] / whole * 1e2 for which in passes]
         if any(widths):
             color = {_GAPS: _GAP_COLOR, _REST: _COLORS[-1]}.get(name) or colors[name]
@@ -108,15 +106,15 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str
     tiles = squarify([seconds for seconds, *_ in shown], Tile(0.0, 0.0, 16.0, 9.0))
     for (seconds, name, kind), tile in zip(shown, tiles, strict=True):
         color = _GAP_COLOR if kind == _GAPS else colors.get(kind, _COLORS[-1])
-        corner = (tile.x, tile.y)
-        look = {"facecolor": color, "edgecolor": "white", "linewidth": 1.5}
-        axes.add_patch(matplotlib.patches.Rectangle(corner, tile.width, tile.height, **look))
+        box = matplotlib.patches.Rectangle((tile.x, tile.y), tile.width, tile.height, edgecolor="white", linewidth=1.5)
+        box.set_facecolor(color)
+        axes.add_patch(box)
         share = seconds / whole
         if share >= _LABELLED:
             middle = (tile.x + tile.width / 2, tile.y + tile.height / 2)
-            words = f"{_short(name, tile.width)}\n{share:.1%}"
-            dark = {"color": "black" if kind == _GAPS else "white", "fontsize": 9, "clip_on": True}
-            axes.text(*middle, plain(words), ha="center", va="center", **dark)
+            words = {"color": "black" if kind == _GAPS else "white", "fontsize": 9, "clip_on": True}
+            text = plain(f"{_short(name, tile.width)}\n{share:.1%}")
+            axes.text(*middle, text, ha="center", va="center", **words)
     axes.set_xlim(0, 16)
     axes.set_ylim(0, 9)
     axes.axis("off")

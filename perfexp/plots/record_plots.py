@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from perfexp.plots.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips
+from perfexp.plots.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips, footer_of
 from perfexp.records import units
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import MEGAPIXEL, TIME_KINDS, Row, rows, scalings
@@ -173,8 +173,7 @@ def _lines(
     """The points by their names, each line from left to right."""
     points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
     for entry in named:
-        y = value(entry.row)
-        if y is not None:
+        if y := value(entry.row):
             points_of.setdefault(entry.name, []).append((where[entry.row.key], y))
     lines = []
     for name, points in points_of.items():
@@ -186,9 +185,7 @@ def _lines(
 def _sweep_label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str | None) -> str:
     """The values of the axes that are not the horizontal one, then other differences of a point."""
     shown = {"phase" if name == "mode" else name for name in axes}
-    words = [
-        _axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or (name != axis and not axis)
-    ]
+    words = [_axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or not axis]
     rest = [name for name in fields if name != axis and (name not in shown or name in _NUMERIC)]
     return " · ".join([*words, *filter(None, [label(key, rest)])])
 
@@ -200,11 +197,9 @@ def _axis_text(name: str, value: str) -> str:
 
 def _subtitle(table: Sequence[Row], device: str | None) -> str:
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-    where = device or "an unknown device"
-    return f"{kinds} per call, median with its 95 % interval where there is one, on {where}"
+    return f"{kinds} per call, median with its 95 % interval where there is one, on {device or 'an unknown device'}"
 
 
 def _footer(table: Sequence[Row], records: Sequence[Record]) -> str:
-    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in table for doubt in row.doubts]
-    codes = dict.fromkeys(doubt.code for doubt in doubts if not doubt.is_note)
-    return f"warnings: {', '.join(codes)}" if codes else ""
+    of_records = [doubt for record in records for doubt in record.doubts]
+    return footer_of(of_records + [doubt for row in table for doubt in row.doubts])

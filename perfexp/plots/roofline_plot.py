@@ -1,4 +1,4 @@
-"""Plot of a roofline by matplotlib: a log-log plane with all ceilings and numbered work below them."""
+"""Plot of a roofline by matplotlib: a log-log plane with all ceilings and plane.numbered work below them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ import math
 from functools import partial
 from typing import Any
 
+from perfexp.plots import roofline_ceilings as plane
 from perfexp.plots.canvas import caption_of, plain, style
 from perfexp.plots.chart import Caption
 from perfexp.plots.drawing import matplotlib, new_figure, save
-from perfexp.plots.roofline_ceilings import (
-    COLORS,
-    X_TITLE,
-    Y_TITLE,
-    Ceiling,
-    Window,
-    ceilings_of,
-    distinct_ranges,
-    numbered,
-    window_of,
-    with_l2,
-)
+from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.placement import Roofline, Row
@@ -55,13 +45,13 @@ def plot(roofline: Roofline, form: str) -> bytes:
 def compose(roofline: Roofline, dpi: int = 100) -> Any:
     """The matplotlib figure, whose texts are placed in pixels."""
     figure = new_figure(8, dpi=dpi)
-    axes, window = figure.add_axes(_AXES), window_of(roofline)
+    axes, window = figure.add_axes(_AXES), plane.window_of(roofline)
     _scales(axes, window)
     _markers(axes, roofline, window)
-    rows = [*distinct_ranges(roofline), *numbered(roofline)]
+    rows = [*plane.distinct_ranges(roofline), *plane.numbered(roofline)]
     markers = [_marker_box(axes, row, window) for row in rows]
     taken = [_marker_box(axes, roofline.total, window)] if _has_star(roofline) else []
-    taken += [_ceiling(axes, ceiling) for ceiling in ceilings_of(roofline, window)]
+    taken += [_ceiling(axes, ceiling) for ceiling in plane.ceilings_of(roofline, window)]
     for i, row in enumerate(rows):
         _number(axes, row.number, markers[i], taken, markers[:i] + markers[i + 1 :])
     _legend(axes, roofline)
@@ -71,8 +61,8 @@ def compose(roofline: Roofline, dpi: int = 100) -> Any:
 
 def _scales(axes: Any, window: Window) -> None:
     axes.set(xscale="log", yscale="log", xlim=window.x, ylim=window.y)
-    axes.set_xlabel(X_TITLE, fontsize=13)
-    axes.set_ylabel(Y_TITLE, fontsize=13)
+    axes.set_xlabel(plane.X_TITLE, fontsize=13)
+    axes.set_ylabel(plane.Y_TITLE, fontsize=13)
     axes.xaxis.set_major_formatter(lambda value, _: digits(value, 1) if value < 1 else f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, _: pretty(value, "", stated=True))
     for axis in (axes.xaxis, axes.yaxis):
@@ -97,12 +87,12 @@ def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
     xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
     areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
     axes.scatter(xs, ys, s=areas, c=colors, alpha=0.6, edgecolors="white", linewidths=0.8, zorder=4)
-    for row in with_l2(roofline):
+    for row in plane.with_l2(roofline):
         (x, y), color = _place(row, window), COLORS[row.limit]
         inner, _ = window.clip(row.load.l2_intensity, y)
         axes.plot([inner, x], [y, y], color=color, linewidth=0.7, alpha=0.5, zorder=3)
         axes.scatter(inner, y, s=22, facecolors="white", edgecolors=color, linewidths=1.2, zorder=3.5)
-    for row in distinct_ranges(roofline):
+    for row in plane.distinct_ranges(roofline):
         axes.scatter(*_place(row, window), s=_RANGE_AREA, marker="D", facecolors="white", edgecolors="black", zorder=5)
     if _has_star(roofline):
         place = _place(roofline.total, window)
@@ -117,7 +107,6 @@ def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[
     """Write a number on its marker, or as near as there is room, with a line to the marker.
 
     Args:
-        marker: box of the marker, in pixels.
         taken: boxes without room, to which that of the number is added.
         others: boxes of the other markers, which are covered only if need be.
     """
@@ -146,14 +135,11 @@ def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
     angle, beside = math.atan2(y1 - y0, x1 - x0), -_BESIDE if ceiling.below else _BESIDE
     # level names end at the right, sloping ones begin at the left; names of measured ceilings keep clear of them
     part = (0.35 if ceiling.measured else 0.04) if angle else (0.6 if ceiling.measured else 0.99)
-    align = {
-        "ha": "left" if angle else "right",
-        "va": "top" if ceiling.below else "bottom",
-        "rotation_mode": "anchor",
-        "zorder": 2.5,
-    }
+    align = {"ha": "left" if angle else "right", "va": "top" if ceiling.below else "bottom", "rotation_mode": "anchor"}
     x, y = x0 + part * (x1 - x0) - beside * math.sin(angle), y0 + part * (y1 - y0) + beside * math.cos(angle)
-    return _text(axes, ceiling.name, color, x=x, y=y, rotation=math.degrees(angle), **align).get_window_extent()
+    return _text(
+        axes, ceiling.name, color, x=x, y=y, zorder=2.5, rotation=math.degrees(angle), **align
+    ).get_window_extent()
 
 
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
@@ -170,22 +156,21 @@ def _text(axes: Any, words: str, color: str, **style: Any) -> Any:
 
 
 def _legend(axes: Any, roofline: Roofline) -> None:
-    """Meaning of colors, sizes and markers with the time in each, and the names of the numbered rows."""
+    """Meaning of colors, sizes and markers with the time in each, and the names of the plane.numbered rows."""
     handles = []
     for limit, color in COLORS.items():
         share = sum(row.time_share for row in roofline.parts if row.limit is limit)
         handles.append(_handle("o", f"{roofline.noun} {limit.value}: {share:.0%} of the time", color=color, alpha=0.7))
-    if with_l2(roofline):
+    if plane.with_l2(roofline):
         handles.append(_handle("o", "at its intensity by L2 bytes", markerfacecolor="white", markeredgecolor=_GREY))
     if _has_star(roofline):
         handles.append(_handle("*", "total", color="black", markersize=12))
     diamond = {"markerfacecolor": "white", "markeredgecolor": "black"}
-    ranges, parts = distinct_ranges(roofline), numbered(roofline)
+    ranges, parts = plane.distinct_ranges(roofline), plane.numbered(roofline)
     handles += [_handle("D", _entry(row, row.name.rsplit("/", 1)[-1]), **diamond) for row in ranges]
     handles += [_handle("o", _entry(row, row.label), color=COLORS[row.limit], alpha=0.7) for row in parts]
-    axes.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8.5, title="area: share of the time"
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(handles=handles, fontsize=8.5, title="area: share of the time", **place)
 
 
 def _entry(row: Row, name: str) -> str:

@@ -15,7 +15,7 @@ from perfexp.records.record import Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
 from perfexp.roofline.listing import Listing
-from perfexp.roofline.peaks import ADD, Peaks, data_type, device_of, from_measured, matching, of_layers
+from perfexp.roofline.peaks import ADD, Peaks, data_type, device_of, from_measured, from_source, matching, of_layers
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Roofline, Row, shares_of, together
 
 #: What a run can do for a device without a data sheet.
@@ -103,9 +103,9 @@ def recorded(table: Listing) -> tuple[Peaks, str]:
             values[name].append(value)
     peaks = {name: median_high(several) for name, several in values.items()}
     dram, l2 = peaks.pop("dram", None), peaks.pop("l2", None)
-    sources = ("ncu's own, at its clocks",) if peaks or dram else ()
-    own = Peaks(flops_per_second=peaks, dram_bytes_per_second=dram, l2_bytes_per_second=l2, sources=sources)
-    return own, next((launch.product for launch in table.launches if launch.product), "")
+    return from_source("ncu's own, at its clocks", peaks, dram, l2), next(
+        (launch.product for launch in table.launches if launch.product), ""
+    )
 
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
@@ -169,7 +169,7 @@ def _roofline(
 
     Args:
         parts: name, label, place and load of each kernel or layer, the slowest first.
-        ranges: path, owner and load of each range.
+        ranges: name, owner and load of each range or pass.
     """
 
     def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
@@ -183,7 +183,9 @@ def _roofline(
         title=title,
         peaks=peaks,
         parts=tuple(row(level, *part, str(number)) for number, part in enumerate(parts, 1)),
-        ranges=tuple(row("range", path, path, *rest, f"R{number}") for number, (path, *rest) in enumerate(ranges, 1)),
+        ranges=tuple(
+            row("range", name, name, owner, load, f"R{number}") for number, (name, owner, load) in enumerate(ranges, 1)
+        ),
         total=row("total", "total", "total", "", total),
         analytic=is_analytic,
     )
@@ -199,14 +201,8 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
         moved, bytes_basis = work.dram_share * peaks.dram_bytes_per_second * seconds, Basis.percentage
     if not seconds or flops is None or moved is None:
         return None
-    return Load(
-        seconds=seconds,
-        flops=flops,
-        dram_bytes=moved,
-        l2_bytes=work.l2_bytes,
-        flops_basis=flops_basis,
-        bytes_basis=bytes_basis,
-    )
+    load = Load(seconds=seconds, flops=flops, dram_bytes=moved, l2_bytes=work.l2_bytes)
+    return replace(load, flops_basis=flops_basis, bytes_basis=bytes_basis)
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:

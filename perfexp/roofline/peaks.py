@@ -86,6 +86,17 @@ class Peaks:
         return self if is_own else replace(self, foreign=product)
 
 
+def from_source(
+    source: str, flops: Mapping[str, float | None], dram_bytes: float | None, l2_bytes: float | None = None
+) -> Peaks:
+    """The peaks per second that one source knows: those above zero."""
+    known = {name: peak for name, peak in flops.items() if peak}
+    sources = (source,) if known or dram_bytes else ()
+    return Peaks(
+        flops_per_second=known, dram_bytes_per_second=dram_bytes or None, l2_bytes_per_second=l2_bytes, sources=sources
+    )
+
+
 def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
     """Peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
 
@@ -97,21 +108,13 @@ def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Pea
             raise UserError(
                 f"{option} {value:g}: a peak is above zero. Leave it out to use the data sheet's (--gpu NAME)."
             )
-    return Peaks(
-        flops_per_second={} if compute_tflops is None else {"peak": compute_tflops * 1e12},
-        dram_bytes_per_second=None if memory_gigabytes is None else memory_gigabytes * 1e9,
-        sources=() if compute_tflops is memory_gigabytes is None else ("given by hand",),
-    )
+    return from_source("given by hand", {"peak": (compute_tflops or 0) * 1e12}, (memory_gigabytes or 0) * 1e9)
 
 
 def of_sheet(facts: GpuFacts) -> Peaks:
     """Peaks of a data sheet."""
-    compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if peak and name in NAMES}
-    return Peaks(
-        flops_per_second=compute,
-        dram_bytes_per_second=facts.memory_bytes_per_second,
-        sources=(f"data sheet of {facts.product or 'the device'}",) if compute or facts.memory_bytes_per_second else (),
-    )
+    compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if name in NAMES}
+    return from_source(f"data sheet of {facts.product or 'the device'}", compute, facts.memory_bytes_per_second)
 
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
@@ -160,11 +163,8 @@ def of_layers(record: Record, point: Point) -> Peaks:
 
 def from_measured(peaks: Peaks) -> Peaks:
     """The rates that the device reached, as its peaks."""
-    return Peaks(
-        flops_per_second={name: value for name, value in peaks.measured.items() if name != "dram"},
-        dram_bytes_per_second=peaks.measured.get("dram"),
-        sources=("a matrix product and a copy, measured in the run",) if peaks.measured else (),
-    )
+    compute = {name: value for name, value in peaks.measured.items() if name != "dram"}
+    return from_source("a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram"))
 
 
 def data_type(precision: str) -> str:
