@@ -103,9 +103,7 @@ def recorded(table: Listing) -> tuple[Peaks, str]:
             values[name].append(value)
     peaks = {name: median_high(several) for name, several in values.items()}
     dram, l2 = peaks.pop("dram", None), peaks.pop("l2", None)
-    return from_source("ncu's own, at its clocks", peaks, dram, l2), next(
-        (launch.product for launch in table.launches if launch.product), ""
-    )
+    return from_source("ncu's own, at its clocks", peaks, dram, l2), table.product
 
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
@@ -138,22 +136,10 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
         together(load for *_, load in complete),
         [(name, label, "", load) for (name, load), label in zip(by_time, labels, strict=True)],
         [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
+        [(launch.kernel, "/".join((*launch.stack, *launch.spans)), load) for launch, _, load in complete],
     )
-    part_of = {row.name: row for row in roofline.parts}
-    launches = [
-        replace(
-            part_of[launch.kernel],
-            level="launch",
-            where="/".join((*launch.stack, *launch.spans)),
-            load=load,
-            shares=shares_of(load, peaks),
-            time_share=load.seconds / roofline.total.load.seconds,
-        )
-        for launch, _, load in complete
-    ]
-    roofline = replace(roofline, launches=tuple(launches))
-    used = [work for _, work, _ in complete]
-    return replace(roofline, notes=(*table.notes, *caveats.of_counters(roofline, used, len(counted))))
+    notes = caveats.of_counters(roofline, [work for _, work, _ in complete], len(counted))
+    return replace(roofline, notes=(*table.notes, *notes))
 
 
 def _roofline(
@@ -162,14 +148,16 @@ def _roofline(
     total: Load,
     parts: Iterable[tuple[str, str, str, Load]],
     ranges: Iterable[tuple[str, str, Load]],
+    launches: Iterable[tuple[str, str, Load]] = (),
     *,
     is_analytic: bool = False,
 ) -> Roofline:
-    """A roofline without launches and notes.
+    """A roofline without notes.
 
     Args:
         parts: name, label, place and load of each kernel or layer, the slowest first.
         ranges: name, owner and load of each range or pass.
+        launches: kernel, ranges and load of each launch.
     """
 
     def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
@@ -179,14 +167,18 @@ def _roofline(
         )
 
     level = "layer" if is_analytic else "kernel"
+    rows = tuple(row(level, *part, str(number)) for number, part in enumerate(parts, 1))
+    part_of = {row.name: row for row in rows}
     return Roofline(
         title=title,
         peaks=peaks,
-        parts=tuple(row(level, *part, str(number)) for number, part in enumerate(parts, 1)),
-        ranges=tuple(
-            row("range", name, name, owner, load, f"R{number}") for number, (name, owner, load) in enumerate(ranges, 1)
-        ),
+        parts=rows,
+        ranges=tuple(row("range", path, path, owner, load, f"R{n}") for n, (path, owner, load) in enumerate(ranges, 1)),
         total=row("total", "total", "total", "", total),
+        launches=tuple(
+            row("launch", name, part_of[name].label, where, load, part_of[name].number)
+            for name, where, load in launches
+        ),
         analytic=is_analytic,
     )
 
@@ -207,9 +199,7 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
     """Raise a UserError that names the metrics that no launch has."""
-    missing = []
-    if not any(work.seconds for work in counted):
-        missing.append("gpu__time_duration.sum")
+    missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
     if all(work.flops is None and work.sm_share is None for work in counted):
         unsized = sorted({name for work in counted for name in work.lacking})
         missing += unsized[:1] or ["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"]
@@ -230,9 +220,8 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
 
 def _check_peaks(table: Listing, peaks: Peaks) -> None:
     if not peaks.flops_per_second or not peaks.dram_bytes_per_second:
-        product = next((launch.product for launch in table.launches if launch.product), "")
         capability = next((launch.capability for launch in table.launches if launch.capability), "")
-        device = product or (f"a GPU of compute capability {capability}" if capability else "an unnamed GPU")
+        device = table.product or (f"a GPU of compute capability {capability}" if capability else "an unnamed GPU")
         raise UserError(f"{table.source}: {_unknown_peaks(device, peaks)}")
 
 

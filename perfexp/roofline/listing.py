@@ -55,7 +55,6 @@ class Launch:
         stack: push/pop ranges of the launching thread, the outermost first.
         spans: start/end ranges of the process that were open.
         capability: compute capability, `7.5`.
-        product: name of the GPU; empty where the file has none.
         metrics: values in SI by ncu's names, percentages as fractions.
     """
 
@@ -63,7 +62,6 @@ class Launch:
     stack: tuple[str, ...] = ()
     spans: tuple[str, ...] = ()
     capability: str = ""
-    product: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -72,12 +70,14 @@ class Listing:
     """The contents of a file, whose name in messages is `source`.
 
     Attributes:
+        product: name of the GPU; empty where the file has none.
         names: names of all metrics, unwanted ones included.
         unavailable: metrics that ncu could not measure (`n/a`).
         notes: caveats about the file.
     """
 
     source: str
+    product: str = ""
     launches: list[Launch] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     unavailable: set[str] = field(default_factory=set)
@@ -163,7 +163,7 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
         if cell.launch not in launches:
             launches[cell.launch] = _launch(cell.columns)
         if cell.name == _PRODUCT:
-            launches[cell.launch].product = cell.text.strip()
+            listing.product = listing.product or cell.text.strip()
         if cell.name not in needed:
             continue
         value, scale = number(cell.text, mark), factor(cell.unit)
