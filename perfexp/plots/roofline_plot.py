@@ -19,10 +19,9 @@ from perfexp.summaries.subject import one_line
 
 _GREY, _USED, _UNUSED = "#5f5f5f", "#202020", "#9a9a9a"
 _HALO = [matplotlib.patheffects.withStroke(linewidth=3, foreground="white")]
-#: Area of a marker in square points: of a part without time, and on top of it for all of the time.
+#: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
-#: Marker areas of ranges and of the total.
-_RANGE_AREA, _TOTAL_AREA = 60, 190
+_AREAS = {"range": 60, "total": 190}
 _NAME_LENGTH = 34
 #: Directions from a marker to its number, in degrees, the best first; and distances in pixels from its edge.
 _ANGLES, _DISTANCES = (0, 180, 90, 270, 30, 150, 330, 210, 60, 120, 300, 240), (12, 22, 34, 50, 68, 88, 110)
@@ -77,8 +76,7 @@ def _place(row: Row, window: Window) -> tuple[float, float]:
 
 def _area(row: Row) -> float:
     """The area of a marker in square points."""
-    fixed = {"range": _RANGE_AREA, "total": _TOTAL_AREA}
-    return fixed.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
+    return _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
 
 
 def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
@@ -93,10 +91,10 @@ def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
         axes.plot([inner, x], [y, y], color=color, linewidth=0.7, alpha=0.5, zorder=3)
         axes.scatter(inner, y, s=22, facecolors="white", edgecolors=color, linewidths=1.2, zorder=3.5)
     for row in plane.distinct_ranges(roofline):
-        axes.scatter(*_place(row, window), s=_RANGE_AREA, marker="D", facecolors="white", edgecolors="black", zorder=5)
+        axes.scatter(*_place(row, window), s=_area(row), marker="D", facecolors="white", edgecolors="black", zorder=5)
     if _has_star(roofline):
-        place = _place(roofline.total, window)
-        axes.scatter(*place, s=_TOTAL_AREA, marker="*", color="black", edgecolors="white", zorder=6)
+        place, area = _place(roofline.total, window), _area(roofline.total)
+        axes.scatter(*place, s=area, marker="*", color="black", edgecolors="white", zorder=6)
 
 
 def _has_star(roofline: Roofline) -> bool:
@@ -129,17 +127,16 @@ def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[
 
 def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
     """Draw a ceiling with its name beside the line, and return the name's box."""
-    color, style = _USED if ceiling.used else _UNUSED, (0, (5, 3)) if ceiling.measured else "-"
-    axes.plot(ceiling.x, ceiling.y, color=color, linestyle=style, linewidth=2.0 if ceiling.used else 1.2, zorder=2)
+    color, dash = _USED if ceiling.used else _UNUSED, (0, (5, 3)) if ceiling.measured else "-"
+    axes.plot(ceiling.x, ceiling.y, color=color, linestyle=dash, linewidth=2.0 if ceiling.used else 1.2, zorder=2)
     (x0, y0), (x1, y1) = (axes.transData.transform(end) for end in zip(ceiling.x, ceiling.y, strict=True))
     angle, beside = math.atan2(y1 - y0, x1 - x0), -_BESIDE if ceiling.below else _BESIDE
     # level names end at the right, sloping ones begin at the left; names of measured ceilings keep clear of them
     part = (0.35 if ceiling.measured else 0.04) if angle else (0.6 if ceiling.measured else 0.99)
     align = {"ha": "left" if angle else "right", "va": "top" if ceiling.below else "bottom", "rotation_mode": "anchor"}
     x, y = x0 + part * (x1 - x0) - beside * math.sin(angle), y0 + part * (y1 - y0) + beside * math.cos(angle)
-    return _text(
-        axes, ceiling.name, color, x=x, y=y, zorder=2.5, rotation=math.degrees(angle), **align
-    ).get_window_extent()
+    name = _text(axes, ceiling.name, color, x=x, y=y, zorder=2.5, rotation=math.degrees(angle), **align)
+    return name.get_window_extent()
 
 
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
@@ -151,12 +148,12 @@ def _marker_box(axes: Any, row: Row, window: Window) -> Any:
 
 def _text(axes: Any, words: str, color: str, **style: Any) -> Any:
     """A text whose place is in pixels."""
-    settings = {"fontsize": 10, "color": color, "zorder": 7, "path_effects": _HALO, "transform": None, **style}
-    return axes.text(**{"x": 0, "y": 0, **settings}, s=plain(words))
+    settings = {"x": 0, "y": 0, "fontsize": 10, "path_effects": _HALO, "transform": None, **style}
+    return axes.text(**settings, color=color, s=plain(words))
 
 
 def _legend(axes: Any, roofline: Roofline) -> None:
-    """Meaning of colors, sizes and markers with the time in each, and the names of the plane.numbered rows."""
+    """Meaning of colors, sizes and markers with the time in each, and the names of the numbered rows."""
     handles = []
     for limit, color in COLORS.items():
         share = sum(row.time_share for row in roofline.parts if row.limit is limit)

@@ -15,7 +15,7 @@ from perfexp.records.record import Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
 from perfexp.roofline.listing import Listing
-from perfexp.roofline.peaks import ADD, Peaks, data_type, device_of, from_measured, from_source, matching, of_layers
+from perfexp.roofline.peaks import ADD, Peaks, device_of, from_measured, from_source, matching, of_layers
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Roofline, Row, shares_of, together
 
 #: What a run can do for a device without a data sheet.
@@ -59,7 +59,6 @@ def of_record(
     """The rooflines of a record's layers, by phase (`inference`, `train`): the largest point of each.
 
     Args:
-        record: result of a run with probes.layers=true.
         peaks: peaks that take precedence over those in the record.
         sheets: data sheets to search for the device.
         title: title of the plots; by default the run's name and the point.
@@ -239,7 +238,7 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
     """The roofline of a record's layers: analytic FLOPs and bytes, measured times."""
-    kind, lines = data_type(point.key.precision), point.facts["layers"]["lines"]
+    kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
     timed = sorted((line for line in lines if _seconds(line) > 0), key=lambda line: (-_seconds(line), _layer(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")

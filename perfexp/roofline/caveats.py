@@ -52,10 +52,8 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
     if lacking := sorted({name for work in counted for name in work.lacking}):
         yield f"FLOPs are too low: {', '.join(lacking[:4])} {'is' if len(lacking) == 1 else 'are'} not in the file."
     if moves := sum(work.moves for work in counted):
-        yield (
-            f"{pretty(moves, 'FLOP')} of half precision in kernels of single precision are left out: they move "
-            "constants."
-        )
+        flops = pretty(moves, "FLOP")
+        yield f"{flops} of half precision in kernels of single precision are left out: they move constants."
     if left := launches - len(counted):
         yield f"{left} of {launches} launches lack metrics that others have, and are left out. Is the file complete?"
     yield from _without_ceiling(roofline)
@@ -121,7 +119,7 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
     """
     if not any(_TRAINING.search(path) for path in launches):
         return None
-    forward, backward = (_launches_in(launches, name) for name in (_FORWARD, _BACKWARD))
+    forward, backward = _launches_in(launches, _FORWARD), _launches_in(launches, _BACKWARD)
     if forward < _MIN_FORWARD or backward >= _MIN_BACKWARD * forward:
         return None
     seen = "1 kernel" if backward == 1 else f"{backward or 'no'} kernels"
@@ -135,7 +133,6 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
 
 def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
     """Kernels in the outermost ranges with a name."""
-    paths = {path: path.rpartition("/") for path in launches}
-    return sum(
-        count for path, count in launches.items() if name.search(paths[path][2]) and not name.search(paths[path][0])
-    )
+    split = (path.rpartition("/") for path in launches)
+    outermost = (parent + slash + own for parent, slash, own in split if name.search(own) and not name.search(parent))
+    return sum(launches[path] for path in outermost)

@@ -51,7 +51,6 @@ class Launch:
     """One launch of a kernel.
 
     Attributes:
-        kernel: name with template arguments.
         stack: push/pop ranges of the launching thread, the outermost first.
         spans: start/end ranges of the process that were open.
         capability: compute capability, `7.5`.
@@ -104,10 +103,9 @@ def is_listing(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             text = _decode(file.read(2**16), str(path), is_whole=False)
-        _header(text.splitlines(keepends=True), str(path))
+        return bool(_header(text.splitlines(keepends=True), str(path)))
     except (OSError, UserError):
         return False
-    return True
 
 
 def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
@@ -220,13 +218,11 @@ def _tables(
     tables: list[list[tuple[int, dict[str, str]]]] = [[]]
     # columns behind the value in the long form belong to rules and may be missing
     least = header.index(_VALUE) + 1 if _VALUE in header else len(header)
-    body = [(line_number, line) for line_number, line in enumerate(lines, first) if not line.startswith("==")]
-    reader = csv.reader((line for _, line in body), delimiter=delimiter, strict=True)
+    body = ("\n" if line.startswith("==") else line for line in lines)
+    reader = csv.reader(body, delimiter=delimiter, strict=True)
     try:
-        for cells in reader:
-            line = body[reader.line_num - 1][0]
-            if not any(cells):
-                continue
+        for cells in filter(any, reader):
+            line = first + reader.line_num - 1
             if _is_header(names := [cell.strip() for cell in cells]):
                 if names != list(header):
                     raise UserError(
@@ -239,7 +235,7 @@ def _tables(
             else:
                 tables[-1].append((line, dict(zip(header, cells, strict=False))))
     except csv.Error as error:
-        raise _cut_off(source, body[max(reader.line_num, 1) - 1][0], str(error)) from error
+        raise _cut_off(source, first + max(reader.line_num, 1) - 1, str(error)) from error
     return tables
 
 

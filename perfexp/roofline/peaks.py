@@ -155,7 +155,7 @@ def device_of(record: Record) -> tuple[str, str]:
 def of_layers(record: Record, point: Point) -> Peaks:
     """Peaks of the data sheet in a record's plan, and the rates that the device reached at a point with layers."""
     timed = next((one for one in record.points if one.key == timed_key(point.key) and not is_layers(one.key)), None)
-    names = {data_type(point.key.precision): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
+    names = {point.key.precision.removeprefix("amp_"): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
     metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
     measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
     return replace(of_plan(record.plan), measured=measured)
@@ -165,8 +165,3 @@ def from_measured(peaks: Peaks) -> Peaks:
     """The rates that the device reached, as its peaks."""
     compute = {name: value for name, value in peaks.measured.items() if name != "dram"}
     return from_source("a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram"))
-
-
-def data_type(precision: str) -> str:
-    """The data type of the matrix products of a precision: `amp_bf16` → `bf16`."""
-    return precision.removeprefix("amp_")

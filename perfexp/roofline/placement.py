@@ -41,12 +41,7 @@ class Limit(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Work and its duration; None where a quantity is unknown.
-
-    Attributes:
-        flops: FLOPs by data type (`fp32`, `half`, `tensor fp16`, …).
-        dram_bytes: bytes read and written.
-    """
+    """Work, with FLOPs by data type (`fp32`, `half`, `tensor fp16`, …), and its duration; None where unknown."""
 
     seconds: float
     launches: int = 1
@@ -133,7 +128,6 @@ class Row:
     Attributes:
         level: `kernel`, `launch`, `range`, `layer` or `total`.
         name: whole name of a kernel or layer, or path of a range (`train_step/forward`).
-        shares: shares of the ceilings, by name.
         where: ranges of a launch, owner of a range, or pass of a layer.
         number: number in plot and tables: `1` for the slowest kernel or layer, `R1` for the first range.
     """
@@ -209,8 +203,8 @@ class Roofline:
 
     Attributes:
         parts: kernels by name, or layers by pass; the slowest first.
-        launches: single launches in their order; empty for a record.
         ranges: ranges by path, in the order in which they began; passes of a record.
+        launches: single launches in their order; empty for a record.
         analytic: whether FLOPs and bytes come from the definition of the layers.
     """
 
