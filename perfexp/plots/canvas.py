@@ -76,7 +76,14 @@ def _chart(figure: Any, chart: Chart) -> None:
         _gaps(axes, chart.gaps)
     if len(chart.panels[0].lines) > 1 or chart.panels[0].curves or chart.gaps:
         _legend(column[0], outside=len(chart.panels[0].lines) > _MOST_INSIDE)
-    _horizontal_scale(column[-1], chart)
+    axes, positions = column[-1], sorted(chart.ticks)
+    if _far_apart(positions):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_plain_number)
+    if len(positions) <= _MOST_TICKS:
+        axes.minorticks_off()
+        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
+    axes.set_xlabel(chart.axis, fontsize=13)
 
 
 def _panel(axes: Any, panel: Panel) -> None:
@@ -174,17 +181,6 @@ def _bins(y: Sequence[float]) -> Any:
     """Edges evenly spaced on the axis, which is logarithmic if the samples span more than a decade."""
     count, low, high = min(40, max(5, len(y) // 5)), min(y), max(y)
     return count if high <= 10 * low else numpy.geomspace(low, high, count + 1)
-
-
-def _horizontal_scale(axes: Any, chart: Chart) -> None:
-    positions = sorted(chart.ticks)
-    if _far_apart(positions):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_plain_number)
-    if len(positions) <= _MOST_TICKS:
-        axes.minorticks_off()
-        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
-    axes.set_xlabel(chart.axis, fontsize=13)
 
 
 def _vertical_scale(axes: Any, values: Sequence[float], *, from_zero: bool = True) -> None:

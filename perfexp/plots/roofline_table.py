@@ -77,8 +77,8 @@ def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, 
         text = one_line(f"range {row.name}" if row.level == "range" else row.label)
         return cut(text, name_length) if name_length else text
 
-    def flops(row: Row, value: float | None, unit: str) -> str:
-        return _word(value, lambda value: pretty(value, unit), row.flops_are_estimated)
+    def amount(value: float | None, unit: str, is_estimated: bool) -> str:
+        return _word(value, lambda value: pretty(value, unit), is_estimated)
 
     def intensity(row: Row) -> str:
         return _word(row.load.intensity, digits, row.flops_are_estimated or row.bytes_are_estimated)
@@ -89,10 +89,10 @@ def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, 
         ("rows" if roofline.analytic else "launches", 3, lambda row: str(row.load.launches)),
         ("time", 0, lambda row: format_seconds(row.load.seconds)),
         ("share", 0, lambda row: f"{row.time_share:.1%}"),
-        ("work", 2, lambda row: flops(row, row.load.total_flops, "FLOP")),
-        ("moved", 1, lambda row: _word(row.load.dram_bytes, _bytes, row.bytes_are_estimated)),
+        ("work", 2, lambda row: amount(row.load.total_flops, "FLOP", row.flops_are_estimated)),
+        ("moved", 1, lambda row: amount(row.load.dram_bytes, "B", row.bytes_are_estimated)),
         ("FLOP/B", 0, intensity),
-        ("rate", 0, lambda row: flops(row, row.load.flops_per_second, "FLOP/s")),
+        ("rate", 0, lambda row: amount(row.load.flops_per_second, "FLOP/s", row.flops_are_estimated)),
         ("of compute", 0, lambda row: _word(row.compute_share, "{:.1%}".format, row.is_estimated("compute"))),
         ("of memory", 0, lambda row: _word(row.memory_share, "{:.1%}".format, row.is_estimated(DRAM))),
         ("binds", 0, lambda row: row.binds or "–"),
@@ -102,10 +102,6 @@ def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, 
         for title, rank, word in columns
     )
     return Grid(columns=tuple(made), notes=tuple(notes))
-
-
-def _bytes(value: float) -> str:
-    return pretty(value, "B")
 
 
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:
