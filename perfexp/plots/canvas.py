@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import math
 import textwrap
-import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy
+
 from perfexp.plots.chart import Bars, Caption, Chart, Panel, Strips
-from perfexp.plots.drawing import (
-    ConstrainedLayoutEngine,
-    Figure,
-    FigureCanvasAgg,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-)
+from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.summary import Row
+from perfexp.roofline.kernel_names import cut
 from perfexp.statistics import estimators
 
 #: Okabe and Ito's colors, safe for any kind of color vision, without yellow, which is too light on white.
@@ -28,7 +21,7 @@ _BLUE, _ORANGE, _GREEN = _COLORS[:3]
 _GREY = "#5f5f5f"
 _MARKERS = ("o", "s", "^", "D", "v")
 #: Characters of a bar's name.
-_LONGEST_LABEL = 55
+LONGEST_LABEL = 55
 #: Values further apart than this factor get a logarithmic axis.
 _LOG_FROM = 10.0
 #: Limit on measured positions with ticks of their own; matplotlib places the ticks of more.
@@ -37,6 +30,7 @@ _MOST_TICKS = 12
 _HEADROOM = 1.05
 #: Units of shown values, the largest first.
 _SCALES = {
+    "seconds": ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")),
     "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
     "joules": ((1e-3, "kJ"), (1.0, "J"), (1e3, "mJ"), (1e6, "µJ")),
 }
@@ -50,11 +44,13 @@ _MOST_ERROR_BARS = 25
 
 def draw(plot: Chart | Bars | Strips) -> bytes:
     """Return a plot as PNG."""
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    return save(partial(_compose, plot))
+
+
+def _compose(plot: Chart | Bars | Strips) -> Any:
     panels = len(plot.panels) if isinstance(plot, Chart) else 1
-    height = _HEIGHT + _PANEL_HEIGHT * max(panels - 2, 0)
-    figure = Figure(figsize=(12, height), dpi=100, layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_HEIGHT + _PANEL_HEIGHT * max(panels - 2, 0), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     if isinstance(plot, Chart):
         _chart(figure, plot)
     elif isinstance(plot, Bars):
@@ -62,11 +58,7 @@ def draw(plot: Chart | Bars | Strips) -> bytes:
     else:
         _strips(figure, plot)
     caption_of(figure, plot.caption)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
@@ -84,16 +76,21 @@ def _chart(figure: Any, chart: Chart) -> None:
         _gaps(axes, chart.gaps)
     if len(chart.panels[0].lines) > 1 or chart.panels[0].curves or chart.gaps:
         _legend(column[0], outside=len(chart.panels[0].lines) > _MOST_INSIDE)
-    _horizontal_scale(column[-1], chart)
+    axes, positions = column[-1], sorted(chart.ticks)
+    if _far_apart(positions):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_plain_number)
+    if len(positions) <= _MOST_TICKS:
+        axes.minorticks_off()
+        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
+    axes.set_xlabel(chart.axis, fontsize=13)
 
 
 def _panel(axes: Any, panel: Panel) -> None:
     factor, unit = _unit(panel.unit, [y for line in panel.lines for y in line.y])
     for number, line in enumerate(panel.lines):
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
-        values = [y.value * factor for y in line.y]
-        low = [math.nan if y.low is None else y.low * factor for y in line.y]
-        high = [math.nan if y.high is None else y.high * factor for y in line.y]
+        values, low, high = _scaled(line.y, factor)
         curves = [curve for curve in panel.curves if curve.line == line.label]
         for curve in curves:
             y = [value * factor for value in curve.y]
@@ -103,11 +100,11 @@ def _panel(axes: Any, panel: Panel) -> None:
         if len(line.x) > _MOST_ERROR_BARS:
             axes.fill_between(line.x, low, high, color=color, alpha=0.25, linewidth=0)
         else:
-            error = _distances(values, low, high)
+            error = (values - low, high - values)
             axes.errorbar(line.x, values, yerr=error, fmt="none", ecolor=color, elinewidth=1.5, capsize=5)
     axes.set_ylabel(f"{panel.title} ({unit})", fontsize=13)
     _vertical_scale(axes, [y.value * factor for line in panel.lines for y in line.y])
-    _style(axes)
+    style(axes)
 
 
 def _gaps(axes: Any, gaps: dict[float, str]) -> None:
@@ -124,28 +121,20 @@ def _gaps(axes: Any, gaps: dict[float, str]) -> None:
 def _bars(figure: Any, bars: Bars) -> None:
     axes = figure.subplots()
     values = [value for value in bars.values if value is not None]
-    factor, unit = _time_unit(values)
+    factor, unit = _unit("seconds", values)
     for position, (value, remark) in enumerate(zip(bars.values, bars.remarks, strict=True)):
         if value is None:
-            axes.text(
-                0.01, position, remark, transform=axes.get_yaxis_transform(), va="center", color=_GREY, fontsize=11
-            )
+            words = {"va": "center", "color": _GREY, "fontsize": 11}
+            axes.text(0.01, position, remark, transform=axes.get_yaxis_transform(), **words)
             continue
-        axes.barh(position, value.value * factor, height=0.6, color=_BLUE, alpha=0.75)
-        if value.low is not None and value.high is not None:
-            error = _distances([value.value * factor], [value.low * factor], [value.high * factor])
-            axes.errorbar(value.value * factor, position, xerr=error, ecolor="black", elinewidth=1.5, capsize=5)
+        length, low, high = _scaled([value], factor)
+        axes.barh(position, length, height=0.6, color=_BLUE, alpha=0.75)
+        axes.errorbar(length, position, xerr=(length - low, high - length), ecolor="black", elinewidth=1.5, capsize=5)
     axes.set_xlim(0, 1.08 * factor * max(value.high or value.value for value in values))
-    axes.set_yticks(range(len(bars.labels)), [plain(_cut(text)) for text in bars.labels], fontsize=11)
+    axes.set_yticks(range(len(bars.labels)), [plain(cut(text, LONGEST_LABEL)) for text in bars.labels], fontsize=11)
     axes.set_ylim(len(bars.labels) - 0.4, -0.6)
     axes.set_xlabel(f"time per call ({unit})", fontsize=13)
-    _style(axes)
-
-
-def _cut(text: str) -> str:
-    """A label with both ends, which distinguish it, and room for its bar."""
-    half = (_LONGEST_LABEL - 1) // 2
-    return text if len(text) <= _LONGEST_LABEL else f"{text[:half]}…{text[-half:]}"
+    style(axes)
 
 
 def _strips(figure: Any, strips: Strips) -> None:
@@ -153,10 +142,9 @@ def _strips(figure: Any, strips: Strips) -> None:
     grid = figure.subplots(len(strips.rows), 2, sharey="row", squeeze=False, width_ratios=(5, 1))
     for (samples, distribution), (name, row) in zip(grid, strips.rows, strict=True):
         _samples(samples, distribution, row)
-        _median(samples, distribution, row)
         samples.set_ylabel("\n".join(filter(None, (plain(name), samples.get_ylabel()))), fontsize=13)
-        samples.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        distribution.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+        samples.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, integer=True))
+        distribution.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3, integer=True))
     grid[-1][0].set_xlabel("sample, in the order of time", fontsize=13)
     grid[-1][1].set_xlabel("samples", fontsize=13)
     _legend(grid[0][0])
@@ -166,8 +154,8 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
     """Every sample, the warm-up shaded, outliers ringed; next to it the distribution of the measured ones."""
     assert row.series is not None
     assert row.time is not None
-    warmup = row.series.warmup
-    factor, unit = _time_unit([row.time.median])
+    warmup, median = row.series.warmup, row.time.median
+    factor, unit = _unit("seconds", [median])
     y = [sample * factor for sample in row.series.samples]
     axes.plot(range(warmup, len(y)), y[warmup:], ".", color=_BLUE, markersize=5, label="sample")
     if warmup:
@@ -179,53 +167,31 @@ def _samples(axes: Any, distribution: Any, row: Row) -> None:
         axes.plot(at, [y[index] for index in at], "o", **ring)
     for number, start in enumerate(row.series.blocks[1:]):
         axes.axvline(start - 0.5, color=_GREY, linewidth=1, linestyle="--", label=None if number else "next process")
-    bins = _bins(y[warmup:])
-    distribution.hist(y[warmup:], bins=bins, orientation="horizontal", color=_BLUE, alpha=0.75)
+    distribution.hist(y[warmup:], bins=_bins(y[warmup:]), orientation="horizontal", color=_BLUE, alpha=0.75)
     _vertical_scale(axes, y, from_zero=False)
     axes.set_xlim(-0.5, len(y) - 0.5)
     axes.set_ylabel(f"{row.time_kind} per call ({unit})")
-    _style(axes)
-    _style(distribution)
-
-
-def _bins(y: Sequence[float]) -> list[float] | int:
-    """Edges evenly spaced on the axis, which is logarithmic if the samples span more than a decade."""
-    count = min(40, max(5, len(y) // 5))
-    low, high = min(y), max(y)
-    if high <= 10 * low:
-        return count
-    return [low * (high / low) ** (number / count) for number in range(count + 1)]
-
-
-def _median(axes: Any, distribution: Any, row: Row) -> None:
-    """The median and its interval, across both."""
-    assert row.time is not None
-    median, factor = row.time.median, _time_unit([row.time.median])[0]
     for panel in (axes, distribution):
+        style(panel)
         panel.axhline(median.value * factor, color=_GREEN, linewidth=1.5, label="median")
         if median.low is not None and median.high is not None:
             band = {"color": _GREEN, "alpha": 0.35, "linewidth": 0, "label": "95 % interval of the median"}
             panel.axhspan(median.low * factor, median.high * factor, **band)
 
 
-def _horizontal_scale(axes: Any, chart: Chart) -> None:
-    positions = sorted(chart.ticks)
-    if _far_apart(positions):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_plain_numbers())
-    if len(positions) <= _MOST_TICKS:
-        axes.minorticks_off()
-        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
-    axes.set_xlabel(chart.axis, fontsize=13)
+def _bins(y: Sequence[float]) -> Any:
+    """Edges evenly spaced on the axis, which is logarithmic if the samples span more than a decade."""
+    count, low, high = min(40, max(5, len(y) // 5)), min(y), max(y)
+    return count if high <= 10 * low else numpy.geomspace(low, high, count + 1)
 
 
 def _vertical_scale(axes: Any, values: Sequence[float], *, from_zero: bool = True) -> None:
     """Logarithmic if the values are far apart, otherwise from zero if lengths are to be compared."""
     if _far_apart(values):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(_plain_numbers())
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(_plain_number)
+        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     elif from_zero:
         axes.set_ylim(0, max(axes.get_ylim()[1], _HEADROOM * max(values, default=0.0)) or None)
 
@@ -234,34 +200,19 @@ def _far_apart(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) / min(values) > _LOG_FROM
 
 
-def _plain_numbers() -> Any:
-    return FuncFormatter(lambda value, _: f"{value:g}")
+def _plain_number(value: float, _: int) -> str:
+    return f"{value:g}"
 
 
-def _distances(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
-    """Lengths of error bars below and above."""
-    below = [value - end for value, end in zip(values, low, strict=True)]
-    return [below, [end - value for value, end in zip(values, high, strict=True)]]
+def _scaled(intervals: Sequence[estimators.Interval], factor: float) -> Any:
+    """Values, lower and upper ends in another unit; NaN for an end that is unknown."""
+    return factor * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).T
 
 
 def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]:
-    """The factor to the unit in which some values are shown, and that unit."""
-    if unit == "seconds":
-        return _time_unit(values)
+    """The factor to the unit that fits the largest of some values, and that unit."""
     most = max((y.value for y in values), default=0.0)
-    for factor, name in _SCALES.get(unit, ()):
-        if most * factor >= 1:
-            return factor, name
-    return 1.0, unit
-
-
-def _time_unit(seconds: Sequence[estimators.Interval]) -> tuple[float, str]:
-    """The factor from seconds to the unit that fits the largest of some times, and that unit."""
-    largest = max(time.value for time in seconds)
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if largest * factor >= 1:
-            return factor, unit
-    return 1e9, "ns"
+    return next(((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1), (1.0, unit))
 
 
 def _legend(axes: Any, *, outside: bool = False) -> None:
@@ -269,8 +220,9 @@ def _legend(axes: Any, *, outside: bool = False) -> None:
     axes.legend(fontsize=11, framealpha=0.9, **place)
 
 
-def _style(axes: Any) -> None:
-    axes.grid(True, color="#dddddd", linewidth=0.8)
+def style(axes: Any, grid: str = "#dddddd") -> None:
+    """Draw a grid behind the data, and no frame above and on the right."""
+    axes.grid(True, color=grid, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=11)
     axes.spines[["top", "right"]].set_visible(False)

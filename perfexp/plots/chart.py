@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 
@@ -29,14 +31,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes over the common horizontal one.
-
-    Attributes:
-        title: title of the vertical axis, without its unit.
-        lines: lines in the panel.
-        unit: `seconds`, `bytes`, `joules` or `samples/s`.
-        curves: fitted models, behind the points.
-    """
+    """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit."""
 
     title: str
     lines: tuple[Line, ...]
@@ -53,15 +48,18 @@ class Caption:
     footer: str
 
 
+def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
+    """The codes of warnings and errors, as a footer; empty without any."""
+    codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
+    return f"warnings: {', '.join(codes)}" if codes else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Figures over a numeric axis.
+    """Panels over a numeric axis with that title.
 
     Attributes:
-        caption: words around it.
-        axis: title of the horizontal axis.
         ticks: measured positions with their labels.
-        panels: panels from top to bottom.
         gaps: positions of failures with their status.
     """
 

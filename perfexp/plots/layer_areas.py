@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfexp.plots.canvas import caption_of, plain
-from perfexp.plots.chart import Caption
-from perfexp.plots.drawing import Figure, FigureCanvasAgg, Rectangle
-from perfexp.plots.treemap import Tile, squarify
+from perfexp.plots.chart import Caption, footer_of
+from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import subject
@@ -28,29 +27,20 @@ _LABELLED = 0.012
 def draw(record: Record) -> bytes | None:
     """Return the layers of the representative point as PNG; None unless layers were profiled."""
     chosen = representative_point(record)
-    if chosen is None or not _taken(chosen):
-        return None
+    return save(partial(_compose, record, chosen)) if chosen and _taken(chosen) else None
+
+
+def _compose(record: Record, chosen: Point) -> Any:
     taken, about = _taken(chosen), subject(record.plan, record.environment)
-    colors = _colors(taken)
-    figure = Figure(figsize=(12, 9), dpi=100, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    colors, figure = _colors(taken), new_figure(9, layout="constrained")
     bars, map_ = figure.subplots(2, 1, height_ratios=(1, 4))
     _bars(bars, taken, colors)
     _map(map_, taken, colors)
     whole = median(chosen.facts["layers"]["call_seconds"])
     where = about.device or "an unknown device"
-    codes = ", ".join(dict.fromkeys(doubt.code for doubt in chosen.doubts if not doubt.is_note))
-    caption_of(
-        figure,
-        Caption(
-            title=str(about),
-            subtitle=f"{_which(record, chosen)}{format_seconds(whole)} a call on {where}{_closure(chosen)}",
-            footer=f"warnings: {codes}" if codes else "",
-        ),
-    )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    subtitle = f"{_which(record, chosen)}{format_seconds(whole)} a call on {where}{_closure(chosen)}"
+    caption_of(figure, Caption(title=str(about), subtitle=subtitle, footer=footer_of(chosen.doubts)))
+    return figure
 
 
 def _taken(point: Point) -> list[Mapping[str, Any]]:
@@ -83,14 +73,13 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, st
     """One bar for each pass, of kinds and gaps."""
     passes = list(dict.fromkeys(map(_pass, taken)))[::-1]
     whole = sum(_seconds(line) + _gap(line) for line in taken)
-    names = [*colors, _REST, _GAPS]
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in taken:
         kind = line["kind"] if line["kind"] in colors else _REST
         parts[_pass(line), kind] += _seconds(line)
         parts[_pass(line), _GAPS] += _gap(line)
     left = dict.fromkeys(passes, 0.0)
-    for name in names:
+    for name in (*colors, _REST, _GAPS):
         widths = [parts[which, name] / whole * 1e2 for which in passes]
         if any(widths):
             color = {_GAPS: _GAP_COLOR, _REST: _COLORS[-1]}.get(name) or colors[name]
@@ -99,8 +88,7 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, st
     axes.set_xlabel("% of the call", fontsize=11)
     axes.set_xlim(0, max(left.values()))
     axes.legend(fontsize=10, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.02), labelspacing=0.15)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
@@ -118,14 +106,15 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str
     tiles = squarify([seconds for seconds, *_ in shown], Tile(0.0, 0.0, 16.0, 9.0))
     for (seconds, name, kind), tile in zip(shown, tiles, strict=True):
         color = _GAP_COLOR if kind == _GAPS else colors.get(kind, _COLORS[-1])
-        corner = (tile.x, tile.y)
-        axes.add_patch(Rectangle(corner, tile.width, tile.height, facecolor=color, edgecolor="white", linewidth=1.5))
+        box = matplotlib.patches.Rectangle((tile.x, tile.y), tile.width, tile.height, edgecolor="white", linewidth=1.5)
+        box.set_facecolor(color)
+        axes.add_patch(box)
         share = seconds / whole
         if share >= _LABELLED:
             middle = (tile.x + tile.width / 2, tile.y + tile.height / 2)
-            words = f"{_short(name, tile.width)}\n{share:.1%}"
-            dark = {"color": "black" if kind == _GAPS else "white", "fontsize": 9, "clip_on": True}
-            axes.text(*middle, plain(words), ha="center", va="center", **dark)
+            words = {"color": "black" if kind == _GAPS else "white", "fontsize": 9, "clip_on": True}
+            text = plain(f"{_short(name, tile.width)}\n{share:.1%}")
+            axes.text(*middle, text, ha="center", va="center", **words)
     axes.set_xlim(0, 16)
     axes.set_ylim(0, 9)
     axes.axis("off")
@@ -151,8 +140,57 @@ def _which(record: Record, chosen: Point) -> str:
 def _closure(chosen: Point) -> str:
     """The sum of the layers compared with the call without profiling."""
     closure = chosen.metric("layers/closure")
-    return (
-        ""
-        if closure is None or closure.value is None
-        else f"; profiled {closure.value:+.1%} against the call without profiling"
-    )
+    if closure is None or closure.value is None:
+        return ""
+    return f"; profiled {closure.value:+.1%} against the call without profiling"
+
+
+class Tile(NamedTuple):
+    """A rectangle; x and y are of its lower left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def squarify(values: Sequence[float], within: Tile) -> list[Tile]:
+    """Return a rectangle for each value, in order, with an area in proportion to it; together they fill `within`.
+
+    The algorithm is that of Bruls, Huizing and van Wijk, Squarified Treemaps (2000).
+
+    Args:
+        values: positive values, the largest first.
+    """
+    total = sum(values)
+    areas = [value / total * within.width * within.height for value in values]
+    tiles: list[Tile] = []
+    rest, row = within, list[float]()
+    for area in areas:
+        side = min(rest.width, rest.height)
+        if row and _worst([*row, area], side) > _worst(row, side):
+            placed, rest = _row(row, rest)
+            tiles += placed
+            row = []
+        row.append(area)
+    return tiles + (_row(row, rest)[0] if row else [])
+
+
+def _worst(row: Sequence[float], side: float) -> float:
+    """The largest ratio of the sides of rectangles that lie in a row along a side."""
+    whole = sum(row)
+    return max(max(side**2 * area / whole**2, whole**2 / (side**2 * area)) for area in row)
+
+
+def _row(row: Sequence[float], within: Tile) -> tuple[list[Tile], Tile]:
+    """A row along the shorter side, and the rest."""
+    (x, y, width, height), tiles = within, list[Tile]()
+    if width < height:
+        placed, rest = _row(row, Tile(y, x, height, width))
+        *tiles, rest = (Tile(tile.y, tile.x, tile.height, tile.width) for tile in (*placed, rest))
+        return tiles, rest
+    thickness = sum(row) / height
+    for area in row:
+        tiles.append(Tile(x, y, thickness, area / thickness))
+        y += area / thickness
+    return tiles, Tile(x + thickness, within.y, width - thickness, height)

@@ -24,11 +24,7 @@ _COUNTED = "_ncu.csv"
 
 
 def write(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
-    """Write the rooflines of a run under ncu, and add their names to the files of its profile.
-
-    Args:
-        record: any run; a profile without a roofline gets a diagnostic.
-        sheets: data sheets, by name.
+    """Write the rooflines of a run under ncu, and add their names to the files of its profile, or a diagnostic.
 
     Raises:
         OSError: the folder can't be written.

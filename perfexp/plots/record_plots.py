@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-from perfexp.plots.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips
+from perfexp.plots.chart import Bars, Caption, Chart, Curve, Line, Panel, Strips, footer_of
 from perfexp.records import units
 from perfexp.records.record import Key, Record
 from perfexp.records.summary import MEGAPIXEL, TIME_KINDS, Row, rows, scalings
@@ -26,8 +27,7 @@ _PANELS = (("energy per call", ENERGY, "joules"), ("peak memory", PEAK_MEMORY, "
 _CURVE_SEGMENTS = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Named:
+class _Named(NamedTuple):
     """A row with the name of its line."""
 
     name: str
@@ -47,13 +47,12 @@ def picture(record: Record) -> Chart | Bars | Strips | None:
     about = subject(record.plan, record.environment)
     title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
     caption = Caption(title=title, subtitle=_subtitle(timed, about.device), footer=_footer(table, [record]))
-    fields = varying(row.key for row in table)
-    axis = next((name for name in _NUMERIC if name in fields), None)
-    named = [_Named(name=label(row.key, [name for name in fields if name != axis]), row=row) for row in table]
+    fields, axis = _axes(table)
+    named = [_Named(label(row.key, [name for name in fields if name != axis]), row) for row in table]
     if axis:
         return _chart(caption, named, axis, fitted=axis == "input_size")
     if len(timed) <= _MOST_STRIPS:
-        return Strips(caption=caption, rows=tuple((entry.name, entry.row) for entry in named if entry.row.time))
+        return Strips(caption=caption, rows=tuple(entry for entry in named if entry.row.time))
     return _bars(caption, named)
 
 
@@ -65,18 +64,18 @@ def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | Non
         return None
     subjects = [subject(record.plan, record.environment) for record in records]
     devices = dict.fromkeys(about.device for about in subjects if about.device)
-    same = constant(row.key for row in table)
-    caption = Caption(
-        title=" · ".join(
-            filter(None, (one_line(sweep.name), label(table[0].key, same), units.counted(len(sweep.children), "run")))
-        ),
-        subtitle=_subtitle(table, ", ".join(devices) or None),
-        footer=_footer(table, records),
-    )
-    fields = varying(row.key for row in table)
-    axis = next((name for name in _NUMERIC if name in fields), None)
-    named = [_Named(name=_sweep_label(child.axes, row.key, fields, axis), row=row) for child, row in pairs]
+    same = label(table[0].key, constant(row.key for row in table))
+    title = " · ".join(filter(None, (one_line(sweep.name), same, units.counted(len(sweep.children), "run"))))
+    caption = Caption(title=title, subtitle=_subtitle(table, ", ".join(devices)), footer=_footer(table, records))
+    fields, axis = _axes(table)
+    named = [_Named(_sweep_label(child.axes, row.key, fields, axis), row) for child, row in pairs]
     return _chart(caption, named, axis) if axis else _bars(caption, named)
+
+
+def _axes(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
+    """The fields that vary, and the one on the horizontal axis."""
+    fields = varying(row.key for row in table)
+    return fields, next((name for name in _NUMERIC if name in fields), None)
 
 
 def _by_one_time(pairs: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChild, Row]]:
@@ -89,13 +88,12 @@ def _by_one_time(pairs: Sequence[tuple[SweepChild, Row]]) -> list[tuple[SweepChi
 def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool = False) -> Chart:
     where, title, ticks = _positions([entry.row.key for entry in named], axis)
     timed = [entry for entry in named if entry.row.time]
-    kinds = {entry.row.time_kind for entry in timed}
-    times = _lines(timed, where, lambda row: row.time.median if row.time else None, with_kind=len(kinds) > 1)
-    curves = _curves(timed, where, with_kind=len(kinds) > 1) if fitted else ()
+    distinct = _with_kinds(timed)
+    times = _lines(distinct, where, lambda row: row.time.median if row.time else None)
+    curves = _curves(distinct, where) if fitted else ()
     panels = [Panel(title="time per call", lines=times, unit="seconds", curves=curves)]
     if len({entry.row.key.batch_size for entry in named}) > 1:
-        rates = _lines(timed, where, lambda row: row.samples_per_second)
-        panels.append(Panel(title="throughput", lines=rates))
+        panels.append(Panel(title="throughput", lines=_lines(timed, where, lambda row: row.samples_per_second)))
     optional = ((about, _lines(timed, where, partial(_metric, name)), unit) for about, name, unit in _PANELS)
     panels += [Panel(title=about, lines=lines, unit=unit) for about, lines, unit in optional if lines]
     return Chart(caption=caption, axis=title, ticks=ticks, panels=tuple(panels), gaps=_gaps(named, where))
@@ -109,9 +107,9 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
     return estimators.Interval(value=metric.value, low=None, high=None)
 
 
-def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool) -> tuple[Curve, ...]:
+def _curves(named: Sequence[_Named], where: dict[Key, float]) -> tuple[Curve, ...]:
     """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
-    labels = {entry.row.key: _line_label(entry, with_kind=with_kind) for entry in named}
+    labels = {entry.row.key: entry.name for entry in named}
     models, curves = scalings([entry.row for entry in named]), list[Curve]()
     for number, scaling in enumerate(models):
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
@@ -123,8 +121,11 @@ def _curves(named: Sequence[_Named], where: dict[Key, float], *, with_kind: bool
     return tuple(curves)
 
 
-def _line_label(entry: _Named, *, with_kind: bool) -> str:
-    return " · ".join(filter(None, (entry.name, entry.row.time_kind if with_kind else "")))
+def _with_kinds(named: Sequence[_Named]) -> Sequence[_Named]:
+    """The same rows, with the kinds of their times in their names if there are several kinds."""
+    if len({entry.row.time_kind for entry in named if entry.row.time}) < 2:
+        return named
+    return [_Named(" · ".join(filter(None, (name, row.time_kind))), row) for name, row in named]
 
 
 def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
@@ -139,10 +140,9 @@ def _gaps(named: Sequence[_Named], where: dict[Key, float]) -> dict[float, str]:
 
 
 def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:
-    kinds = {entry.row.time_kind for entry in named if entry.row.time}
     return Bars(
         caption=caption,
-        labels=tuple(f"{entry.name} · {entry.row.time_kind}" if len(kinds) > 1 else entry.name for entry in named),
+        labels=tuple(entry.name for entry in _with_kinds(named)),
         values=tuple(entry.row.time.median if entry.row.time else None for entry in named),
         remarks=tuple("" if entry.row.time else entry.row.status.value for entry in named),
     )
@@ -165,18 +165,13 @@ def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, d
 
 
 def _lines(
-    named: Iterable[_Named],
-    where: dict[Key, float],
-    value: Callable[[Row], estimators.Interval | None],
-    *,
-    with_kind: bool = False,
+    named: Iterable[_Named], where: dict[Key, float], value: Callable[[Row], estimators.Interval | None]
 ) -> tuple[Line, ...]:
     """The points by their names, each line from left to right."""
     points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
     for entry in named:
-        y = value(entry.row)
-        if y is not None:
-            points_of.setdefault(_line_label(entry, with_kind=with_kind), []).append((where[entry.row.key], y))
+        if y := value(entry.row):
+            points_of.setdefault(entry.name, []).append((where[entry.row.key], y))
     lines = []
     for name, points in points_of.items():
         points.sort(key=lambda point: point[0])
@@ -187,9 +182,7 @@ def _lines(
 def _sweep_label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str | None) -> str:
     """The values of the axes that are not the horizontal one, then other differences of a point."""
     shown = {"phase" if name == "mode" else name for name in axes}
-    words = [
-        _axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or (name != axis and not axis)
-    ]
+    words = [_axis_text(name, value) for name, value in axes.items() if name not in _NUMERIC or not axis]
     rest = [name for name in fields if name != axis and (name not in shown or name in _NUMERIC)]
     return " · ".join([*words, *filter(None, [label(key, rest)])])
 
@@ -201,11 +194,9 @@ def _axis_text(name: str, value: str) -> str:
 
 def _subtitle(table: Sequence[Row], device: str | None) -> str:
     kinds = ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-    where = device or "an unknown device"
-    return f"{kinds} per call, median with its 95 % interval where there is one, on {where}"
+    return f"{kinds} per call, median with its 95 % interval where there is one, on {device or 'an unknown device'}"
 
 
 def _footer(table: Sequence[Row], records: Sequence[Record]) -> str:
-    doubts = [doubt for record in records for doubt in record.doubts] + [doubt for row in table for doubt in row.doubts]
-    codes = dict.fromkeys(doubt.code for doubt in doubts if not doubt.is_note)
-    return f"warnings: {', '.join(codes)}" if codes else ""
+    of_records = [doubt for record in records for doubt in record.doubts]
+    return footer_of(of_records + [doubt for row in table for doubt in row.doubts])

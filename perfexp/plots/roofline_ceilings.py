@@ -34,12 +34,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """A line of the plot.
+    """A line of the plot with the intensities and rates of its ends.
 
     Attributes:
         name: name with its height.
-        x: intensities of its ends.
-        y: rates of its ends.
         used: whether work stands below it.
         measured: whether the device reached it in the run; otherwise it is a stated peak.
         below: whether its name stands below the line, since another line is above.
@@ -48,9 +46,9 @@ class Ceiling:
     name: str
     x: tuple[float, float]
     y: tuple[float, float]
-    used: bool = True
-    measured: bool = False
-    below: bool = False
+    used: bool
+    measured: bool
+    below: bool
 
 
 def numbered(roofline: Roofline) -> list[Row]:
@@ -67,11 +65,8 @@ def distinct_ranges(roofline: Roofline) -> list[Row]:
 
 def with_l2(roofline: Roofline) -> list[Row]:
     """The parts that have a second place by their L2 bytes: the slow ones, if there is a ceiling of L2."""
-    return [
-        row
-        for row in roofline.parts
-        if roofline.peaks.l2_bytes_per_second and row.load.l2_intensity and row.time_share >= _WORTH_A_NUMBER
-    ]
+    slow = [row for row in roofline.parts if row.load.l2_intensity and row.time_share >= _WORTH_A_NUMBER]
+    return slow if roofline.peaks.l2_bytes_per_second else []
 
 
 def window_of(roofline: Roofline) -> Window:
@@ -93,37 +88,21 @@ def ceilings_of(roofline: Roofline, window: Window) -> list[Ceiling]:
     peaks, heights = roofline.peaks, _heights(roofline)
     memory, highest = peaks.dram_bytes_per_second or 1.0, heights[0][1]
     levels = [(name, height, used, False) for name, height, used in heights]
-    slopes = [("DRAM", memory, False)]
-    if peaks.l2_bytes_per_second:
-        slopes.insert(0, ("L2", peaks.l2_bytes_per_second, False))
+    slopes = [("L2", peaks.l2_bytes_per_second, False)] if peaks.l2_bytes_per_second else []
+    slopes.append(("DRAM", memory, False))
     for kind, rate in peaks.measured.items():
         if kind == "dram" and not _is_equal(rate, memory):
             slopes.append(("DRAM measured", rate, True))
         elif kind != "dram" and not _is_equal(rate, peaks.flops_per_second.get(kind)):
             levels.append((f"{NAMES.get(kind, kind)} measured", rate, False, True))
-    ceilings = [
-        Ceiling(
-            name=f"{name} {pretty(height, 'FLOP/s', stated=True)}",
-            x=(height / memory, window.x[1]),
-            y=(height, height),
-            used=used,
-            measured=measured,
-            below=measured,
-        )
-        for name, height, used, measured in levels
-    ]
+    ceilings = []
+    for name, height, used, measured in levels:
+        text, x = f"{name} {pretty(height, 'FLOP/s', stated=True)}", (height / memory, window.x[1])
+        ceilings.append(Ceiling(name=text, x=x, y=(height, height), used=used, measured=measured, below=measured))
     for name, slope, measured in slopes:
-        start, end = max(window.x[0], window.y[0] / slope), highest / slope
-        ceilings.append(
-            Ceiling(
-                name=f"{name} {pretty(slope, 'B/s', stated=True)}",
-                x=(start, end),
-                y=(start * slope, highest),
-                used=not measured,
-                measured=measured,
-                below=name != slopes[0][0],
-            )
-        )
+        start, end, below = max(window.x[0], window.y[0] / slope), highest / slope, name != slopes[0][0]
+        text, y = f"{name} {pretty(slope, 'B/s', stated=True)}", (start * slope, highest)
+        ceilings.append(Ceiling(name=text, x=(start, end), y=y, used=not measured, measured=measured, below=below))
     return ceilings
 
 

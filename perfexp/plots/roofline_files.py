@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfexp.host.files import write_atomically
@@ -34,11 +34,7 @@ def to_csv(roofline: Roofline) -> bytes:
 
 
 def files(stem: Path) -> dict[str, Path]:
-    """The paths of the files by kind.
-
-    Args:
-        stem: path without suffix.
-    """
+    """The paths of the files by kind, from a path without suffix."""
     return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "html", "csv")}
 
 
@@ -47,29 +43,17 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
     return {f"roofline_{phase}" if len(layers) > 1 else "roofline": one for phase, one in layers.items()}
 
 
-def write(roofline: Roofline, targets: dict[str, Path]) -> list[Path]:
-    """Write the files of a roofline, and return their paths: without plotly there is no page.
-
-    Args:
-        targets: paths by kind, as from `files`.
+def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
+    """Write the files of a roofline to paths by kind, and return those written: without plotly there is no page.
 
     Raises:
         OSError: a file can't be written; its path is the error's `filename`.
     """
-    make: dict[str, Callable[[], bytes | None]] = {
-        "png": lambda: draw(roofline),
-        "svg": lambda: draw(roofline, "svg"),
-        "html": lambda: to_html(roofline),
-        "csv": lambda: to_csv(roofline),
-    }
-    written = []
-    for kind, path in targets.items():
-        content = make[kind]()
-        if content is None:
-            continue
+    contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
+    written = {path: content for kind, path in targets.items() if (content := contents[kind]) is not None}
+    for path, content in written.items():
         try:
             write_atomically(path, content)
         except OSError as error:  # it names the temporary file, or none
             raise OSError(error.errno, error.strerror, str(path)) from error
-        written.append(path)
-    return written
+    return list(written)

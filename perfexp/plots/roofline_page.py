@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import plotly.graph_objects as go
@@ -29,6 +29,7 @@ def page(roofline: Roofline) -> bytes:
     figure, window = go.Figure(), window_of(roofline)
     for ceiling in ceilings_of(roofline, window):
         is_level = ceiling.y[0] == ceiling.y[1]
+        color, width = ("#202020", 2.5) if ceiling.used else ("#9a9a9a", 1.5)
         figure.add_scatter(
             x=ceiling.x,
             y=ceiling.y,
@@ -37,11 +38,7 @@ def page(roofline: Roofline) -> bytes:
             text=("", ceiling.name) if is_level else (ceiling.name, ""),
             textposition="top left" if is_level else "middle right",
             hoverinfo="name",
-            line={
-                "color": "#202020" if ceiling.used else "#9a9a9a",
-                "dash": "dash" if ceiling.measured else "solid",
-                "width": 2.5 if ceiling.used else 1.5,
-            },
+            line={"color": color, "dash": "dash" if ceiling.measured else "solid", "width": width},
             legendgroup="ceilings",
             legendgrouptitle_text="ceilings",
         )
@@ -53,7 +50,7 @@ def page(roofline: Roofline) -> bytes:
     _points(figure, roofline, l2, "by L2 bytes", by_l2=True, size=12, symbol="circle-open", color="#009E73")
     _points(figure, roofline, roofline.ranges, "ranges", size=12, symbol="diamond-open", color="black")
     _points(figure, roofline, [roofline.total], "total", size=12, symbol="star", color="black")
-    _points(figure, roofline, roofline.launches, "each launch", False, symbol="circle-open", color="#CC79A7")
+    _points(figure, roofline, roofline.launches, "each launch", symbol="circle-open", color="#CC79A7")
     figure.update_layout(
         template="plotly_white",
         height=780,
@@ -61,10 +58,8 @@ def page(roofline: Roofline) -> bytes:
         legend={"itemsizing": "constant"},
         hoverlabel={"align": "left", "bgcolor": "white"},
     )
-    for axis, title, limits in (("xaxis", X_TITLE, window.x), ("yaxis", Y_TITLE, window.y)):
-        ends = [math.log10(limit) for limit in limits]
-        figure.update_layout({axis: {"type": "log", "title": title, "range": ends, "dtick": 1}})
-    figure.update_yaxes(exponentformat="SI")
+    figure.update_xaxes(type="log", title=X_TITLE, range=list(map(math.log10, window.x)), dtick=1)
+    figure.update_yaxes(type="log", title=Y_TITLE, range=list(map(math.log10, window.y)), dtick=1, exponentformat="SI")
     plot = figure.to_html(include_plotlyjs=True, full_html=False, div_id="roofline", config={"displaylogo": False})
     title, summary = html.escape(one_line(roofline.title)), html.escape(one_line(meaning(roofline, roofline.total)))
     notes = "".join(f"<p class=note>{html.escape(one_line(note))}</p>" for note in roofline.notes)
@@ -84,27 +79,27 @@ def _table(roofline: Roofline) -> str:
 def _points(
     figure: Any,
     roofline: Roofline,
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     name: str,
-    visible: bool = True,
     *,
+    size: int = 0,
     by_l2: bool = False,
-    size: int | None = None,
     **marker: Any,
 ) -> None:
-    """Add rows to the figure, with the numbers of the slowest."""
+    """Add rows to the figure, with the numbers of the slowest; launches stay hidden until the reader wants them."""
     rows = [row for row in rows if row.has_place]
     if not rows:
         return
     sizes = [size or max(_LARGEST * row.time_share**0.5, _SMALLEST) for row in rows]
     shown = [row.number for row in (*roofline.ranges, *numbered(roofline))]
+    is_launch = rows[0].level == "launch"
     figure.add_scatter(
         x=[row.load.l2_intensity if by_l2 else row.load.intensity for row in rows],
         y=[row.load.flops_per_second for row in rows],
         mode="markers+text",
         name=name,
-        visible=visible or "legendonly",
-        text=[row.number if row.number in shown and row.level != "launch" and not by_l2 else "" for row in rows],
+        visible="legendonly" if is_launch else True,
+        text=[row.number if row.number in shown and not is_launch and not by_l2 else "" for row in rows],
         textposition=["middle center" if diameter >= _WIDE else "middle right" for diameter in sizes],
         hovertext=[_hover(roofline, row) for row in rows],
         hoverinfo="text",
@@ -116,9 +111,7 @@ def _hover(roofline: Roofline, row: Row) -> str:
     """The figures of a row, in lines."""
     table = grid(roofline, [row])
     figures = ", ".join(f"{column.title} {column.cells[0]}" for column in table.columns[2:])
-    shares = (
-        f"{'≈ ' if row.is_estimated(ceiling) else ''}{share:.1%} of {ceiling}" for ceiling, share in row.shares.items()
-    )
+    shares = [f"{'≈ ' * row.is_estimated(name)}{share:.1%} of {name}" for name, share in row.shares.items()]
     name = row.name if row.name != row.label else ""
     texts = (name, row.where, figures, ", ".join(shares), meaning(roofline, row))
     lines = (line for text in texts for line in textwrap.wrap(one_line(text), 100, max_lines=4, placeholder=" …"))

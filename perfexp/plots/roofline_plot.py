@@ -1,36 +1,16 @@
-"""Plot of a roofline by matplotlib: a log-log plane with all ceilings and numbered work below them."""
+"""Plot of a roofline by matplotlib: a log-log plane with all ceilings and plane.numbered work below them."""
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
+from functools import partial
 from typing import Any
 
-from perfexp.plots.canvas import caption_of, plain
+from perfexp.plots import roofline_ceilings as plane
+from perfexp.plots.canvas import caption_of, plain, style
 from perfexp.plots.chart import Caption
-from perfexp.plots.drawing import (
-    Figure,
-    FigureCanvasAgg,
-    FuncFormatter,
-    Line2D,
-    LogLocator,
-    NullFormatter,
-    matplotlib,
-    withStroke,
-)
-from perfexp.plots.roofline_ceilings import (
-    COLORS,
-    X_TITLE,
-    Y_TITLE,
-    Ceiling,
-    Window,
-    ceilings_of,
-    distinct_ranges,
-    numbered,
-    window_of,
-    with_l2,
-)
+from perfexp.plots.drawing import matplotlib, new_figure, save
+from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.placement import Roofline, Row
@@ -38,11 +18,10 @@ from perfexp.roofline.sentences import pretty
 from perfexp.summaries.subject import one_line
 
 _GREY, _USED, _UNUSED = "#5f5f5f", "#202020", "#9a9a9a"
-_HALO = [withStroke(linewidth=3, foreground="white")]
-#: Area of a marker in square points: of a part without time, and on top of it for all of the time.
+_HALO = [matplotlib.patheffects.withStroke(linewidth=3, foreground="white")]
+#: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
-#: Marker areas of ranges and of the total.
-_RANGE_AREA, _TOTAL_AREA = 60, 190
+_AREAS = {"range": 60, "total": 190}
 _NAME_LENGTH = 34
 #: Directions from a marker to its number, in degrees, the best first; and distances in pixels from its edge.
 _ANGLES, _DISTANCES = (0, 180, 90, 270, 30, 150, 330, 210, 60, 120, 300, 240), (12, 22, 34, 50, 68, 88, 110)
@@ -57,31 +36,21 @@ _AXES = (0.07, 0.125, 0.605, 0.765)
 
 
 def plot(roofline: Roofline, form: str) -> bytes:
-    """A plot of 1200 × 800 pixels; the same roofline gives the same bytes.
-
-    Args:
-        form: `png` or `svg`.
-    """
-    buffer = io.BytesIO()
-    metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        # the SVG backend has 72 pixels per inch, whatever the figure's dpi
-        compose(roofline, dpi=100 if form == "png" else 72).savefig(buffer, format=form, metadata=metadata)
-    return buffer.getvalue()
+    """A plot of 1200 × 800 pixels as `png` or `svg`; the same roofline gives the same bytes."""
+    # the SVG backend has 72 pixels per inch, whatever the figure's dpi
+    return save(partial(compose, roofline, dpi=100 if form == "png" else 72), form)
 
 
 def compose(roofline: Roofline, dpi: int = 100) -> Any:
     """The matplotlib figure, whose texts are placed in pixels."""
-    figure = Figure(figsize=(12, 8), dpi=dpi, facecolor="white")
-    FigureCanvasAgg(figure)
-    axes, window = figure.add_axes(_AXES), window_of(roofline)
+    figure = new_figure(8, dpi=dpi)
+    axes, window = figure.add_axes(_AXES), plane.window_of(roofline)
     _scales(axes, window)
     _markers(axes, roofline, window)
-    rows = [*distinct_ranges(roofline), *numbered(roofline)]
+    rows = [*plane.distinct_ranges(roofline), *plane.numbered(roofline)]
     markers = [_marker_box(axes, row, window) for row in rows]
     taken = [_marker_box(axes, roofline.total, window)] if _has_star(roofline) else []
-    taken += [_ceiling(axes, ceiling) for ceiling in ceilings_of(roofline, window)]
+    taken += [_ceiling(axes, ceiling) for ceiling in plane.ceilings_of(roofline, window)]
     for i, row in enumerate(rows):
         _number(axes, row.number, markers[i], taken, markers[:i] + markers[i + 1 :])
     _legend(axes, roofline)
@@ -91,17 +60,14 @@ def compose(roofline: Roofline, dpi: int = 100) -> Any:
 
 def _scales(axes: Any, window: Window) -> None:
     axes.set(xscale="log", yscale="log", xlim=window.x, ylim=window.y)
-    axes.set_xlabel(X_TITLE, fontsize=13)
-    axes.set_ylabel(Y_TITLE, fontsize=13)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 1) if value < 1 else f"{value:g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: pretty(value, "", stated=True)))
+    axes.set_xlabel(plane.X_TITLE, fontsize=13)
+    axes.set_ylabel(plane.Y_TITLE, fontsize=13)
+    axes.xaxis.set_major_formatter(lambda value, _: digits(value, 1) if value < 1 else f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: pretty(value, "", stated=True))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(numticks=12))
-        axis.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelsize=11)
-    axes.grid(True, color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+        axis.set_major_locator(matplotlib.ticker.LogLocator(numticks=12))
+        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    style(axes, grid="#e4e4e4")
 
 
 def _place(row: Row, window: Window) -> tuple[float, float]:
@@ -110,8 +76,7 @@ def _place(row: Row, window: Window) -> tuple[float, float]:
 
 def _area(row: Row) -> float:
     """The area of a marker in square points."""
-    fixed = {"range": _RANGE_AREA, "total": _TOTAL_AREA}
-    return fixed.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
+    return _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
 
 
 def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
@@ -120,16 +85,16 @@ def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
     xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
     areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
     axes.scatter(xs, ys, s=areas, c=colors, alpha=0.6, edgecolors="white", linewidths=0.8, zorder=4)
-    for row in with_l2(roofline):
+    for row in plane.with_l2(roofline):
         (x, y), color = _place(row, window), COLORS[row.limit]
         inner, _ = window.clip(row.load.l2_intensity, y)
         axes.plot([inner, x], [y, y], color=color, linewidth=0.7, alpha=0.5, zorder=3)
         axes.scatter(inner, y, s=22, facecolors="white", edgecolors=color, linewidths=1.2, zorder=3.5)
-    for row in distinct_ranges(roofline):
-        axes.scatter(*_place(row, window), s=_RANGE_AREA, marker="D", facecolors="white", edgecolors="black", zorder=5)
+    for row in plane.distinct_ranges(roofline):
+        axes.scatter(*_place(row, window), s=_area(row), marker="D", facecolors="white", edgecolors="black", zorder=5)
     if _has_star(roofline):
-        place = _place(roofline.total, window)
-        axes.scatter(*place, s=_TOTAL_AREA, marker="*", color="black", edgecolors="white", zorder=6)
+        place, area = _place(roofline.total, window), _area(roofline.total)
+        axes.scatter(*place, s=area, marker="*", color="black", edgecolors="white", zorder=6)
 
 
 def _has_star(roofline: Roofline) -> bool:
@@ -140,7 +105,6 @@ def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[
     """Write a number on its marker, or as near as there is room, with a line to the marker.
 
     Args:
-        marker: box of the marker, in pixels.
         taken: boxes without room, to which that of the number is added.
         others: boxes of the other markers, which are covered only if need be.
     """
@@ -163,20 +127,16 @@ def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[
 
 def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
     """Draw a ceiling with its name beside the line, and return the name's box."""
-    color, style = _USED if ceiling.used else _UNUSED, (0, (5, 3)) if ceiling.measured else "-"
-    axes.plot(ceiling.x, ceiling.y, color=color, linestyle=style, linewidth=2.0 if ceiling.used else 1.2, zorder=2)
+    color, dash = _USED if ceiling.used else _UNUSED, (0, (5, 3)) if ceiling.measured else "-"
+    axes.plot(ceiling.x, ceiling.y, color=color, linestyle=dash, linewidth=2.0 if ceiling.used else 1.2, zorder=2)
     (x0, y0), (x1, y1) = (axes.transData.transform(end) for end in zip(ceiling.x, ceiling.y, strict=True))
     angle, beside = math.atan2(y1 - y0, x1 - x0), -_BESIDE if ceiling.below else _BESIDE
     # level names end at the right, sloping ones begin at the left; names of measured ceilings keep clear of them
     part = (0.35 if ceiling.measured else 0.04) if angle else (0.6 if ceiling.measured else 0.99)
-    align = {
-        "ha": "left" if angle else "right",
-        "va": "top" if ceiling.below else "bottom",
-        "rotation_mode": "anchor",
-        "zorder": 2.5,
-    }
+    align = {"ha": "left" if angle else "right", "va": "top" if ceiling.below else "bottom", "rotation_mode": "anchor"}
     x, y = x0 + part * (x1 - x0) - beside * math.sin(angle), y0 + part * (y1 - y0) + beside * math.cos(angle)
-    return _text(axes, ceiling.name, color, x=x, y=y, rotation=math.degrees(angle), **align).get_window_extent()
+    name = _text(axes, ceiling.name, color, x=x, y=y, zorder=2.5, rotation=math.degrees(angle), **align)
+    return name.get_window_extent()
 
 
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
@@ -188,8 +148,8 @@ def _marker_box(axes: Any, row: Row, window: Window) -> Any:
 
 def _text(axes: Any, words: str, color: str, **style: Any) -> Any:
     """A text whose place is in pixels."""
-    settings = {"fontsize": 10, "color": color, "zorder": 7, "path_effects": _HALO, "transform": None, **style}
-    return axes.text(**{"x": 0, "y": 0, **settings}, s=plain(words))
+    settings = {"x": 0, "y": 0, "fontsize": 10, "path_effects": _HALO, "transform": None, **style}
+    return axes.text(**settings, color=color, s=plain(words))
 
 
 def _legend(axes: Any, roofline: Roofline) -> None:
@@ -198,17 +158,16 @@ def _legend(axes: Any, roofline: Roofline) -> None:
     for limit, color in COLORS.items():
         share = sum(row.time_share for row in roofline.parts if row.limit is limit)
         handles.append(_handle("o", f"{roofline.noun} {limit.value}: {share:.0%} of the time", color=color, alpha=0.7))
-    if with_l2(roofline):
+    if plane.with_l2(roofline):
         handles.append(_handle("o", "at its intensity by L2 bytes", markerfacecolor="white", markeredgecolor=_GREY))
     if _has_star(roofline):
         handles.append(_handle("*", "total", color="black", markersize=12))
     diamond = {"markerfacecolor": "white", "markeredgecolor": "black"}
-    ranges, parts = distinct_ranges(roofline), numbered(roofline)
+    ranges, parts = plane.distinct_ranges(roofline), plane.numbered(roofline)
     handles += [_handle("D", _entry(row, row.name.rsplit("/", 1)[-1]), **diamond) for row in ranges]
     handles += [_handle("o", _entry(row, row.label), color=COLORS[row.limit], alpha=0.7) for row in parts]
-    axes.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8.5, title="area: share of the time"
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(handles=handles, fontsize=8.5, title="area: share of the time", **place)
 
 
 def _entry(row: Row, name: str) -> str:
@@ -217,7 +176,7 @@ def _entry(row: Row, name: str) -> str:
 
 
 def _handle(marker: str, label: str, **style: Any) -> Any:
-    return Line2D([], [], linestyle="none", marker=marker, label=label, **style)
+    return matplotlib.lines.Line2D([], [], linestyle="none", marker=marker, label=label, **style)
 
 
 def caption(roofline: Roofline) -> Caption:

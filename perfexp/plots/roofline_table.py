@@ -73,40 +73,35 @@ def console_grid(roofline: Roofline) -> Grid:
 def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int | None = None) -> Grid:
     """Rows of a roofline as words; `≈` marks estimates."""
 
-    def column(title: str, word: Callable[[Row], str], rank: int = 0, *, is_prose: bool = False) -> Column:
-        return Column(title=title, cells=tuple(map(word, rows)), rank=rank, prose=is_prose)
-
     def name(row: Row) -> str:
         text = one_line(f"range {row.name}" if row.level == "range" else row.label)
         return cut(text, name_length) if name_length else text
 
-    def flops(row: Row, value: float | None, unit: str) -> str:
-        return _word(value, lambda value: pretty(value, unit), row.flops_are_estimated)
+    def amount(value: float | None, unit: str, is_estimated: bool) -> str:
+        return _word(value, lambda value: pretty(value, unit), is_estimated)
 
-    return Grid(
-        columns=(
-            column("no.", lambda row: row.number),
-            column(roofline.noun[:-1], name, is_prose=True),
-            column("rows" if roofline.analytic else "launches", lambda row: str(row.load.launches), 3),
-            column("time", lambda row: format_seconds(row.load.seconds)),
-            column("share", lambda row: f"{row.time_share:.1%}"),
-            column("work", lambda row: flops(row, row.load.total_flops, "FLOP"), 2),
-            column("moved", lambda row: _word(row.load.dram_bytes, _bytes, row.bytes_are_estimated), 1),
-            column(
-                "FLOP/B",
-                lambda row: _word(row.load.intensity, digits, row.flops_are_estimated or row.bytes_are_estimated),
-            ),
-            column("rate", lambda row: flops(row, row.load.flops_per_second, "FLOP/s")),
-            column("of compute", lambda row: _word(row.compute_share, "{:.1%}".format, row.is_estimated("compute"))),
-            column("of memory", lambda row: _word(row.memory_share, "{:.1%}".format, row.is_estimated(DRAM))),
-            column("binds", lambda row: row.binds or "–"),
-        ),
-        notes=tuple(notes),
+    def intensity(row: Row) -> str:
+        return _word(row.load.intensity, digits, row.flops_are_estimated or row.bytes_are_estimated)
+
+    columns: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
+        ("no.", 0, lambda row: row.number),
+        (roofline.noun[:-1], 0, name),
+        ("rows" if roofline.analytic else "launches", 3, lambda row: str(row.load.launches)),
+        ("time", 0, lambda row: format_seconds(row.load.seconds)),
+        ("share", 0, lambda row: f"{row.time_share:.1%}"),
+        ("work", 2, lambda row: amount(row.load.total_flops, "FLOP", row.flops_are_estimated)),
+        ("moved", 1, lambda row: amount(row.load.dram_bytes, "B", row.bytes_are_estimated)),
+        ("FLOP/B", 0, intensity),
+        ("rate", 0, lambda row: amount(row.load.flops_per_second, "FLOP/s", row.flops_are_estimated)),
+        ("of compute", 0, lambda row: _word(row.compute_share, "{:.1%}".format, row.is_estimated("compute"))),
+        ("of memory", 0, lambda row: _word(row.memory_share, "{:.1%}".format, row.is_estimated(DRAM))),
+        ("binds", 0, lambda row: row.binds or "–"),
     )
-
-
-def _bytes(value: float) -> str:
-    return pretty(value, "B")
+    made = (
+        Column(title=title, cells=tuple(map(word, rows)), rank=rank, prose=word is name)
+        for title, rank, word in columns
+    )
+    return Grid(columns=tuple(made), notes=tuple(notes))
 
 
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from perfexp.errors import UserError
@@ -16,7 +15,7 @@ from perfexp.records.record import Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
 from perfexp.roofline.listing import Listing
-from perfexp.roofline.peaks import ADD, Peaks, data_type, device_of, from_measured, matching, of_layers
+from perfexp.roofline.peaks import ADD, Peaks, device_of, from_measured, from_source, matching, of_layers
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Roofline, Row, shares_of, together
 
 #: What a run can do for a device without a data sheet.
@@ -60,7 +59,6 @@ def of_record(
     """The rooflines of a record's layers, by phase (`inference`, `train`): the largest point of each.
 
     Args:
-        record: result of a run with probes.layers=true.
         peaks: peaks that take precedence over those in the record.
         sheets: data sheets to search for the device.
         title: title of the plots; by default the run's name and the point.
@@ -102,15 +100,9 @@ def recorded(table: Listing) -> tuple[Peaks, str]:
     for launch in table.launches:
         for name, value in recorded_peaks(launch).items():
             values[name].append(value)
-    medians = {name: sorted(several)[len(several) // 2] for name, several in values.items()}
-    compute = {name: value for name, value in medians.items() if name not in ("dram", "l2")}
-    peaks = Peaks(
-        flops_per_second=compute,
-        dram_bytes_per_second=medians.get("dram"),
-        l2_bytes_per_second=medians.get("l2"),
-        sources=("ncu's own, at its clocks",) if compute or "dram" in medians else (),
-    )
-    return peaks, next((launch.product for launch in table.launches if launch.product), "")
+    peaks = {name: median_high(several) for name, several in values.items()}
+    dram, l2 = peaks.pop("dram", None), peaks.pop("l2", None)
+    return from_source("ncu's own, at its clocks", peaks, dram, l2), table.product
 
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
@@ -126,7 +118,6 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
     complete = [(launch, work, load) for launch, work, load in works if load]
     if not complete:
         raise UserError(f"{table.source}: no launch has its time, its FLOPs and its bytes. Is the file complete?")
-    total = together(load for *_, load in complete)
     kernels: defaultdict[str, list[Load]] = defaultdict(list)
     ranges: defaultdict[tuple[str, str], list[Load]] = defaultdict(list)
     for launch, _, load in complete:
@@ -135,57 +126,59 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
             ranges["/".join(launch.stack[: depth + 1]), THREAD].append(load)
         for span in dict.fromkeys(launch.spans):
             ranges[span, PROCESS].append(load)
-    by_time = sorted(
-        ((name, together(loads)) for name, loads in kernels.items()), key=lambda part: (-part[1].seconds, part[0])
-    )
+    sums = [(name, together(loads)) for name, loads in kernels.items()]
+    by_time = sorted(sums, key=lambda part: (-part[1].seconds, part[0]))
     labels = kernel_names.labels([name for name, _ in by_time])
-    rows = partial(_rows, peaks, total.seconds)
-    parts = rows("kernel", [(*part, label, "") for part, label in zip(by_time, labels, strict=True)])
-    part_of = {row.name: row for row in parts}
-    launches = [
-        (launch.kernel, load, part_of[launch.kernel].label, "/".join((*launch.stack, *launch.spans)))
-        for launch, _, load in complete
-    ]
-    numbers = [part_of[launch.kernel].number for launch, *_ in complete]
-    roofline = Roofline(
-        title=title,
-        peaks=peaks,
-        parts=parts,
-        launches=rows("launch", launches, numbers),
-        ranges=rows("range", [(path, together(loads), path, owner) for (path, owner), loads in ranges.items()]),
-        total=rows("total", [("total", total, "total", "")], [""])[0],
+    roofline = _roofline(
+        title,
+        peaks,
+        together(load for *_, load in complete),
+        [(name, label, "", load) for (name, load), label in zip(by_time, labels, strict=True)],
+        [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
+        [(launch.kernel, "/".join((*launch.stack, *launch.spans)), load) for launch, _, load in complete],
     )
-    used = [work for _, work, _ in complete]
-    return replace(roofline, notes=(*table.notes, *caveats.of_counters(roofline, used, len(counted))))
+    notes = caveats.of_counters(roofline, [work for _, work, _ in complete], len(counted))
+    return replace(roofline, notes=(*table.notes, *notes))
 
 
-def _rows(
+def _roofline(
+    title: str,
     peaks: Peaks,
-    seconds: float,
-    level: str,
-    entries: Iterable[tuple[str, Load, str, str]],
-    numbers: Iterable[str] | None = None,
-) -> tuple[Row, ...]:
-    """Rows of a level.
+    total: Load,
+    parts: Iterable[tuple[str, str, str, Load]],
+    ranges: Iterable[tuple[str, str, Load]],
+    launches: Iterable[tuple[str, str, Load]] = (),
+    *,
+    is_analytic: bool = False,
+) -> Roofline:
+    """A roofline without notes.
 
     Args:
-        seconds: duration of the total.
-        entries: name, load, label and place of each row.
-        numbers: numbers of the rows; by default ranks.
+        parts: name, label, place and load of each kernel or layer, the slowest first.
+        ranges: name, owner and load of each range or pass.
+        launches: kernel, ranges and load of each launch.
     """
-    ranks = (f"R{rank}" if level == "range" else str(rank) for rank in itertools.count(1))
-    return tuple(
-        Row(
-            level=level,
-            name=name,
-            label=label,
-            load=load,
-            shares=shares_of(load, peaks),
-            time_share=load.seconds / seconds,
-            where=where,
-            number=number,
+
+    def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
+        share, shares = load.seconds / total.seconds, shares_of(load, peaks)
+        return Row(
+            level=level, name=name, label=label, where=where, load=load, shares=shares, time_share=share, number=number
         )
-        for (name, load, label, where), number in zip(entries, numbers or ranks, strict=False)
+
+    level = "layer" if is_analytic else "kernel"
+    rows = tuple(row(level, *part, str(number)) for number, part in enumerate(parts, 1))
+    part_of = {row.name: row for row in rows}
+    return Roofline(
+        title=title,
+        peaks=peaks,
+        parts=rows,
+        ranges=tuple(row("range", path, path, owner, load, f"R{n}") for n, (path, owner, load) in enumerate(ranges, 1)),
+        total=row("total", "total", "total", "", total),
+        launches=tuple(
+            row("launch", name, part_of[name].label, where, load, part_of[name].number)
+            for name, where, load in launches
+        ),
+        analytic=is_analytic,
     )
 
 
@@ -199,21 +192,13 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
         moved, bytes_basis = work.dram_share * peaks.dram_bytes_per_second * seconds, Basis.percentage
     if not seconds or flops is None or moved is None:
         return None
-    return Load(
-        seconds=seconds,
-        flops=flops,
-        dram_bytes=moved,
-        l2_bytes=work.l2_bytes,
-        flops_basis=flops_basis,
-        bytes_basis=bytes_basis,
-    )
+    load = Load(seconds=seconds, flops=flops, dram_bytes=moved, l2_bytes=work.l2_bytes)
+    return replace(load, flops_basis=flops_basis, bytes_basis=bytes_basis)
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
     """Raise a UserError that names the metrics that no launch has."""
-    missing = []
-    if not any(work.seconds for work in counted):
-        missing.append("gpu__time_duration.sum")
+    missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
     if all(work.flops is None and work.sm_share is None for work in counted):
         unsized = sorted({name for work in counted for name in work.lacking})
         missing += unsized[:1] or ["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"]
@@ -234,9 +219,8 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
 
 def _check_peaks(table: Listing, peaks: Peaks) -> None:
     if not peaks.flops_per_second or not peaks.dram_bytes_per_second:
-        product = next((launch.product for launch in table.launches if launch.product), "")
         capability = next((launch.capability for launch in table.launches if launch.capability), "")
-        device = product or (f"a GPU of compute capability {capability}" if capability else "an unnamed GPU")
+        device = table.product or (f"a GPU of compute capability {capability}" if capability else "an unnamed GPU")
         raise UserError(f"{table.source}: {_unknown_peaks(device, peaks)}")
 
 
@@ -254,7 +238,7 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
     """The roofline of a record's layers: analytic FLOPs and bytes, measured times."""
-    kind, lines = data_type(point.key.precision), point.facts["layers"]["lines"]
+    kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
     timed = sorted((line for line in lines if _seconds(line) > 0), key=lambda line: (-_seconds(line), _layer(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
@@ -262,46 +246,36 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         product, device_kind = device_of(record)
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
-    total = _sum(lines, kind)
-    rows = partial(_rows, peaks, total.seconds)
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[_pass(line)].append(line)
-    layers = [
-        (_layer(line), _analytic([line["flops"]], [line["bytes_min"]], kind, _seconds(line)), label, _pass(line))
-        for line, label in zip(timed, kernel_names.numbered([_layer(line) for line in timed]), strict=True)
-    ]
-    roofline = Roofline(
-        title=title,
-        peaks=peaks,
-        parts=rows("layer", layers),
-        launches=(),
-        ranges=rows("range", [(name, _sum(own, kind), name, "pass") for name, own in passes.items()]),
-        total=rows("total", [("total", total, "total", "")], [""])[0],
-        analytic=True,
+    names = [_layer(line) for line in timed]
+    layers = zip(names, kernel_names.numbered(names), map(_pass, timed), timed, strict=True)
+    roofline = _roofline(
+        title,
+        peaks,
+        _analytic(lines, kind),
+        [(name, label, which, _analytic([line], kind)) for name, label, which, line in layers],
+        [(name, "pass", _analytic(own, kind)) for name, own in passes.items()],
+        is_analytic=True,
     )
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
 
 
-def _sum(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
-    """The work of several lines: those with known work cover the whole call, so the others add nothing.
+def _analytic(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
+    """The work of some lines: those with known work cover the whole call, so the others add nothing.
 
     Lines without time count too, since one operator may do the work of several. Only forward passes have known bytes.
     """
     timed = [line for line in lines if _seconds(line) > 0]
-    moved = [line["bytes_min"] for line in lines] if all(_pass(line) in _FORWARD for line in timed) else []
-    return _analytic([line["flops"] for line in lines], moved, kind, sum(map(_seconds, lines)), len(timed))
-
-
-def _analytic(
-    flops: Iterable[float | None], moved: Iterable[float | None], kind: str, seconds: float, launches: int = 1
-) -> Load:
-    known_flops, known_bytes = ([value for value in values if value is not None] for values in (flops, moved))
+    flops = [line["flops"] for line in lines if line["flops"] is not None]
+    moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
+    has_bytes = moved and all(_pass(line) in _FORWARD for line in timed)
     return Load(
-        seconds=seconds,
-        launches=launches,
-        flops={kind: float(sum(known_flops))} if known_flops else None,
-        dram_bytes=float(sum(known_bytes)) if known_bytes else None,
+        seconds=sum(map(_seconds, lines)),
+        launches=len(timed),
+        flops={kind: float(sum(flops))} if flops else None,
+        dram_bytes=float(sum(moved)) if has_bytes else None,
         flops_basis=Basis.analytic,
         bytes_basis=Basis.analytic,
     )

@@ -26,12 +26,7 @@ _MIN_FORWARD = 5
 
 
 def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterator[str]:
-    """The caveats of a file of ncu.
-
-    Args:
-        counted: work of each launch in the roofline.
-        launches: number of launches in the file.
-    """
+    """The caveats of a file of ncu with some launches, of which the complete ones were counted."""
     yield from _foreign(roofline)
     yield from _contradictions(roofline, counted)
     # ranges of the process include other threads, so they decide where there are any
@@ -57,21 +52,15 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
     if lacking := sorted({name for work in counted for name in work.lacking}):
         yield f"FLOPs are too low: {', '.join(lacking[:4])} {'is' if len(lacking) == 1 else 'are'} not in the file."
     if moves := sum(work.moves for work in counted):
-        yield (
-            f"{pretty(moves, 'FLOP')} of half precision in kernels of single precision are left out: they move "
-            "constants."
-        )
+        flops = pretty(moves, "FLOP")
+        yield f"{flops} of half precision in kernels of single precision are left out: they move constants."
     if left := launches - len(counted):
         yield f"{left} of {launches} launches lack metrics that others have, and are left out. Is the file complete?"
     yield from _without_ceiling(roofline)
 
 
 def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Iterator[str]:
-    """The caveats of a record's layers.
-
-    Args:
-        diagnostics: warnings about the layers' times.
-    """
+    """The caveats of a record's layers, among them the diagnostics about their times."""
     yield from _foreign(roofline)
     yield from map(str, diagnostics)
     yield (
@@ -100,20 +89,16 @@ def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[
     `dram__throughput` is the utilization of the busiest part of the memory. A launch's bandwidth divided by it is a
     lower bound of the peak, so the largest of them is compared.
     """
-    stated = roofline.peaks.dram_bytes_per_second
-    implied = max(
-        (
-            work.dram_bytes / work.seconds / work.dram_share
-            for work in counted
-            if work.dram_bytes and work.seconds and work.dram_share and work.dram_share >= _BUSY
-        ),
-        default=None,
-    )
-    if stated and implied and abs(implied / stated - 1) > _CONTRADICTION:
+    stated, sources = roofline.peaks.dram_bytes_per_second, ", ".join(roofline.peaks.sources)
+    implied = [
+        work.dram_bytes / work.seconds / work.dram_share
+        for work in counted
+        if work.dram_bytes and work.seconds and work.dram_share and work.dram_share >= _BUSY
+    ]
+    if stated and implied and abs(max(implied) / stated - 1) > _CONTRADICTION:
         yield (
-            f"Warning: the memory ceiling ({pretty(stated, 'B/s')}, {', '.join(roofline.peaks.sources)}) contradicts "
-            f"the file: its bytes and percentages imply a peak of {pretty(implied, 'B/s')}. Is --gpu the device that "
-            "was profiled?"
+            f"Warning: the memory ceiling ({pretty(stated, 'B/s')}, {sources}) contradicts the file: its bytes and "
+            f"percentages imply a peak of {pretty(max(implied), 'B/s')}. Is --gpu the device that was profiled?"
         )
 
 
@@ -127,17 +112,14 @@ def _without_ceiling(roofline: Roofline) -> Iterator[str]:
 
 
 def missing_backward(launches: Mapping[str, int]) -> str | None:
-    """A warning about a training step without its backward pass, with the remedy; None where nothing looks missing.
+    """A warning about a training step without its backward pass, by the number of kernels in each range; None if fine.
 
     NVTX push/pop ranges belong to the thread that pushed them (NVIDIA, NVTX C API, "Push/Pop ranges"), and autograd
     launches the backward pass from a thread of its own for each device (PyTorch, "Autograd mechanics").
-
-    Args:
-        launches: number of kernels in each range, by its path.
     """
     if not any(_TRAINING.search(path) for path in launches):
         return None
-    forward, backward = (_launches_in(launches, name) for name in (_FORWARD, _BACKWARD))
+    forward, backward = _launches_in(launches, _FORWARD), _launches_in(launches, _BACKWARD)
     if forward < _MIN_FORWARD or backward >= _MIN_BACKWARD * forward:
         return None
     seen = "1 kernel" if backward == 1 else f"{backward or 'no'} kernels"
@@ -151,7 +133,6 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
 
 def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
     """Kernels in the outermost ranges with a name."""
-    paths = {path: path.rpartition("/") for path in launches}
-    return sum(
-        count for path, count in launches.items() if name.search(paths[path][2]) and not name.search(paths[path][0])
-    )
+    split = (path.rpartition("/") for path in launches)
+    outermost = (parent + slash + own for parent, slash, own in split if name.search(own) and not name.search(parent))
+    return sum(launches[path] for path in outermost)

@@ -17,12 +17,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from perfexp.roofline.listing import Launch
 
-_OPERATION = "sass_thread_inst_executed_op_{}_pred_on"
+_UNITS, _OPERATION = ("smsp", "sm", "derived"), "sass_thread_inst_executed_op_{}_pred_on"
 #: FLOPs of an instruction of the CUDA cores, by data type.
 _CORES = {
     "fp32": {"fadd": 1, "fmul": 1, "ffma": 2},
@@ -44,10 +44,9 @@ _OF_PEAK = ".avg.pct_of_peak_sustained_elapsed"
 _SM = f"sm__throughput{_OF_PEAK}"
 _DRAM = (f"dram__throughput{_OF_PEAK}", f"gpu__dram_throughput{_OF_PEAK}")
 _L2_OF_PEAK = ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed", f"lts__t_bytes{_OF_PEAK}")
-_DRAM_BYTES, _L2_BYTES = "dram__bytes", "lts__t_bytes"
-#: Bytes read and written, as ncu names them on older and on newer chips (Blackwell).
-_DIRECTIONS = (("dram__bytes_read", "dram__bytes_write"), ("dram__bytes_op_read", "dram__bytes_op_write"))
-_MEMORY = (_DRAM_BYTES, _L2_BYTES, *(name for pair in _DIRECTIONS for name in pair))
+_L2_BYTES = "lts__t_bytes"
+#: Bytes, or those read and those written, as ncu names them on older and on newer chips (Blackwell).
+_DRAM_BYTES = (("dram__bytes",), *((f"dram__bytes{op}_read", f"dram__bytes{op}_write") for op in ("", "_op")))
 #: Peak per cycle, clock, and factor from the counter to FLOPs or bytes, by ceiling.
 _PEAKS = {
     "dram": ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second", 1),
@@ -56,16 +55,13 @@ _PEAKS = {
     "fp64_vector": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _SM_CLOCK, 2),
     "half": ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained", _SM_CLOCK, 4),
 }
-_INSTRUCTIONS = frozenset(
-    f"{unit}__{_OPERATION.format(name)}" for sizes in _CORES.values() for name in sizes for unit in ("sm", "smsp")
-)
-_FORMS = (".sum", ".sum.per_second", ".sum.per_cycle_elapsed")
-_NAMES = frozenset(
-    {*_SECONDS, _CYCLES, *_CLOCKS, _SM, *_DRAM, *_L2_OF_PEAK}
-    | {f"{name}{form}" for name in _MEMORY for form in _FORMS}
-    | {name for counter, clock, _ in _PEAKS.values() for name in (counter, clock)}
-)
 _DERIVED = re.compile(r"derived__smsp__sass_thread_inst_executed_op_(\w+)_pred_on_x(\d)")
+_COUNTER = re.compile(
+    r"(?:sm(?:sp)?__sass_thread_inst_executed_op_[fhd](?:add|mul|fma)_pred_on|dram__bytes(?:(?:_op)?_(?:read|write))?"
+    rf"|{_L2_BYTES}|{_TENSOR.pattern}|{_PIPE.pattern})\.sum(?:\.per_second|\.per_cycle_elapsed)?"
+)
+_NAMES = {_CYCLES, _SM, *_SECONDS, *_CLOCKS, *_DRAM, *_L2_OF_PEAK}
+_NAMES |= {name for *names, _ in _PEAKS.values() for name in names}
 
 #: Command that collects all counters of a hierarchical roofline, whether a chip's tensor cores count operations or not.
 COLLECT = (
@@ -82,11 +78,7 @@ _NOT_SINGLE = re.compile(r"half|bfloat|(?<![a-z])b?f16|[hi]?s?16816|1688|[hi]gem
 
 def wanted(name: str) -> bool:
     """Whether a roofline needs a metric of ncu."""
-    if name in _NAMES or _DERIVED.fullmatch(name):
-        return True
-    base, dot_sum, form = name.partition(".sum")
-    is_counter = base in _INSTRUCTIONS or _TENSOR.fullmatch(base) or _PIPE.fullmatch(base)
-    return bool(is_counter) and f"{dot_sum}{form}" in _FORMS
+    return name in _NAMES or bool(_COUNTER.fullmatch(name) or _DERIVED.fullmatch(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +87,6 @@ class Counted:
 
     Attributes:
         flops: FLOPs by data type (`fp32`, `half`, `tensor fp16`, …).
-        dram_bytes: bytes read and written.
         sm_share: `sm__throughput`, a fraction of peak.
         dram_share: `dram__throughput`, a fraction of peak.
         estimated: whether the size of a matrix instruction was assumed.
@@ -116,78 +107,57 @@ class Counted:
 
 def count(launch: Launch) -> Counted:
     """Compute the work of a launch."""
-    counters = _Counters(launch.metrics)
-    flops, lacking = _core_flops(counters)
+    seconds, amounts = _amounts(launch.metrics)
+    flops, lacking = _core_flops(amounts)
     moves = _remove_moves(launch.kernel, flops)
-    tensor, estimated, unsized = _tensor_flops(counters, launch.capability)
-    counted = {**flops, **tensor}
+    tensor, estimated, unsized = _tensor_flops(amounts, launch.capability)
+    moved = (sum(amounts[name] for name in names) for names in _DRAM_BYTES if amounts.keys() >= set(names))
     return Counted(
-        seconds=counters.seconds,
-        flops=counted or None,
-        dram_bytes=_dram_bytes(counters),
-        l2_bytes=counters.amount(_L2_BYTES),
+        seconds=seconds,
+        flops={**flops, **tensor} or None,
+        dram_bytes=next(moved, None),
+        l2_bytes=amounts.get(_L2_BYTES),
         sm_share=launch.metrics.get(_SM),
-        dram_share=counters.first(_DRAM),
+        dram_share=_first(launch.metrics, _DRAM),
         estimated=estimated,
-        lacking=(*(lacking if counted else ()), *unsized),
+        lacking=(*lacking, *unsized),
         moves=moves,
     )
 
 
 def recorded_peaks(launch: Launch) -> dict[str, float]:
     """Peaks that ncu recorded with a launch, per second at its clocks: `dram`, `l2`, `fp32`, `fp64_vector`, `half`."""
-    counters = _Counters(launch.metrics)
+    seconds, amounts = _amounts(launch.metrics)
     peaks = {
         name: launch.metrics[counter] * launch.metrics[clock] * factor
         for name, (counter, clock, factor) in _PEAKS.items()
         if counter in launch.metrics and clock in launch.metrics
     }
-    share, moved = counters.first(_L2_OF_PEAK), counters.amount(_L2_BYTES)
-    if share and counters.seconds and moved:
-        peaks.setdefault("l2", moved / counters.seconds / share)
+    share, moved = _first(launch.metrics, _L2_OF_PEAK), amounts.get(_L2_BYTES)
+    if share and seconds and moved:
+        peaks.setdefault("l2", moved / seconds / share)
     return {name: value for name, value in peaks.items() if value > 0}
 
 
-class _Counters:
-    """The metrics of a launch."""
-
-    def __init__(self, metrics: Mapping[str, float]) -> None:
-        self.metrics = metrics
-        self.clock = self.first(_CLOCKS)
-        seconds = self.first(_SECONDS)
-        if seconds is None and _CYCLES in metrics and (clock := metrics.get(_SM_CLOCK)):
-            seconds = metrics[_CYCLES] / clock
-        self.seconds = seconds or None
-
-    def first(self, names: tuple[str, ...]) -> float | None:
-        return next((self.metrics[name] for name in names if name in self.metrics), None)
-
-    def amount(self, base: str) -> float | None:
-        """The sum of a counter, or its rate times the duration."""
-        total = self.metrics.get(f"{base}.sum")
-        if total is not None or self.seconds is None:
-            return total
-        rate = self.metrics.get(f"{base}.sum.per_second")
-        if rate is None and self.clock and (per_cycle := self.metrics.get(f"{base}.sum.per_cycle_elapsed")) is not None:
-            rate = per_cycle * self.clock
-        return None if rate is None else rate * self.seconds
-
-    def matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], float]]:
-        """Amounts of the counters whose name matches."""
-        for base in dict.fromkeys(name.partition(".sum")[0] for name in self.metrics):
-            if (match := pattern.fullmatch(base)) and (amount := self.amount(base)) is not None:
-                yield match, amount
+def _first(metrics: Mapping[str, float], names: Iterable[str]) -> float | None:
+    return next((metrics[name] for name in names if name in metrics), None)
 
 
-def _dram_bytes(counters: _Counters) -> float | None:
-    total = counters.amount(_DRAM_BYTES)
-    if total is not None:
-        return total
-    for directions in _DIRECTIONS:
-        read, written = map(counters.amount, directions)
-        if read is not None and written is not None:
-            return read + written
-    return None
+def _amounts(metrics: Mapping[str, float]) -> tuple[float | None, dict[str, float]]:
+    """The duration of a launch, and its counters by their names without a form: sums, or rates times the duration."""
+    seconds, clock = _first(metrics, _SECONDS), _first(metrics, _CLOCKS)
+    if seconds is None and _CYCLES in metrics and metrics.get(_SM_CLOCK):
+        seconds = metrics[_CYCLES] / metrics[_SM_CLOCK]
+    cycles = (seconds or 0.0) * (clock or 0.0)
+    amounts: dict[str, float] = {}
+    for form, factor in ((".sum", 1.0), (".sum.per_second", seconds), (".sum.per_cycle_elapsed", cycles)):
+        for name, value in metrics.items():
+            if factor and name.endswith(form):
+                amounts.setdefault(name.removesuffix(form), value * factor)
+    for name, value in metrics.items():
+        if cycles and (derived := _DERIVED.fullmatch(name)):
+            amounts[f"derived__{_OPERATION.format(derived[1])}"] = value * cycles / int(derived[2])
+    return seconds or None, amounts
 
 
 def _remove_moves(kernel: str, flops: dict[str, float]) -> float:
@@ -202,39 +172,32 @@ def _remove_moves(kernel: str, flops: dict[str, float]) -> float:
     return moves
 
 
-def _core_flops(counters: _Counters) -> tuple[dict[str, float], list[str]]:
+def _core_flops(amounts: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
     """FLOPs of the CUDA cores by precision, and the missing counters of precisions that have some."""
-    flops: dict[str, float] = {}
-    lacking: list[str] = []
+    flops, lacking = dict[str, float](), list[str]()
     for precision, sizes in _CORES.items():
-        amounts = {operation: _instructions(counters, operation) for operation in sizes}
-        counted = [sizes[operation] * amount for operation, amount in amounts.items() if amount is not None]
+        names = {operation: _OPERATION.format(operation) for operation in sizes}
+        counts = {
+            operation: _first(amounts, (f"{unit}__{name}" for unit in _UNITS)) for operation, name in names.items()
+        }
+        counted = [sizes[operation] * count for operation, count in counts.items() if count is not None]
         if counted:
             flops[precision] = sum(counted)
-            lacking += [f"smsp__{_OPERATION.format(name)}.sum" for name, amount in amounts.items() if amount is None]
+            lacking += [f"smsp__{names[operation]}.sum" for operation, count in counts.items() if count is None]
     return flops, lacking
 
 
-def _instructions(counters: _Counters, operation: str) -> float | None:
-    for unit in ("smsp", "sm"):
-        amount = counters.amount(f"{unit}__{_OPERATION.format(operation)}")
-        if amount is not None:
-            return amount
-    for name, value in counters.metrics.items():
-        derived = _DERIVED.fullmatch(name)
-        if derived and derived[1] == operation and counters.clock and counters.seconds:
-            return value * counters.clock * counters.seconds / int(derived[2])
-    return None
-
-
-def _tensor_flops(counters: _Counters, capability: str) -> tuple[dict[str, float], bool, list[str]]:
+def _tensor_flops(amounts: Mapping[str, float], capability: str) -> tuple[dict[str, float], bool, list[str]]:
     """FLOPs of the tensor cores, whether they are estimated, and counters whose instructions have an unknown size."""
     by_source: dict[str, dict[str, float]] = {}
-    for match, amount in counters.matching(_TENSOR):
-        by_source.setdefault(match["source"], {})[match["rest"]] = amount
+    pipes: dict[str, float] = {}
+    for name, amount in amounts.items():
+        if match := _TENSOR.fullmatch(name):
+            by_source.setdefault(match["source"], {})[match["rest"]] = amount
+        elif match := _PIPE.fullmatch(name):
+            pipes[match["kind"] or ""] = amount
     if by_source:
         return {f"tensor {source}": _without_overlap(counts) for source, counts in by_source.items()}, False, []
-    pipes = {match["kind"] or "": amount for match, amount in counters.matching(_PIPE)}
     flops = {"tensor fp64": pipes["_op_dmma"] * _DMMA_FLOPS} if "_op_dmma" in pipes else {}
     # the whole pipe includes double precision
     matrix = pipes.get("_op_hmma", pipes.get("", 0.0) - pipes.get("_op_dmma", 0.0) if "" in pipes else None)
@@ -249,8 +212,5 @@ def _without_overlap(counts: Mapping[str, float]) -> float:
     """Operations of one source type by counters that overlap: all, by destination, with and without sparsity."""
     if "" in counts:
         return counts[""]
-    return sum(
-        value
-        for rest, value in counts.items()
-        if "_sparsity_" not in rest or rest.partition("_sparsity_")[0] not in counts
-    )
+    own = (rest for rest in counts if "_sparsity_" not in rest or rest.partition("_sparsity_")[0] not in counts)
+    return sum(counts[rest] for rest in own)

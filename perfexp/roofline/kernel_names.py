@@ -30,21 +30,16 @@ def short(kernel: str) -> str:
 
 def _outside(text: str, opening: str, closing: str) -> str:
     """A text without its brackets, nested ones included, and their contents."""
-    outside, depth = [], 0
+    outside, depth = "", 0
     for character in text:
         depth += character == opening
-        if not depth:
-            outside.append(character)
+        outside += "" if depth else character
         depth -= character == closing and depth > 0
-    return "".join(outside)
+    return outside
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Distinct short labels of distinct kernels: `gemm<…, 4>`, `gemm<…, 8>`, or `gemm`, `gemm #2`.
-
-    Args:
-        names: whole names, in the order in which equal labels are numbered.
-    """
+    """Distinct short labels of distinct kernels: `gemm<…, 4>`, `gemm<…, 8>`, or `gemm`, `gemm #2` in their order."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         groups[short(name)].append(name)

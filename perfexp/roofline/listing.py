@@ -11,7 +11,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -33,13 +33,9 @@ _PRODUCT = "device__attribute_display_name"
 _NAME_AND_UNIT = re.compile(r"(.+?)(?: \[(.*)\])?")
 #: Columns that identify the tables of other tools.
 _OTHER_TOOLS = {
-    "Total Time (ns)": "nsys stats",
-    "Time (%)": "nsys stats",
-    "Total Time": "nsys stats",
+    **dict.fromkeys(("Total Time (ns)", "Time (%)", "Total Time"), "nsys stats"),
     "Time(%)": "nvprof",
-    "Kernel_Name": "rocprof",
-    "KernelName": "rocprof",
-    "DurationNs": "rocprof",
+    **dict.fromkeys(("Kernel_Name", "KernelName", "DurationNs"), "rocprof"),
 }
 #: Number of a process-wide range, before its domain; a range of a thread has none.
 _RANGE_NUMBER = re.compile(r"^\d+:(?=[^:]*:)")
@@ -50,16 +46,14 @@ _MAX_BYTES = 1 << 29
 EXPORT = "ncu --import FILE.ncu-rep --page raw --csv --print-units base > FILE.csv"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Launch:
     """One launch of a kernel.
 
     Attributes:
-        kernel: name with template arguments.
         stack: push/pop ranges of the launching thread, the outermost first.
         spans: start/end ranges of the process that were open.
         capability: compute capability, `7.5`.
-        product: name of the GPU; empty where the file has none.
         metrics: values in SI by ncu's names, percentages as fractions.
     """
 
@@ -67,34 +61,30 @@ class Launch:
     stack: tuple[str, ...] = ()
     spans: tuple[str, ...] = ()
     capability: str = ""
-    product: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Listing:
-    """The contents of a file.
+    """The contents of a file, whose name in messages is `source`.
 
     Attributes:
-        source: name of the file in messages.
-        launches: launches in the order of the file.
+        product: name of the GPU; empty where the file has none.
         names: names of all metrics, unwanted ones included.
         unavailable: metrics that ncu could not measure (`n/a`).
         notes: caveats about the file.
     """
 
     source: str
-    launches: tuple[Launch, ...]
-    names: frozenset[str]
-    unavailable: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    product: str = ""
+    launches: list[Launch] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    unavailable: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
 
 
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
-    """Read a file.
-
-    Args:
-        wanted: predicate on names of metrics.
+    """Read the wanted metrics of a file.
 
     Raises:
         UserError: the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
@@ -113,10 +103,9 @@ def is_listing(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             text = _decode(file.read(2**16), str(path), is_whole=False)
-        _header(text.splitlines(keepends=True), str(path))
+        return bool(_header(text.splitlines(keepends=True), str(path)))
     except (OSError, UserError):
         return False
-    return True
 
 
 def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
@@ -145,55 +134,48 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
         raise UserError(f"{source} is empty. ncu leaves such a file after a failure; read its messages on the console.")
     lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
-    # spreadsheets whose locale has a decimal comma separate columns by semicolons
-    otherwise = "," if delimiter == ";" else "."
-    launches: list[Launch] = []
-    names: set[str] = set()
-    unavailable: set[str] = set()
-    negative: list[str] = []
-    tables = 0
+    listing, tables, negative = Listing(source=source), 0, list[str]()
     for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2):
         cells = list(_long(rows) if _VALUE in header else _wide(header, rows))
-        present = {cell.name for cell in cells}
-        needed = set(filter(wanted, present))
-        mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=otherwise)
-        if mark is None:
-            raise UserError(
-                f"{source} writes some numbers with a decimal comma and others with a decimal point, so none can be "
-                "trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
-            )
-        columns = {cell.launch: cell.columns for cell in reversed(cells)}
-        products = {cell.launch: cell.text.strip() for cell in cells if cell.name == _PRODUCT}
-        metrics: dict[tuple[str, ...], dict[str, float]] = {cell.launch: {} for cell in cells}
-        for cell in (cell for cell in cells if cell.name in needed):
-            value = number(cell.text, mark)
-            if value is None:
-                unavailable |= {cell.name} if cell.text.strip() else set()
-            elif value < 0:
-                negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
-            else:  # the first of several equal names counts
-                metrics[cell.launch].setdefault(cell.name, value * _factor(cell, source))
-        launches += [_launch(columns[key], products.get(key, ""), values) for key, values in metrics.items()]
-        names |= present - {""}
-        tables += bool(metrics)
-    if not launches:
+        names = {cell.name for cell in cells} - {""}
+        # spreadsheets whose locale has a decimal comma separate columns by semicolons
+        negative += _add(listing, cells, set(filter(wanted, names)), "," if delimiter == ";" else ".")
+        listing.names |= names
+        tables += bool(cells)
+    if not listing.launches:
         raise UserError(f"{source} has a header and no kernel: the range or filter of ncu matched none.")
-    return Listing(
-        source=source,
-        launches=tuple(launches),
-        names=frozenset(names),
-        unavailable=frozenset(unavailable),
-        notes=tuple(_notes(tables, negative)),
-    )
+    listing.notes += _notes(tables, negative)
+    return listing
 
 
-def _factor(cell: _Cell, source: str) -> float:
-    scale = factor(cell.unit)
-    if scale is None:
+def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], otherwise: str) -> list[str]:
+    """Add the launches of a table, and return its values below zero with their places."""
+    mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=otherwise)
+    if mark is None:
         raise UserError(
-            f"{source}: {cell.name} is in '{cell.unit}', an unknown unit. Export it with --print-units base."
+            f"{listing.source} writes some numbers with a decimal comma and others with a decimal point, so none can "
+            "be trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
         )
-    return scale
+    launches, negative = dict[tuple[str, ...], Launch](), list[str]()
+    for cell in cells:
+        if cell.launch not in launches:
+            launches[cell.launch] = _launch(cell.columns)
+        if cell.name == _PRODUCT:
+            listing.product = listing.product or cell.text.strip()
+        if cell.name not in needed:
+            continue
+        value, scale = number(cell.text, mark), factor(cell.unit)
+        if value is None:
+            listing.unavailable |= {cell.name} if cell.text.strip() else set()
+        elif value < 0:
+            negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
+        elif scale is None:
+            unit = f"{cell.name} is in '{cell.unit}', an unknown unit"
+            raise UserError(f"{listing.source}: {unit}. Export it with --print-units base.")
+        else:  # the first of several equal names counts
+            launches[cell.launch].metrics.setdefault(cell.name, value * scale)
+    listing.launches += launches.values()
+    return negative
 
 
 def _notes(tables: int, negative: Sequence[str]) -> Iterator[str]:
@@ -203,10 +185,6 @@ def _notes(tables: int, negative: Sequence[str]) -> Iterator[str]:
         more = len(negative) - _MAX_NAMED
         values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
         yield f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
-
-
-def _is_header(cells: Sequence[str]) -> bool:
-    return _KERNEL in cells and ("ID" in cells or _VALUE in cells)
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
@@ -236,21 +214,15 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
 def _tables(
     lines: Sequence[str], delimiter: str, header: Sequence[str], source: str, *, first: int
 ) -> list[list[tuple[int, dict[str, str]]]]:
-    """The rows below the header with their lines; another table begins where the header is repeated.
-
-    Raises:
-        UserError: a line is cut off, or is a different header.
-    """
+    """The rows below the header with their lines; another table begins where the header is repeated."""
     tables: list[list[tuple[int, dict[str, str]]]] = [[]]
     # columns behind the value in the long form belong to rules and may be missing
     least = header.index(_VALUE) + 1 if _VALUE in header else len(header)
-    body = [(line_number, line) for line_number, line in enumerate(lines, first) if not line.startswith("==")]
-    reader = csv.reader((line for _, line in body), delimiter=delimiter, strict=True)
+    body = ("\n" if line.startswith("==") else line for line in lines)
+    reader = csv.reader(body, delimiter=delimiter, strict=True)
     try:
-        for cells in reader:
-            line = body[reader.line_num - 1][0]
-            if not any(cells):
-                continue
+        for cells in filter(any, reader):
+            line = first + reader.line_num - 1
             if _is_header(names := [cell.strip() for cell in cells]):
                 if names != list(header):
                     raise UserError(
@@ -263,7 +235,7 @@ def _tables(
             else:
                 tables[-1].append((line, dict(zip(header, cells, strict=False))))
     except csv.Error as error:
-        raise _cut_off(source, body[max(reader.line_num, 1) - 1][0], str(error)) from error
+        raise _cut_off(source, first + max(reader.line_num, 1) - 1, str(error)) from error
     return tables
 
 
@@ -274,8 +246,12 @@ def _cut_off(source: str, line: int, reason: str) -> UserError:
     )
 
 
+def _is_header(cells: Sequence[str]) -> bool:
+    return _KERNEL in cells and ("ID" in cells or _VALUE in cells)
+
+
 class _Cell(NamedTuple):
-    """A metric of a launch, which may be nameless; the same for both forms."""
+    """A metric of a launch; nameless for a launch without metrics."""
 
     line: int
     launch: tuple[str, ...]
@@ -303,14 +279,12 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
                 yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
 
 
-def _launch(columns: Mapping[str, str], product: str, metrics: Mapping[str, float]) -> Launch:
+def _launch(columns: Mapping[str, str]) -> Launch:
     return Launch(
         kernel=columns[_KERNEL],
         stack=_ranges(columns, "Push/Pop_Range"),
         spans=_ranges(columns, "Start/Stop_Range"),
         capability=columns.get("CC", ""),
-        product=product,
-        metrics=metrics,
     )
 
 

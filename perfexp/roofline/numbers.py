@@ -19,13 +19,9 @@ _PLAIN = {"": 1.0, "1": 1.0, "#": 1.0, "%": 0.01, "percent": 0.01}
 
 
 def decimal_mark(cells: Iterable[str], *, otherwise: str = ".") -> str | None:
-    """Detect the decimal mark of several numbers; None where they contradict one another.
+    """Detect the decimal mark of the numbers among some texts; None where they contradict one another.
 
-    `1.234,5` and `0,5` have a comma, `1,234.5` and `0.5` a point; `1,234` alone is ambiguous.
-
-    Args:
-        cells: texts; those that are not numbers are ignored.
-        otherwise: the mark where all numbers are ambiguous.
+    `1.234,5` and `0,5` have a comma, `1,234.5` and `0.5` a point; `1,234` is ambiguous, `otherwise` if all are.
     """
     marks = {mark for cell in cells if (mark := _mark(_GROUPING.sub("", cell)))}
     return None if len(marks) > 1 else next(iter(marks), otherwise)
@@ -60,13 +56,10 @@ def number(cell: str, mark: str = ".") -> float | None:
 
 
 def factor(unit: str) -> float | None:
-    """The factor that converts a value in a unit to SI; None for an unknown unit.
+    """The factor from a unit (`usecond`, `us`, `Mbyte`, `GB/s`, `cycle/nsecond`, …) to SI; None for an unknown one.
 
     ncu's `Kbyte` has 1000 bytes (a block's shared memory of 16384 bytes is shown as 16.38 Kbyte), `KiB` 1024. A
     percentage becomes a fraction. Units of counters (`inst`, `cycle`) are 1.
-
-    Args:
-        unit: `usecond`, `us`, `Mbyte`, `GB/s`, `cycle/nsecond`, `%`, …
     """
     above, *below = [_single(part.strip().lower()) for part in unit.split("/")]
     for part in below:

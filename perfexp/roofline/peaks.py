@@ -43,7 +43,6 @@ class Peaks:
         flops_per_second: peaks by data type; `peak` alone where the user passed one figure for all.
         l2_bytes_per_second: bandwidth of the L2 cache, which data sheets do not give.
         measured: rates that the device reached in the run, by data type and for `dram`.
-        sources: origins of the figures.
         match: regular expression for names of devices with these peaks; None where the device is unknown.
         foreign: the measured device, where the peaks are those of another.
     """
@@ -57,11 +56,7 @@ class Peaks:
     foreign: str = ""
 
     def of(self, kind: str) -> tuple[str, float] | None:
-        """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown.
-
-        Args:
-            kind: `fp32`, `half`, `tensor fp16`, ….
-        """
+        """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown."""
         names = ("peak",) if "peak" in self.flops_per_second else _FALLBACKS.get(kind, (kind.removeprefix("tensor "),))
         return next(((name, self.flops_per_second[name]) for name in names if name in self.flops_per_second), None)
 
@@ -86,21 +81,24 @@ class Peaks:
         )
 
     def compared_with(self, product: str) -> Peaks:
-        """The same peaks, marked as foreign if they belong to another device than the measured one.
-
-        Args:
-            product: name of the measured device; empty where it is unknown.
-        """
+        """The same peaks, marked as foreign unless they belong to the measured device, or its name is empty."""
         is_own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
         return self if is_own else replace(self, foreign=product)
 
 
-def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
-    """Peaks from the command line.
+def from_source(
+    source: str, flops: Mapping[str, float | None], dram_bytes: float | None, l2_bytes: float | None = None
+) -> Peaks:
+    """The peaks per second that one source knows: those above zero."""
+    known = {name: peak for name, peak in flops.items() if peak}
+    sources = (source,) if known or dram_bytes else ()
+    return Peaks(
+        flops_per_second=known, dram_bytes_per_second=dram_bytes or None, l2_bytes_per_second=l2_bytes, sources=sources
+    )
 
-    Args:
-        compute_tflops: 10¹² FLOPs per second.
-        memory_gigabytes: 10⁹ bytes per second.
+
+def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
+    """Peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
 
     Raises:
         UserError: one is not above zero.
@@ -110,28 +108,17 @@ def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Pea
             raise UserError(
                 f"{option} {value:g}: a peak is above zero. Leave it out to use the data sheet's (--gpu NAME)."
             )
-    return Peaks(
-        flops_per_second={} if compute_tflops is None else {"peak": compute_tflops * 1e12},
-        dram_bytes_per_second=None if memory_gigabytes is None else memory_gigabytes * 1e9,
-        sources=() if compute_tflops is memory_gigabytes is None else ("given by hand",),
-    )
+    return from_source("given by hand", {"peak": (compute_tflops or 0) * 1e12}, (memory_gigabytes or 0) * 1e9)
 
 
 def of_sheet(facts: GpuFacts) -> Peaks:
     """Peaks of a data sheet."""
-    compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if peak and name in NAMES}
-    return Peaks(
-        flops_per_second=compute,
-        dram_bytes_per_second=facts.memory_bytes_per_second,
-        sources=(f"data sheet of {facts.product or 'the device'}",) if compute or facts.memory_bytes_per_second else (),
-    )
+    compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if name in NAMES}
+    return from_source(f"data sheet of {facts.product or 'the device'}", compute, facts.memory_bytes_per_second)
 
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of the data sheet with a name.
-
-    Args:
-        name: `t4`, `h200`, ….
+    """Peaks of the data sheet with a name: `t4`, `h200`, ….
 
     Raises:
         UserError: there is none, or it has no peaks.
@@ -166,29 +153,15 @@ def device_of(record: Record) -> tuple[str, str]:
 
 
 def of_layers(record: Record, point: Point) -> Peaks:
-    """Peaks of the data sheet in a record's plan, and the rates that the device reached.
-
-    Args:
-        point: its layers.
-    """
+    """Peaks of the data sheet in a record's plan, and the rates that the device reached at a point with layers."""
     timed = next((one for one in record.points if one.key == timed_key(point.key) and not is_layers(one.key)), None)
-    names = {data_type(point.key.precision): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
+    names = {point.key.precision.removeprefix("amp_"): "ceiling/flops_per_second", "dram": "ceiling/bytes_per_second"}
     metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
-    return replace(
-        of_plan(record.plan),
-        measured={kind: metric.value for kind, metric in metrics.items() if metric and metric.value},
-    )
+    measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
+    return replace(of_plan(record.plan), measured=measured)
 
 
 def from_measured(peaks: Peaks) -> Peaks:
     """The rates that the device reached, as its peaks."""
-    return Peaks(
-        flops_per_second={name: value for name, value in peaks.measured.items() if name != "dram"},
-        dram_bytes_per_second=peaks.measured.get("dram"),
-        sources=("a matrix product and a copy, measured in the run",) if peaks.measured else (),
-    )
-
-
-def data_type(precision: str) -> str:
-    """The data type of the matrix products of a precision: `amp_bf16` → `bf16`."""
-    return precision.removeprefix("amp_")
+    compute = {name: value for name, value in peaks.measured.items() if name != "dram"}
+    return from_source("a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram"))

@@ -25,12 +25,9 @@ class Basis(StrEnum):
     """Where a number of FLOPs or bytes comes from; times are always measured."""
 
     counted = "counted"
-    #: Counted instructions times their usual size.
-    instructions = "instructions"
-    #: A measured share of a peak.
-    percentage = "percentage"
-    #: The definition of the layer.
-    analytic = "analytic"
+    instructions = "instructions"  # counted, times their usual size
+    percentage = "percentage"  # a measured share of a peak
+    analytic = "analytic"  # the definition of the layer
     mixed = "mixed"
 
 
@@ -44,12 +41,7 @@ class Limit(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Work and its duration; None where a quantity is unknown.
-
-    Attributes:
-        flops: FLOPs by data type (`fp32`, `half`, `tensor fp16`, …).
-        dram_bytes: bytes read and written.
-    """
+    """Work, with FLOPs by data type (`fp32`, `half`, `tensor fp16`, …), and its duration; None where unknown."""
 
     seconds: float
     launches: int = 1
@@ -103,12 +95,9 @@ def _basis(bases: Iterable[Basis]) -> Basis:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    amounts = list(values)
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known, 0.0) if len(known) == len(amounts) else None
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
@@ -139,9 +128,6 @@ class Row:
     Attributes:
         level: `kernel`, `launch`, `range`, `layer` or `total`.
         name: whole name of a kernel or layer, or path of a range (`train_step/forward`).
-        label: short name.
-        shares: shares of the ceilings, by name.
-        time_share: share of the total time.
         where: ranges of a launch, owner of a range, or pass of a layer.
         number: number in plot and tables: `1` for the slowest kernel or layer, `R1` for the first range.
     """
@@ -161,9 +147,15 @@ class Row:
         return self.shares.get(DRAM)
 
     @property
+    def fullest_pipe(self) -> str:
+        """The compute ceiling with the largest share; empty where there is none."""
+        pipes = [name for name in self.shares if name not in (DRAM, L2)]
+        return max(pipes, key=lambda name: self.shares[name], default="")
+
+    @property
     def compute_share(self) -> float | None:
         """Share of the peak of the fullest pipe."""
-        return max((share for name, share in self.shares.items() if name not in (DRAM, L2)), default=None)
+        return self.shares.get(self.fullest_pipe)
 
     @property
     def binds(self) -> str | None:
@@ -211,18 +203,17 @@ class Roofline:
 
     Attributes:
         parts: kernels by name, or layers by pass; the slowest first.
-        launches: single launches in their order; empty for a record.
         ranges: ranges by path, in the order in which they began; passes of a record.
-        notes: caveats.
+        launches: single launches in their order; empty for a record.
         analytic: whether FLOPs and bytes come from the definition of the layers.
     """
 
     title: str
     peaks: Peaks
     parts: tuple[Row, ...]
-    launches: tuple[Row, ...]
     ranges: tuple[Row, ...]
     total: Row
+    launches: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     analytic: bool = False
 

@@ -18,12 +18,9 @@ def pretty(value: float, unit: str, *, stated: bool = False) -> str:
     """A quantity with a decimal prefix: `8.10 TFLOP/s`.
 
     Args:
-        unit: `FLOP`, `B`, `FLOP/s`, `B/s`.
         stated: whether it is a data sheet's figure, shown with its own digits (up to four) and no trailing zeros.
     """
-    factor, prefix = next(
-        ((factor, prefix) for factor, prefix in _PREFIXES if abs(value) >= factor * 0.9995), (1.0, "")
-    )
+    factor, prefix = next((scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995), (1.0, ""))
     number = value / factor
     return f"{f'{number:.4g}' if stated else digits(number)} {prefix}{unit}"
 
@@ -36,7 +33,7 @@ def meaning(roofline: Roofline, row: Row) -> str:
     if binds is None or share is None:
         return _without_place(row)
     seconds = row.load.seconds / row.load.launches
-    memory, compute, reached = (_percent(row, name) for name in (DRAM, _compute(row), binds))
+    memory, compute, reached = (_percent(row, name) for name in (DRAM, row.fullest_pipe, binds))
     if share > _ABOVE:
         return f"It lies above the ceiling ({reached} of {binds}){_reason_above(roofline, binds)}"
     if share < NEAR and seconds < _SHORT_SECONDS:
@@ -89,17 +86,12 @@ def _summary(roofline: Roofline) -> str:
         kinds["without both figures" if part.share is None else part.limit.value] += part.time_share
     order = (*(limit.value for limit in Limit), "without both figures")
     spent = ", ".join(f"{kinds[kind]:.0%} are {kind}" for kind in order if round(100 * kinds[kind]) > 0)
-    names = {DRAM: "memory ceiling", _compute(total): "compute ceiling"}
+    names = {DRAM: "memory ceiling", total.fullest_pipe: "compute ceiling"}
     if roofline.percentages:
-        names[_compute(total)] += " by the SM's busiest part"
+        names[total.fullest_pipe] += " by the SM's busiest part"
     reached = [f"{_percent(total, name)} of the {words}" for name, words in names.items() if name in total.shares]
     overall = f"; as a whole it reaches {' and '.join(reached)}" if reached else ""
     return f"Of {format_seconds(total.load.seconds)} in {roofline.noun}, {spent}{overall}."
-
-
-def _compute(row: Row) -> str:
-    """The compute ceiling of the fullest pipe."""
-    return max((name for name in row.shares if name not in (DRAM, L2)), key=lambda name: row.shares[name], default="")
 
 
 def _percent(row: Row, ceiling: str) -> str:

@@ -15,7 +15,7 @@ from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
 from perfexp.layers.table import Convolution, Line, Spread
 from perfexp.plots import layer_areas
-from perfexp.plots.treemap import Tile, squarify
+from perfexp.plots.layer_areas import Tile, squarify
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown

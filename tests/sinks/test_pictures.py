@@ -11,6 +11,7 @@ from perfexp.plots import canvas, record_plots
 from perfexp.plots.chart import Bars, Chart, Strips
 from perfexp.records.record import Metric
 from perfexp.records.sweep_record import Sweep
+from perfexp.roofline.kernel_names import cut
 from perfexp.statistics import estimators
 
 
@@ -126,12 +127,12 @@ def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder)
 
 def test_long_names_of_bars_keep_both_ends() -> None:
     ends = [
-        canvas._cut(f"segformer_b0 · implicit_precomp_gemm · channels_last · {phase}")
+        cut(f"segformer_b0 · implicit_precomp_gemm · channels_last · {phase}", canvas.LONGEST_LABEL)
         for phase in ("train", "inference")
     ]
     assert all(end.startswith("segformer_b0 · implicit") and len(end) <= 55 for end in ends)
     assert [end.rpartition(" ")[2] for end in ends] == ["train", "inference"]
-    assert canvas._cut("resnet50 · gemm") == "resnet50 · gemm"
+    assert cut("resnet50 · gemm", canvas.LONGEST_LABEL) == "resnet50 · gemm"
 
 
 @pytest.mark.parametrize("kind", ["single", "sizes", "batches", "bars"])
