@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from perfexp.algorithms.passes import Pass
-from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.convolution import Convolution, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,12 @@ class Problem:
     def layout(self) -> torch.memory_format:
         """Memory format of the result."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    @property
+    def settings(self) -> tuple[Pair, Pair, Pair, int]:
+        """Stride, symmetric padding, dilation (down and across) and groups, as torch's functions take them."""
+        left, _, top, _ = self.convolution.padding
+        return self.convolution.stride, (top, left), self.convolution.dilation, self.convolution.groups
 
     def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the two tensors that a pass reads, in cuDNN's order."""
