@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import torch
 
-from perfexp.algorithms import Objective
-from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, no_kernels
+from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
 from perfexp.algorithms.isolated_thread import Apart
@@ -20,7 +19,6 @@ from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.race import race
-from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache
@@ -36,8 +34,8 @@ _Winners = dict[Pass, PassChoice]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fastest:
-    """Races all candidates and chooses the fastest; see `Support`.
+class Fastest(Support):
+    """Races all candidates, torch itself among them, and chooses the fastest.
 
     On an NVIDIA GPU each pass has a race of its own between torch's choice, torch's search, cuDNN's algorithms and
     Triton kernels. Elsewhere the algorithms in torch operations compete; they include their own backward passes, so the
@@ -53,14 +51,9 @@ class Fastest:
     max_error: float | None = None
     choices: JsonCache
     reuse: bool = True
-    objective: Objective = field(default=Objective.time)
     _known: dict[str, _Winners] = field(default_factory=dict, compare=False)
     _chosen: list[str] = field(default_factory=list, compare=False)
     _apart: dict[str, Apart] = field(default_factory=lambda: defaultdict(Apart), compare=False)
-
-    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`; torch itself competes, so there is always a winner."""
-        return None
 
     def choose(self, problem: Problem) -> Choice:
         if why_no_cudnn(problem.device) is None:
@@ -77,7 +70,9 @@ class Fastest:
         if winners is None:
             with torch.no_grad():
                 winners = self._apart["race"](partial(hold_race, problem, passes))
-            self.choices.add(key, {which.value: _plain(winner) for which, winner in winners.items()})
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
+            self.choices.add(key, entry)
         self._known[key] = winners
         self._chosen.append(key)
         return winners
@@ -124,7 +119,7 @@ class Fastest:
         try:
             return {which: self._raced(which, problem)}
         except torch.OutOfMemoryError:  # a race needs more memory than the model
-            return {which: PassChoice(engine=DEFAULT)}
+            return {which: PassChoice()}
         finally:
             torch.cuda.empty_cache()  # the losers' workspaces
 
@@ -134,14 +129,12 @@ class Fastest:
         runs: dict[str, Run] = {name: _runner(which, name, problem, tensors) for name in entrants}
         reference = _runner(which, DEFAULT, problem, [tensor.double() for tensor in tensors])()
         winner, errors, seconds = self._winner(runs, lambda run: _error(run(), reference), problem)
-        return _won(entrants[winner], errors, seconds)
+        return replace(entrants[winner], errors=errors, seconds=seconds)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of all passes together, among the algorithms in torch operations."""
         convolution = problem.convolution
-        able = [
-            name for name, algorithm in ALGORITHMS.items() if algorithm.supports(convolution, problem.dtype) is None
-        ]
+        able = [name for name in ALGORITHMS if ALGORITHMS[name].supports(convolution, problem.dtype) is None]
         names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
         tensors = [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
 
@@ -150,11 +143,8 @@ class Fastest:
             inputs, weight, grad = values
             if passes == (Pass.forward,):
                 return lambda: [engines.compute(convolution, inputs, weight, None)]
-            wanted = [
-                tensor.requires_grad_()
-                for which, tensor in ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
-                if which in passes
-            ]
+            gradients = ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
+            wanted = [tensor.requires_grad_() for which, tensor in gradients if which in passes]
 
             def run() -> list[torch.Tensor]:
                 with torch.enable_grad():
@@ -171,11 +161,11 @@ class Fastest:
 
         winner, errors, seconds = self._winner(runs, error, problem)
         others = {which: PassChoice(engine=winner) for which in passes[1:]}  # the times are those of all passes
-        return {passes[0]: _won(PassChoice(engine=winner), errors, seconds), **others}
+        return {passes[0]: PassChoice(engine=winner, errors=errors, seconds=seconds), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
         """Engines that can compute a pass on an NVIDIA GPU."""
-        yield DEFAULT, PassChoice(engine=DEFAULT)
+        yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
         for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
             yield choice.engine, choice
@@ -211,21 +201,6 @@ def _here(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def _won(choice: PassChoice, errors: dict[str, float], seconds: dict[str, float]) -> PassChoice:
-    return PassChoice(engine=choice.engine, workspace_bytes=choice.workspace_bytes, seconds=seconds, errors=errors)
-
-
-def _plain(choice: PassChoice) -> dict[str, Any]:
-    """The choice as JSON values."""
-    return {
-        "engine": choice.engine,
-        "workspace_bytes": choice.workspace_bytes,
-        "seconds": dict(choice.seconds),
-        "errors": dict(choice.errors),
-        "kept_since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
     made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
     return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
@@ -233,16 +208,13 @@ def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
     """A call of an engine for a pass of a problem with symmetric padding."""
-    convolution, operators = problem.convolution, torch.ops.perfexp
-    padding = (convolution.padding[2], convolution.padding[0])
-    settings = (convolution.stride, padding, convolution.dilation, convolution.groups, problem.channels_last)
-    first, second = tensors
+    operators, settings, (first, second) = torch.ops.perfexp, (*problem.settings, problem.channels_last), tensors
     if which is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
     if which is Pass.backward_data:
-        inputs = torch.empty(problem.shape, dtype=first.dtype, device=first.device, memory_format=problem.layout)
+        inputs = problem.empty(problem.shape).to(first.dtype)
         return lambda: operators.convolution_backward_data(second, inputs, first, *settings, engine)
-    weight = torch.empty(convolution.weight_shape, dtype=first.dtype, device=first.device, memory_format=problem.layout)
+    weight = problem.empty(problem.convolution.weight_shape).to(first.dtype)
     return lambda: operators.convolution_backward_filter(second, first, weight, *settings, engine)
 
 

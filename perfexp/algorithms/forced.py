@@ -259,7 +259,6 @@ class Forced:
             device=self._session.device,
             workspace_bytes=self._workspace_bytes,
             max_error=self._max_error,
-            objective=self._objective,
             choices=JsonCache(self._cache_folder, context),
             reuse=self._reuse,
         )

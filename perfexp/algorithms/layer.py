@@ -11,11 +11,11 @@ import torch
 from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
-from perfexp.algorithms.backends import Choice, PassChoice, Support, engines_of
+from perfexp.algorithms.backends import Choice, Support, engines_of, first_able, joined
 from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.coverage import LayerReport, LayerStatus, PassReport
+from perfexp.algorithms.coverage import LayerReport
 from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
-from perfexp.algorithms.operators import CUDNN, DEFAULT
+from perfexp.algorithms.operators import CUDNN
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import Seen
@@ -93,7 +93,7 @@ class Layer:
         """Why backends, by default the layer's own, cannot compute the layer for any inputs; None if they may."""
         backends = self.supports if supports is None else supports
         reasons = [backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends]
-        return None if None in reasons else _joined(reasons)
+        return None if None in reasons else joined(map(str, reasons))
 
     def install(self) -> None:
         """Let the algorithm compute from now on."""
@@ -245,14 +245,14 @@ class Layer:
             channels_last=last,
             passes=tuple(pass_choice for pass_choice, runs in wanted.items() if runs),
         )
-        choice = self._choose(problem)
+        choice, _ = first_able(self.supports, problem)
         row = self._rows.get(problem)
         if row is None:
             counted = 0 if self._is_reported else None
             row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
         reasons = [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]
         if reasons:
-            self._refuse(self, problem, _joined(reasons))
+            self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
             engines = engines_of(choice)
@@ -267,34 +267,10 @@ class Layer:
         self._decided[key] = decision
         return decision
 
-    def _choose(self, problem: Problem) -> Choice:
-        """The choice of the first backend that can compute the outputs; where none can, torch computes everything."""
-        reasons: list[str | None] = []
-        for support in self.supports:
-            choice = support.choose(problem)
-            if choice[Pass.forward].reason is None:
-                return choice
-            reasons.append(choice[Pass.forward].reason)
-        reason = _joined(reasons) if reasons else None
-        return {which: PassChoice(engine=DEFAULT, reason=reason) for which in problem.passes}
-
     def _report(self, problem: Problem, choice: Choice, shape: Sequence[int]) -> LayerReport:
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
-        passes = tuple(
-            PassReport(
-                which=which,
-                selected=choice_of_pass.engine,
-                status=LayerStatus.ok if choice_of_pass.reason is None else LayerStatus.fallback,
-                reason=choice_of_pass.reason,
-                flops=flops,
-                workspace_bytes=choice_of_pass.workspace_bytes,
-                seconds=choice_of_pass.seconds,
-                errors=choice_of_pass.errors,
-                kept_since=choice_of_pass.kept_since,
-            )
-            for which, choice_of_pass in choice.items()
-        )
-        by_cudnn = any(choice_of_pass.selected.startswith(CUDNN) for choice_of_pass in passes)
+        passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
+        by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
         return LayerReport(
             name=self.name,
             requested=self.requested,
@@ -312,10 +288,6 @@ def _is_plain(inputs: torch.Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch.is_autocast_enabled("cuda")
     )
-
-
-def _joined(reasons: Sequence[str | None]) -> str:
-    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 class _Intercepted(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +51,10 @@ class Problem:
             Pass.backward_data: (weight, self.outputs),
             Pass.backward_filter: (self.shape, self.outputs),
         }[which]
+
+    def empty(self, shape: Sequence[int]) -> torch.Tensor:
+        """An uninitialized tensor of a shape, of the problem's kind."""
+        return torch.empty(tuple(shape), dtype=self.dtype, device=self.device, memory_format=self.layout)
 
     def even(self) -> Problem:
         """The same problem with symmetric padding; asymmetric padding counts as already applied to the inputs."""

@@ -34,11 +34,9 @@ class Switches:
         """
         if algorithm == "benchmark":
             return replace(self, benchmark=True)
-        if algorithm in ("onednn", "native"):
-            if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-                raise UserError("this torch has no oneDNN; choose algorithm=default.")
-            return replace(self, onednn=algorithm == "onednn")
-        return self
+        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise UserError("this torch has no oneDNN; choose algorithm=default.")
+        return replace(self, onednn=algorithm == "onednn") if algorithm in ("onednn", "native") else self
 
     @contextmanager
     def set(self) -> Iterator[None]:
