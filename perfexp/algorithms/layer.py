@@ -72,9 +72,8 @@ class Layer:
         supports: Sequence[Support],
         refuse: Callable[[Layer, Problem, str], None],
     ) -> None:
-        self.name, self.requested = name, requested
+        self.name, self.requested, self.supports = name, requested, supports
         self._module, self._refuse = module, refuse
-        self.supports = supports
         self._pads_first = module.padding_mode != "zeros"
         self._settings: Any = (module.stride, 0 if self._pads_first else module.padding, module.dilation, module.groups)
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
@@ -98,13 +97,11 @@ class Layer:
     def install(self) -> None:
         """Let the algorithm compute from now on."""
         kind = type(self._module)
-        patched = [
-            override for key in ("forward", "_conv_forward") if (override := self._module.__dict__.get(key)) is not None
-        ]
+        patches = [self._module.__dict__.get(key) for key in ("forward", "_conv_forward")]
         own = (
             kind.forward is torch.nn.Conv2d.forward
             and kind._conv_forward is torch.nn.Conv2d._conv_forward
-            and all(isinstance(getattr(override, "__self__", None), Layer) for override in patched)
+            and all(patch is None or isinstance(getattr(patch, "__self__", None), Layer) for patch in patches)
         )
         name, replacement = ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
         self._covered[name] = before = self._module.__dict__.get(name)
@@ -158,9 +155,7 @@ class Layer:
         if called is not None and _is_plain(inputs):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
-        if engines is not None:
-            return engines.compute(Convolution.of(weight.shape, *self._settings), inputs, weight, bias)
-        return conv2d(inputs, weight, bias, *self._settings)
+        return _computed(engines, inputs, weight, bias, self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
         """Replacement of a forward pass that the class overrides."""
@@ -168,22 +163,13 @@ class Layer:
             return self._own(*arguments, **named)
 
     def functional(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> torch.Tensor:
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Any = 1,
+        padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> torch.Tensor:  # fmt: skip
         """Replacement of `torch.nn.functional.conv2d`, with its arguments."""
         options = (stride, padding, dilation, groups)
         settings: Any = tuple(tuple(option) if isinstance(option, list) else option for option in options)
-        engines, _, _ = self._decision(input, weight, settings)
-        if engines is not None:
-            return engines.compute(Convolution.of(weight.shape, *settings), input, weight, bias)
-        return conv2d(input, weight, bias, stride, padding, dilation, groups)
+        return _computed(self._decision(input, weight, settings).engines, input, weight, bias, settings)
 
     def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
         """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces."""
@@ -237,21 +223,15 @@ class Layer:
         batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
         last = is_channels_last(batched, strides) or is_channels_last(convolution.weight_shape, weight_strides)
         wanted = {Pass.forward: True, Pass.backward_data: wants_data, Pass.backward_filter: wants_filter}
-        problem = Problem(
-            convolution=convolution,
-            shape=tuple(batched),
-            dtype=dtype,
-            device=device,
-            channels_last=last,
-            passes=tuple(pass_choice for pass_choice, runs in wanted.items() if runs),
-        )
+        passes = tuple(which for which, runs in wanted.items() if runs)
+        kind = {"dtype": dtype, "device": device, "channels_last": last}
+        problem = Problem(convolution=convolution, shape=tuple(batched), passes=passes, **kind)
         choice, _ = first_able(self.supports, problem)
         row = self._rows.get(problem)
         if row is None:
             counted = 0 if self._is_reported else None
             row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
-        reasons = [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]
-        if reasons:
+        if reasons := [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
@@ -271,14 +251,18 @@ class Layer:
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
         passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
         by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
+        math, dtype = math_of(problem.dtype).name if by_cudnn else None, str(problem.dtype).removeprefix("torch.")
         return LayerReport(
-            name=self.name,
-            requested=self.requested,
-            input_shape=tuple(shape),
-            dtype=str(problem.dtype).removeprefix("torch."),
-            math=math_of(problem.dtype).name if by_cudnn else None,
-            passes=passes,
+            name=self.name, requested=self.requested, input_shape=tuple(shape), dtype=dtype, math=math, passes=passes
         )
+
+
+def _computed(
+    engines: Engines | None, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Any
+) -> torch.Tensor:
+    if engines is not None:
+        return engines.compute(Convolution.of(weight.shape, *settings), inputs, weight, bias)
+    return conv2d(inputs, weight, bias, *settings)
 
 
 def _is_plain(inputs: torch.Tensor) -> bool:

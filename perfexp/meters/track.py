@@ -46,16 +46,13 @@ class Track:
     """
 
     def __init__(self, meter: Meter, now: Callable[[], float], tick_seconds: float | None = None) -> None:
-        self.meter = meter
+        self.meter, self._now = meter, now
         self.readings: list[tuple[float, float]] = []
         self.ticks: list[Tick] = []
         self.powers: list[tuple[float, float]] = []
-        self.wraps = 0
-        self.query_seconds = 0.0
-        self.no_energy = ""
-        self.no_power = ""
         self.doubts: list[Diagnostic] = []
-        self._now = now
+        self.wraps, self.query_seconds = 0, 0.0
+        self.no_energy = self.no_power = ""
         self._known_tick_seconds = meter.tick_seconds or tick_seconds
         self._last_joules: float | None = None
         self._wrapped_joules = 0.0
@@ -146,8 +143,8 @@ class Track:
     def _unwrap(self, before: float, after: float) -> bool:
         """Handle a counter that decreased: a wrap if its range is known, otherwise the end of its queries."""
         if self.meter.wrap_joules is None:
-            self.no_energy = f"the energy counter of {self.meter.name} went back, and its range is not known"
             name = self.meter.name
+            self.no_energy = f"the energy counter of {name} went back, and its range is not known"
             self.doubts.append(diagnostics.make("meter_wrapped", meter=name, before=before, after=after))
             return False
         self.wraps += 1
@@ -165,8 +162,6 @@ class Window:
         integral_uncertainty: relative standard uncertainty of the integral.
     """
 
-    name: str
-    covers: str
     start_seconds: float
     seconds: float
     counter_watts: Reading
@@ -189,23 +184,13 @@ def uncertainty(start: Tick, end: Tick) -> float:
 
 def window(track: Track, start: Tick, end: Tick | None) -> Window:
     """The window of a track between two ticks; without a counter it starts with the first power reading."""
-    name, covers = track.meter.name, track.meter.covers
     if end is None or end.seconds <= start.seconds:
-        missing = Reading(None, track.no_energy or f"{name} was not watched to the end of its window")
-        return Window(
-            name=name,
-            covers=covers,
-            start_seconds=start.seconds,
-            seconds=0.0,
-            counter_watts=missing,
-            integral_watts=missing,
-        )
+        missing = Reading(None, track.no_energy or f"{track.meter.name} was not watched to the end of its window")
+        return Window(start_seconds=start.seconds, seconds=0.0, counter_watts=missing, integral_watts=missing)
     seconds = end.seconds - start.seconds
     integral = track.integral_joules(start.seconds, end.seconds)
     counter = Reading(None, track.no_energy) if track.no_energy else Reading((end.joules - start.joules) / seconds)
     return Window(
-        name=name,
-        covers=covers,
         start_seconds=start.seconds,
         seconds=seconds,
         counter_watts=counter,
