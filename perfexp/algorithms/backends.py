@@ -12,7 +12,7 @@ from perfexp import kernels
 from perfexp.algorithms import Backend
 from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
 from perfexp.algorithms.convolution_plan import Plan, guess, plan
-from perfexp.algorithms.coverage import LayerStatus, PassReport
+from perfexp.algorithms.coverage import EngineFacts, LayerStatus, PassReport
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
@@ -32,24 +32,10 @@ GUESS = "guess"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassChoice:
-    """The engine of one pass.
-
-    Attributes:
-        engine: name of the engine; see `perfexp.algorithms.engines`.
-        reason: why it is not the requested one, or None if it is.
-        workspace_bytes: memory beyond the tensors; None where unknown.
-        seconds: time of each engine that was tried.
-        errors: relative L2 error of each tried engine against float64.
-        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
-    """
+class PassChoice(EngineFacts):
+    """The engine of one pass (see `perfexp.algorithms.engines`)."""
 
     engine: str = DEFAULT
-    reason: str | None = None
-    workspace_bytes: int | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
-    kept_since: str | None = None
 
     def report(self, which: Pass, flops: int) -> PassReport:
         """The report of a pass with this choice."""
@@ -243,12 +229,11 @@ def no_kernels(device: torch.device) -> str | None:
 def supports_of(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support]:
-    """Backends of an algorithm on a device, the most native one first.
+    """Backends of an algorithm on a device, the most native one first; none for `default`.
 
     Args:
-        name: name of the algorithm; `default` has no backends.
         backend: the only backend to use, or `auto`.
-        backward: cuDNN algorithms of the backward passes that replace the defaults of the forward algorithm.
+        backward: see `Cudnn`.
 
     Raises:
         UserError: no backend has the algorithm.
@@ -259,23 +244,17 @@ def supports_of(
         raise UserError(f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default.")
     if name in SWITCHED:
         return [OfTorch(name=name)]
-    supports: list[Support] = []
-    reasons = []
-    if backend in (Backend.auto, Backend.cudnn):
-        if why_not := why_no_cudnn(device):
-            reasons.append(why_not)
-        else:
-            supports.append(Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward))
-    if backend in (Backend.auto, Backend.triton):
-        if why_not := no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}":
-            reasons.append(why_not)
-        else:
-            supports.append(Kernels(name=name))
-    if backend in (Backend.auto, Backend.torch):
-        if name in ALGORITHMS:
-            supports.append(Portable(name=name))
-        else:
-            reasons.append(f"{name} is cuDNN's own")
+    cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
+    no_triton = no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}"
+    no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
+    candidates: list[tuple[Backend, Support, str | None]] = [
+        (Backend.cudnn, cudnn, why_no_cudnn(device)),
+        (Backend.triton, Kernels(name=name), no_triton),
+        (Backend.torch, Portable(name=name), no_torch),
+    ]
+    candidates = [candidate for candidate in candidates if backend in (Backend.auto, candidate[0])]
+    supports = [support for _, support, reason in candidates if reason is None]
+    reasons = [reason for *_, reason in candidates if reason is not None]
     if not supports:
         raise UserError(f"algorithm={name} algorithm.backend={backend}: {'; '.join(reasons)}.")
     return supports

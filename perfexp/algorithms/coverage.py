@@ -31,29 +31,39 @@ class LayerStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassReport:
+class EngineFacts:
+    """Why and how an engine computes a pass.
+
+    Attributes:
+        reason: why it is not the requested one, or None if it is.
+        workspace_bytes: memory beyond the tensors; None where unknown.
+        seconds: time of each engine that `fastest` tried.
+        errors: relative L2 error of each tried engine against float64.
+        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
+    """
+
+    reason: str | None = None
+    workspace_bytes: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    kept_since: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassReport(EngineFacts):
     """Report of one pass of a layer.
 
     Attributes:
         selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
         status: whether the engine is the requested one.
         flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
-        workspace_bytes: memory beyond the tensors; None where unknown.
-        seconds: time of each engine that `fastest` tried.
-        errors: relative L2 error of each tried engine against float64.
-        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
         ran: algorithm of the observed kernels; None without profiling.
     """
 
     which: Pass
     selected: str
     status: LayerStatus
-    reason: str | None = None
     flops: int = 0
-    workspace_bytes: int | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
-    kept_since: str | None = None
     ran: str | None = None
     kernels: tuple[str, ...] = ()
 
@@ -111,10 +121,7 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """Report of all 2-D convolutions of a model.
-
-    A layer has an entry for each kind of inputs (shape, data type, memory format, required gradients).
-    """
+    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs."""
 
     name: str
     layers: tuple[LayerReport, ...]

@@ -38,7 +38,6 @@ def survey(
     Args:
         key: the point that sets the inputs: phase, input size, batch size.
         backend: the only backend to query, or None for all.
-        workspace_bytes: limit of cuDNN's workspace, or None.
         backward: cuDNN algorithms by backward pass, in place of the defaults of a forward algorithm.
         progress: called with the name of the next layer.
 

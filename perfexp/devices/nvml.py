@@ -90,12 +90,7 @@ def find_board(uuid: str) -> tuple[Board | None, str]:
 
 
 def all_boards() -> dict[str, Any]:
-    """All boards that the driver reports, before this process uses them, whether or not torch can.
-
-    Raises:
-        ImportError: nvidia-ml-py is not installed.
-        Exception: an error of NVML, where there is no driver.
-    """
+    """All boards that the driver reports, whether or not torch can use them; raises as `initialized` does."""
     boards = [(own, Board(own["uuid"])) for own in _identities()]
     return {"boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]}
 
@@ -103,9 +98,7 @@ def all_boards() -> dict[str, Any]:
 def visible_names() -> list[str] | None:
     """Names of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
 
-    Raises:
-        ImportError: nvidia-ml-py is not installed.
-        Exception: an error of NVML, where there is no driver.
+    It raises as `initialized` does.
     """
     identities = _identities()
     names, uuids = [own["name"] for own in identities], [own["uuid"] for own in identities]

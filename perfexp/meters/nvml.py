@@ -26,7 +26,7 @@ class NvmlMeter(Meter):
     def __init__(self, nvml: Any, handle: Any, name: str) -> None:
         self._nvml, self._handle = nvml, handle
         self.name = f"nvml {name}"
-        self.covers = f"the board {_text(self._ask('Name')) or name}"
+        self.covers = f"the board {self._ask('Name') or name}"
         self._question, self.power_kind = self._choose_power()
 
     def energy_joules(self) -> Reading:
@@ -116,8 +116,3 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
             raise
         return None
     return None if uuid.startswith("MIG-") else handle
-
-
-def _text(value: str | bytes | None) -> str | None:
-    """Text of a value, which is bytes in older versions of nvidia-ml-py."""
-    return value.decode() if isinstance(value, bytes) else value
