@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 from perfexp.algorithms.convolution_plan import Plan, Shape, plan
 from perfexp.algorithms.operators import CUDNN, DEFAULT, Settings
@@ -51,10 +50,9 @@ class Engines:
 
     def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
         left, right, top, bottom = convolution.padding
-        if (left, top) != (right, bottom):
-            inputs, padding = pad(inputs, (left, right, top, bottom)), (0, 0)
-        else:
-            padding = (top, left)
+        padding = (top, left)
+        if padding != (bottom, right):
+            inputs, padding = convolution.padded(inputs), (0, 0)
         last = any(is_channels_last(tensor.shape, tensor.stride()) for tensor in (inputs, weight))
         settings = (convolution.stride, padding, convolution.dilation, convolution.groups, last)
         engines = (self.forward, self.backward_data, self.backward_filter)

@@ -42,7 +42,7 @@ _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
 class Forced:
-    """Computes convolutions by a named algorithm.
+    """Computes convolutions by a named algorithm; raises `UserError` if there is none of that name.
 
     Args:
         on_unsupported: policy for layers that it cannot compute.
@@ -53,11 +53,7 @@ class Forced:
         reuse: whether `fastest` reuses choices of earlier runs.
         cache_dir: folder of the choices of `fastest`; None for the user's cache.
         verify: whether to profile a call for the kernels that cuDNN ran.
-        layers: algorithm, or `default`, by layer name or pattern; an exact name beats a pattern, then the last match
-            wins.
-
-    Raises:
-        UserError: there is no such algorithm.
+        layers: algorithm, or `default`, by layer name or pattern; see `choose`.
     """
 
     def __init__(
@@ -187,10 +183,7 @@ class Forced:
         return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
 
     def output_error(self, inputs: Any) -> Metric:
-        """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler.
-
-        Untrained batch norms have the statistics of these inputs.
-        """
+        """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler."""
         session = self._session
 
         def by_default() -> Any:

@@ -63,9 +63,8 @@ def survey(
     device = next(iter(layers)).device
     named = {Pass(which): canonical(name, list(CODES[Pass(which)])) for which, name in (backward or {}).items()}
     names = _names(device)
-    supports = {
-        name: _supports(name, Backend(backend or Backend.auto), device, workspace_bytes, named) for name in names
-    }
+    chosen = Backend(backend or Backend.auto)
+    supports = {name: _supports(name, chosen, device, workspace_bytes, named) for name in names}
     entries = []
     for problem, sharing in layers.items():
         progress(sharing[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -117,14 +118,8 @@ def turned_around(convolution: Convolution) -> Convolution | None:
     padding = (reach[1] - left, reach[1] - right, reach[0] - top, reach[0] - bottom)
     if min(padding) < 0:
         return None
-    return Convolution(
-        in_channels=convolution.out_channels,
-        out_channels=convolution.in_channels,
-        kernel=convolution.kernel,
-        padding=padding,
-        dilation=convolution.dilation,
-        groups=convolution.groups,
-    )
+    inputs, outputs = convolution.in_channels, convolution.out_channels
+    return replace(convolution, in_channels=outputs, out_channels=inputs, padding=padding)
 
 
 def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:

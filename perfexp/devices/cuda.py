@@ -40,11 +40,7 @@ _spin: Callable[[int], None] = torch.cuda._sleep
 
 
 class CudaDevice(Device):
-    """A GPU with torch's name `cuda:INDEX`.
-
-    The tick of its event clock, the cost of recording an event, and its spin rate are measured on demand: not during
-    the cold start.
-    """
+    """A GPU with torch's name `cuda:INDEX`; its clock is measured on demand, which is not during the cold start."""
 
     kind = "cuda"
     asynchronous = True
@@ -254,13 +250,10 @@ class CudaDevice(Device):
 def open_device(
     *, name: str = "cuda", match: str | None = None, index: int = 0, facts: dict[str, Any] | None = None, **_: Any
 ) -> CudaDevice:
-    """The device that a file of the gpu group describes.
+    """The device that a file of the gpu group describes; raises `DeviceMismatch` if the machine has none.
 
     Args:
         match: regular expression for the driver's product name.
-
-    Raises:
-        DeviceMismatch: the machine has no such device.
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else None
     if device_name is None or (match is not None and not re.search(match, device_name, re.IGNORECASE)):

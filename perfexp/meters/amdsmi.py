@@ -70,10 +70,9 @@ class AmdSmiMeter(Meter):
         """The available power: current on MI300 and later, average on earlier boards; the other one is `N/A`."""
         with suppress(Exception):
             answer = self._smi.amdsmi_get_power_info(self._handle)
-            if _is_power(answer.get("current_socket_power")):
-                return "current_socket_power", PowerKind.instantaneous
-            if _is_power(answer.get("average_socket_power")):
-                return "average_socket_power", PowerKind.average
+            for age, kind in (("current", PowerKind.instantaneous), ("average", PowerKind.average)):
+                if _is_power(answer.get(f"{age}_socket_power")):
+                    return f"{age}_socket_power", kind
         return None, PowerKind.absent
 
 

@@ -82,7 +82,9 @@ class Track:
         joules = reading.value + self._wrapped_joules
         changed = bool(self.readings) and joules != self.readings[-1][1]
         if changed:
-            self.ticks.append(self._tick(self.readings[-1][0], seconds, joules))
+            # the counter did not stand still for longer than its period
+            width = min(seconds - self.readings[-1][0], self.tick_seconds or math.inf)
+            self.ticks.append(Tick(seconds - width / 2, width, joules))
         self.readings.append((seconds, joules))
         return changed
 
@@ -133,12 +135,6 @@ class Track:
         ended = self._now()
         self.query_seconds = max(self.query_seconds, ended - begun)
         return (begun + ended) / 2, reading
-
-    def _tick(self, before: float, now: float, joules: float) -> Tick:
-        """A change between two readings, at most a period before the later one."""
-        # the counter did not stand still for longer than its period
-        width = min(now - before, self.tick_seconds or math.inf)
-        return Tick(now - width / 2, width, joules)
 
     def _unwrap(self, before: float, after: float) -> bool:
         """Handle a counter that decreased: a wrap if its range is known, otherwise the end of its queries."""
