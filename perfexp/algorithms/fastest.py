@@ -23,6 +23,7 @@ from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache
 from perfexp.probes import depth, queue, timing
+from perfexp.work.tensors import tensors_in
 
 #: Torch's own choice stays unless another engine is faster by this fraction, the usual difference of equal runs.
 _MARGIN = 0.02
@@ -130,7 +131,7 @@ class Fastest(Support):
         tensors = _tensors(problem, which)
         runs: dict[str, Run] = {name: _runner(which, name, problem, tensors) for name in entrants}
         reference = _runner(which, DEFAULT, problem, [tensor.double() for tensor in tensors])()
-        winner, errors, seconds = self._winner(runs, lambda run: _error(run(), reference), problem)
+        winner, errors, seconds = self._winner(runs, reference, problem)
         return replace(entrants[winner], errors=errors, seconds=seconds)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
@@ -157,11 +158,7 @@ class Fastest(Support):
 
         runs = {name: runner(name, tensors) for name in names}
         reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
-
-        def error(run: Run) -> float:
-            return max(_error(one, other) for one, other in zip(run(), reference, strict=True))
-
-        winner, errors, seconds = self._winner(runs, error, problem)
+        winner, errors, seconds = self._winner(runs, reference, problem)
         others = {which: PassChoice(engine=winner) for which in passes[1:]}  # the times are those of all passes
         return {passes[0]: PassChoice(engine=winner, errors=errors, seconds=seconds), **others}
 
@@ -176,7 +173,7 @@ class Fastest(Support):
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
     def _winner(
-        self, runs: Mapping[str, Run], error: Callable[[Run], float], problem: Problem
+        self, runs: Mapping[str, Run], reference: Any, problem: Problem
     ) -> tuple[str, dict[str, float], dict[str, float]]:
         """The fastest of the sufficiently exact engines, the errors of all, and the times of the exact ones."""
         usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
@@ -184,7 +181,7 @@ class Fastest(Support):
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
-                errors[name] = self._thread(name)(partial(error, run))
+                errors[name] = self._thread(name)(partial(_error, run, reference))
             except torch.OutOfMemoryError:
                 if name == DEFAULT:
                     raise
@@ -219,10 +216,11 @@ def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.
     return lambda: operators.convolution_backward_filter(second, first, weight, *settings, engine)
 
 
-def _error(outputs: torch.Tensor, reference: torch.Tensor) -> float:
-    """Relative L2 error; infinite where a number is not finite."""
-    error = float((outputs.double() - reference).norm() / reference.norm().clamp_min(1e-300))
-    return math.inf if math.isnan(error) else error
+def _error(run: Run, reference: Any) -> float:
+    """Relative L2 error of a run, the largest of several tensors; infinite where a number is not finite."""
+    pairs = zip(tensors_in(run()), tensors_in(reference), strict=True)
+    errors = [float((one.double() - other).norm() / other.norm().clamp_min(1e-300)) for one, other in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
 def _tf32(problem: Problem) -> bool:

@@ -23,6 +23,9 @@ from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import effective_dtype, is_channels_last, misfit
 from perfexp.errors import PerfexpError
 
+#: Called with a layer, a problem and the reason before torch computes in the algorithm's place.
+Refuse = Callable[["Layer", Problem, str], None]
+
 
 @dataclass
 class _Row:
@@ -61,16 +64,10 @@ class Layer:
 
     Args:
         supports: backends in order of preference; none for `default`.
-        refuse: called with the layer, the problem and the reason before torch computes in the algorithm's place.
     """
 
     def __init__(
-        self,
-        name: str,
-        module: torch.nn.Conv2d,
-        requested: str,
-        supports: Sequence[Support],
-        refuse: Callable[[Layer, Problem, str], None],
+        self, name: str, module: torch.nn.Conv2d, requested: str, supports: Sequence[Support], refuse: Refuse
     ) -> None:
         self.name, self.requested, self.supports = name, requested, supports
         self._module, self._refuse = module, refuse
@@ -175,18 +172,9 @@ class Layer:
         """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces."""
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
-        recorded = torch.is_grad_enabled()
-        key = (
-            inputs.shape,
-            effective_dtype(inputs),
-            inputs.stride(),
-            weight.shape,
-            weight.stride(),
-            recorded and inputs.requires_grad,
-            recorded and weight.requires_grad,
-            settings,
-            inputs.device,
-        )
+        recorded, dtype = torch.is_grad_enabled(), effective_dtype(inputs)
+        wanted = (recorded and inputs.requires_grad, recorded and weight.requires_grad)
+        key = (inputs.shape, dtype, inputs.stride(), weight.shape, weight.stride(), *wanted, settings, inputs.device)
         if not torch.compiler.is_compiling():
             decision = self._decided.get(key)
             if decision is None:
