@@ -51,11 +51,7 @@ class Algorithm(Protocol):
 
 
 class AppliedAlgorithm(Protocol):
-    """An algorithm that replaces torch's own choice in a model, as the measuring procedure needs it.
-
-    Attributes:
-        name: value of `algorithm=NAME`.
-    """
+    """An algorithm that replaces torch's own choice in a model; its name is the value of `algorithm=NAME`."""
 
     name: str
 
@@ -66,11 +62,7 @@ class AppliedAlgorithm(Protocol):
         """Count from zero; the calls until the report count as one call of the model."""
 
     def report(self) -> AlgorithmReport:
-        """Return the report of the point's convolutions.
-
-        Raises:
-            Unsupported: none of them ran as requested.
-        """
+        """Return the report of the point's convolutions; raises `Unsupported` if none of them ran as requested."""
 
     def baselines(self) -> tuple[str, ...]:
         """Return the baselines against which the whole model is timed: `default`, torch's choice, or `benchmark`."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -13,6 +12,7 @@ from perfexp import kernels
 from perfexp.algorithms import Backend
 from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
 from perfexp.algorithms.convolution_plan import Plan, guess, plan
+from perfexp.algorithms.coverage import EngineFacts, LayerStatus, PassReport
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
@@ -32,37 +32,55 @@ GUESS = "guess"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassChoice:
-    """The engine of one pass.
+class PassChoice(EngineFacts):
+    """The engine of one pass (see `perfexp.algorithms.engines`)."""
 
-    Attributes:
-        engine: name of the engine; see `perfexp.algorithms.engines`.
-        reason: why it is not the requested one, or None if it is.
-        workspace_bytes: memory beyond the tensors; None where unknown.
-        seconds: time of each engine that was tried.
-        errors: relative L2 error of each tried engine against float64.
-        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
-    """
+    engine: str = DEFAULT
 
-    engine: str
-    reason: str | None = None
-    workspace_bytes: int | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
-    kept_since: str | None = None
+    def report(self, which: Pass, flops: int) -> PassReport:
+        """The report of a pass with this choice."""
+        status = LayerStatus.ok if self.reason is None else LayerStatus.fallback
+        settled = {name: value for name, value in vars(self).items() if name != "engine"}
+        return PassReport(which=which, selected=self.engine, status=status, flops=flops, **settled)
 
 
 Choice = Mapping[Pass, PassChoice]
 
 
-class Support(Protocol):
-    """One algorithm of one backend."""
+class Support:
+    """One algorithm of one backend; by default torch's own, which takes everything."""
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """Why the backend cannot compute a convolution whatever its inputs' size; None if it may."""
+        return None
 
     def choose(self, problem: Problem) -> Choice:
         """The engine of each pass of a problem; torch's own where the backend cannot compute it."""
+        return {which: self.candidate(which, problem) for which in problem.passes}
+
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """The engine of one pass of a problem."""
+        return PassChoice()
+
+
+def first_able(supports: Sequence[Support], problem: Problem) -> tuple[Choice, list[str]]:
+    """The choice of the first backend that can compute the outputs, torch's where none can; the reasons of the others.
+
+    The reasons are in the order of the backends and end before the chosen one.
+    """
+    reasons: list[str] = []
+    for support in supports:
+        choice = support.choose(problem)
+        reason = choice[Pass.forward].reason
+        if reason is None:
+            return choice, reasons
+        reasons.append(reason)
+    return dict.fromkeys(problem.passes, PassChoice(reason=joined(reasons) or None)), reasons
+
+
+def joined(reasons: Iterable[str]) -> str:
+    """Different reasons in one text."""
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def engines_of(choice: Choice) -> Engines:
@@ -71,48 +89,41 @@ def engines_of(choice: Choice) -> Engines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portable:
+class Portable(Support):
     """An algorithm in torch operations, for all passes."""
 
     name: str
+    backend = TORCH
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         return ALGORITHMS[self.name].supports(convolution, dtype)
 
-    def choose(self, problem: Problem) -> Choice:
-        reason = self.rejects(problem.convolution, problem.dtype)
-        engine = DEFAULT if reason else f"{TORCH}.{self.name}"
-        return {which: PassChoice(engine=engine, reason=reason) for which in problem.passes}
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        return self._able(problem.convolution, problem.dtype)
+
+    def _able(self, convolution: Convolution, dtype: torch.dtype) -> PassChoice:
+        reason = self.rejects(convolution, dtype)
+        return PassChoice(reason=reason) if reason else PassChoice(engine=f"{self.backend}.{self.name}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
+class Kernels(Portable):
     """A Triton kernel of perfexp: forward, and backward data where that is a convolution of the same kind."""
 
-    name: str
-
-    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        why_not = kernels.why_not_direct if self.name == "direct" else kernels.why_not_winograd
-        return why_not(convolution, dtype)
-
-    def choose(self, problem: Problem) -> Choice:
-        return {which: self.candidate(which, problem) for which in problem.passes}
+    backend = TRITON
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        """The engine of one pass of a problem."""
         convolution: Convolution | None = problem.convolution
         if which is Pass.backward_filter:
-            return PassChoice(engine=DEFAULT, reason="there is no Triton kernel for the gradient of the weights")
+            return PassChoice(reason="there is no Triton kernel for the gradient of the weights")
         if which is Pass.backward_data:
             convolution = turned_around(problem.convolution)
         if convolution is None:
-            return PassChoice(engine=DEFAULT, reason="the gradient of the inputs is not a convolution of stride 1")
-        reason = self.rejects(convolution, problem.dtype)
-        return PassChoice(engine=DEFAULT if reason else f"{TRITON}.{self.name}", reason=reason)
+            return PassChoice(reason="the gradient of the inputs is not a convolution of stride 1")
+        return self._able(convolution, problem.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cudnn:
+class Cudnn(Support):
     """An algorithm of cuDNN's, or its heuristic's first choice.
 
     Attributes:
@@ -127,31 +138,27 @@ class Cudnn:
         """See `Support`; all other limits show when cuDNN is called."""
         return None if dtype in DATA_TYPES else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
 
-    def choose(self, problem: Problem) -> Choice:
-        return {which: self._pass(which, problem) for which in problem.passes}
-
     def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
         """All cuDNN algorithms that can compute a pass."""
         if self.rejects(problem.convolution, problem.dtype) is None:
             choices = (self._by(algorithm, which, problem) for algorithm in CODES[which])
             yield from (choice for choice in choices if choice.reason is None)
 
-    def _pass(self, which: Pass, problem: Problem) -> PassChoice:
-        reason = self.rejects(problem.convolution, problem.dtype)
-        if reason:
-            return PassChoice(engine=DEFAULT, reason=reason)
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        if reason := self.rejects(problem.convolution, problem.dtype):
+            return PassChoice(reason=reason)
         if self.name != GUESS:
             return self._by(self._algorithm(which), which, problem)
         try:
             return self._by(guess(which, shape_of(problem), self.workspace_bytes), which, problem)
         except CudnnError as error:
-            return PassChoice(engine=DEFAULT, reason=f"cuDNN: {error}")
+            return PassChoice(reason=f"cuDNN: {error}")
 
     def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
         """The choice of one algorithm, or torch's own with the reason."""
         reason, size = None, 0
         if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
-            return PassChoice(engine=DEFAULT, reason=f"{algorithm} is not deterministic")
+            return PassChoice(reason=f"{algorithm} is not deterministic")
         try:
             cudnn_plan = plan(which, algorithm, shape_of(problem))
             size = cudnn_plan.workspace_bytes
@@ -165,7 +172,7 @@ class Cudnn:
         except torch.OutOfMemoryError:
             reason = f"there is no room for its {format_bytes(size)} of workspace"
         if reason:
-            return PassChoice(engine=DEFAULT, reason=reason)
+            return PassChoice(reason=reason)
         return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
 
     def _algorithm(self, which: Pass) -> str:
@@ -179,29 +186,20 @@ def _try(which: Pass, cudnn_plan: Plan, problem: Problem) -> None:
     """Run a plan once, since cuDNN may refuse a problem after reporting a workspace; raises `CudnnError` then."""
     even = problem.even()
     with unset_fake_temporarily(), torch.inference_mode():
-        cudnn_plan(*(_empty(shape, even) for shape in even.reads(which)))
-
-
-def _empty(shape: Sequence[int], problem: Problem) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=problem.dtype, device=problem.device, memory_format=problem.layout)
+        cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfTorch:
+class OfTorch(Support):
     """Torch's own convolution under a global setting, where torch then selects the expected implementation."""
 
     name: str
 
-    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`; torch decides by the inputs."""
-        return None
-
-    def choose(self, problem: Problem) -> Choice:
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
         taken = _taken_by_torch(problem)
-        fits = _KINDS[self.name]
-        reason = None if fits(taken) else f"torch takes {taken} for it"
-        engine = DEFAULT if reason else {"benchmark": SEARCH}.get(self.name, self.name)
-        return {which: PassChoice(engine=engine, reason=reason) for which in problem.passes}
+        if not _KINDS[self.name](taken):
+            return PassChoice(reason=f"torch takes {taken} for it")
+        return PassChoice(engine=SEARCH if self.name == "benchmark" else self.name)
 
 
 _KINDS: dict[str, Callable[[str], bool]] = {
@@ -214,12 +212,11 @@ _KINDS: dict[str, Callable[[str], bool]] = {
 def _taken_by_torch(problem: Problem) -> str:
     """Torch's name of the implementation that it would select."""
     even = problem.even()
-    convolution = even.convolution
-    padding = (convolution.padding[2], convolution.padding[0])
+    *moves, groups = even.settings
     with unset_fake_temporarily():
-        inputs, weight = (_empty(shape, even) for shape in even.reads(Pass.forward))
-        settings = (convolution.stride, padding, convolution.dilation, False, (0, 0), convolution.groups)
-        return str(torch._C._select_conv_backend(inputs, weight, None, *settings)).rpartition(".")[2]
+        inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
+        taken = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
+    return str(taken).rpartition(".")[2]
 
 
 def no_kernels(device: torch.device) -> str | None:
@@ -232,12 +229,11 @@ def no_kernels(device: torch.device) -> str | None:
 def supports_of(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support]:
-    """Backends of an algorithm on a device, the most native one first.
+    """Backends of an algorithm on a device, the most native one first; none for `default`.
 
     Args:
-        name: name of the algorithm; `default` has no backends.
         backend: the only backend to use, or `auto`.
-        backward: cuDNN algorithms of the backward passes that replace the defaults of the forward algorithm.
+        backward: see `Cudnn`.
 
     Raises:
         UserError: no backend has the algorithm.
@@ -248,23 +244,17 @@ def supports_of(
         raise UserError(f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default.")
     if name in SWITCHED:
         return [OfTorch(name=name)]
-    supports: list[Support] = []
-    reasons = []
-    if backend in (Backend.auto, Backend.cudnn):
-        if why_not := why_no_cudnn(device):
-            reasons.append(why_not)
-        else:
-            supports.append(Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward))
-    if backend in (Backend.auto, Backend.triton):
-        if why_not := no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}":
-            reasons.append(why_not)
-        else:
-            supports.append(Kernels(name=name))
-    if backend in (Backend.auto, Backend.torch):
-        if name in ALGORITHMS:
-            supports.append(Portable(name=name))
-        else:
-            reasons.append(f"{name} is cuDNN's own")
+    cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
+    no_triton = no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}"
+    no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
+    candidates: list[tuple[Backend, Support, str | None]] = [
+        (Backend.cudnn, cudnn, why_no_cudnn(device)),
+        (Backend.triton, Kernels(name=name), no_triton),
+        (Backend.torch, Portable(name=name), no_torch),
+    ]
+    candidates = [candidate for candidate in candidates if backend in (Backend.auto, candidate[0])]
+    supports = [support for _, support, reason in candidates if reason is None]
+    reasons = [reason for *_, reason in candidates if reason is not None]
     if not supports:
         raise UserError(f"algorithm={name} algorithm.backend={backend}: {'; '.join(reasons)}.")
     return supports

@@ -17,37 +17,18 @@ class Math(IntEnum):
     fma = 3
 
 
-#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t.
-CODES = {
-    Pass.forward: {
-        "implicit_gemm": 0,
-        "implicit_precomp_gemm": 1,
-        "gemm": 2,
-        "direct": 3,
-        "fft": 4,
-        "fft_tiling": 5,
-        "winograd": 6,
-        "winograd_nonfused": 7,
-    },
-    Pass.backward_data: {"algo_0": 0, "algo_1": 1, "fft": 2, "fft_tiling": 3, "winograd": 4, "winograd_nonfused": 5},
-    Pass.backward_filter: {
-        "algo_0": 0,
-        "algo_1": 1,
-        "fft": 2,
-        "algo_3": 3,
-        "winograd": 4,
-        "winograd_nonfused": 5,
-        "fft_tiling": 6,
-    },
+#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t, in order of their codes.
+_NAMES = {
+    Pass.forward: "implicit_gemm implicit_precomp_gemm gemm direct fft fft_tiling winograd winograd_nonfused",
+    Pass.backward_data: "algo_0 algo_1 fft fft_tiling winograd winograd_nonfused",
+    Pass.backward_filter: "algo_0 algo_1 fft algo_3 winograd winograd_nonfused fft_tiling",
 }
+CODES = {which: {name: code for code, name in enumerate(names.split())} for which, names in _NAMES.items()}
 
 #: Algorithms of the backward passes (data, filter) by forward name: the closest match. All GEMMs map to the one with a
 #: fixed summation order and tensor-core support.
 BACKWARD = {
-    "implicit_gemm": ("algo_1", "algo_1"),
-    "implicit_precomp_gemm": ("algo_1", "algo_1"),
-    "gemm": ("algo_1", "algo_1"),
-    "direct": ("algo_1", "algo_1"),
+    **dict.fromkeys(("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct"), ("algo_1", "algo_1")),
     "fft": ("fft", "fft"),
     "fft_tiling": ("fft_tiling", "fft_tiling"),
     "winograd": ("winograd", "winograd_nonfused"),

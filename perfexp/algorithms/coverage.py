@@ -31,29 +31,39 @@ class LayerStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassReport:
+class EngineFacts:
+    """Why and how an engine computes a pass.
+
+    Attributes:
+        reason: why it is not the requested one, or None if it is.
+        workspace_bytes: memory beyond the tensors; None where unknown.
+        seconds: time of each engine that `fastest` tried.
+        errors: relative L2 error of each tried engine against float64.
+        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
+    """
+
+    reason: str | None = None
+    workspace_bytes: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    kept_since: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassReport(EngineFacts):
     """Report of one pass of a layer.
 
     Attributes:
         selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
         status: whether the engine is the requested one.
         flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
-        workspace_bytes: memory beyond the tensors; None where unknown.
-        seconds: time of each engine that `fastest` tried.
-        errors: relative L2 error of each tried engine against float64.
-        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
         ran: algorithm of the observed kernels; None without profiling.
     """
 
     which: Pass
     selected: str
     status: LayerStatus
-    reason: str | None = None
     flops: int = 0
-    workspace_bytes: int | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
-    kept_since: str | None = None
     ran: str | None = None
     kernels: tuple[str, ...] = ()
 
@@ -92,10 +102,10 @@ class LayerReport:
         """Why the status is not `ok`, with the affected passes where not all are affected."""
         if not self.passes:
             return "it computed no convolution"
+        reasons = {report.reason for report in self.passes}
+        if len(reasons) == 1:
+            return reasons.pop()
         others = [report for report in self.passes if report.reason is not None]
-        reasons = list(dict.fromkeys(str(report.reason) for report in others))
-        if not reasons or (len(reasons) == 1 and len(others) == len(self.passes)):
-            return reasons[0] if reasons else None
         return ", ".join(f"{report.which.replace('_', ' ')}: {report.reason}" for report in others)
 
     @property
@@ -105,19 +115,13 @@ class LayerReport:
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
-        derived = {"used": self.used, "status": self.status.value, "reason": self.reason, "flops": self.flops}
-        passes = [
-            {**asdict(report), "which": report.which.value, "status": report.status.value} for report in self.passes
-        ]
-        return {**asdict(self), **derived, "passes": passes}
+        derived = {"used": self.used, "status": self.status, "reason": self.reason, "flops": self.flops}
+        return {**asdict(self), **derived}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """Report of all 2-D convolutions of a model.
-
-    A layer has an entry for each kind of inputs (shape, data type, memory format, required gradients).
-    """
+    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs."""
 
     name: str
     layers: tuple[LayerReport, ...]
@@ -136,20 +140,22 @@ class AlgorithmReport:
     @property
     def workspace_peak_bytes(self) -> int | None:
         """Largest workspace of any call; None where unknown."""
-        return max(
-            (report.workspace_bytes for report in self._passes if report.workspace_bytes is not None), default=None
-        )
+        known = (report.workspace_bytes for report in self._passes if report.workspace_bytes is not None)
+        return max(known, default=None)
 
-    def _with(self, status: LayerStatus) -> list[LayerReport]:
-        return [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
+    def _named(self, status: LayerStatus) -> str:
+        """The layers of which a pass has a status, with their reasons."""
+        layers = [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
+        rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
+        return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)
 
     def metrics(self) -> list[Metric]:
         """FLOPs share and peak workspace as metrics of a point."""
-        reason = None if self.share is not None else "no 2-D convolution ran"
-        peak = self.workspace_peak_bytes
+        share, peak = self.share, self.workspace_peak_bytes
+        reason = None if share is not None else "no 2-D convolution ran"
         unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
         return [
-            Metric(name="algorithm/flops_share", value=self.share, unit="1", reason=reason),
+            Metric(name="algorithm/flops_share", value=share, unit="1", reason=reason),
             Metric(name="algorithm/workspace_peak_bytes", value=peak, unit="bytes", reason=unknown),
         ]
 
@@ -163,15 +169,10 @@ class AlgorithmReport:
         """Diagnostics where not all of the work ran as requested."""
         share = "none" if self.share is None else f"{self.share:.1%}"
         doubts = []
-        if layers := _named(self._with(LayerStatus.fallback)):
+        if layers := self._named(LayerStatus.fallback):
             doubts.append(diagnostics.make("algorithm_fallback", share=share, algorithm=self.name, layers=layers))
-        if layers := _named(self._with(LayerStatus.substituted)):
+        if layers := self._named(LayerStatus.substituted):
             doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
-        if layers := _named(self._with(LayerStatus.unproven)):
+        if layers := self._named(LayerStatus.unproven):
             doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, layers=layers))
         return doubts
-
-
-def _named(layers: list[LayerReport]) -> str:
-    rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
-    return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)

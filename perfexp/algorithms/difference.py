@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from perfexp.work.tensors import tensors_in
 
 
 def relative_error(found: Any, reference: Any) -> float | None:
@@ -19,16 +21,8 @@ def relative_error(found: Any, reference: Any) -> float | None:
     return math.sqrt(apart / length) if length and math.isfinite(apart) and math.isfinite(length) else None
 
 
-def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        if outputs.is_floating_point():
-            yield outputs
-    elif isinstance(outputs, Mapping):
-        for output in outputs.values():
-            yield from _tensors(output)
-    elif isinstance(outputs, list | tuple):
-        for output in outputs:
-            yield from _tensors(output)
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
 @contextmanager
@@ -45,13 +39,12 @@ def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Itera
         for norm in norms:
             norm.train()
             norm.momentum = 1.0
-        failed = False
-        if norms:
-            try:
+        try:
+            if norms:
                 run()
-            except ValueError:
-                failed = True
-        _restore(norms, before, buffers=failed)
+            _restore(norms, before, buffers=False)
+        except ValueError:
+            _restore(norms, before, buffers=True)
         yield
     finally:
         _restore(norms, before, buffers=True)

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
-from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution_plan import Plan, Shape, plan
-from perfexp.algorithms.operators import CUDNN, DEFAULT
+from perfexp.algorithms.operators import CUDNN, DEFAULT, Settings
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.convolutions.convolution import Convolution
@@ -52,41 +50,21 @@ class Engines:
 
     def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
         left, right, top, bottom = convolution.padding
-        if (left, top) != (right, bottom):
-            inputs, padding = pad(inputs, (left, right, top, bottom)), (0, 0)
-        else:
-            padding = (top, left)
-        outputs: torch.Tensor = torch.ops.perfexp.convolution(
-            inputs,
-            weight,
-            convolution.stride,
-            padding,
-            convolution.dilation,
-            convolution.groups,
-            any(is_channels_last(tensor.shape, tensor.stride()) for tensor in (inputs, weight)),
-            self.forward,
-            self.backward_data,
-            self.backward_filter,
-        )
+        padding = (top, left)
+        if padding != (bottom, right):
+            inputs, padding = convolution.padded(inputs), (0, 0)
+        last = any(is_channels_last(tensor.shape, tensor.stride()) for tensor in (inputs, weight))
+        settings = (convolution.stride, padding, convolution.dilation, convolution.groups, last)
+        engines = (self.forward, self.backward_data, self.backward_filter)
+        outputs: torch.Tensor = torch.ops.perfexp.convolution(inputs, weight, *settings, *engines)
         return outputs
 
 
 def shape_of(problem: Problem) -> Shape:
     """The shape of cuDNN's plans for a problem on an NVIDIA GPU."""
     even = problem.even()
-    convolution = even.convolution
-    return Shape(
-        even.shape,
-        convolution.weight_shape,
-        convolution.stride,
-        (convolution.padding[2], convolution.padding[0]),
-        convolution.dilation,
-        convolution.groups,
-        problem.dtype,
-        problem.channels_last,
-        math_of(problem.dtype),
-        problem.device.index or 0,
-    )
+    settings = Settings(*even.settings, even.channels_last)
+    return settings.shape(even.shape, even.convolution.weight_shape, even.dtype, even.device)
 
 
 class Direct:
@@ -125,10 +103,9 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
     """The direct implementation of a problem; None unless all passes are cuDNN's and the padding is symmetric."""
     if problem.even() is not problem:
         return None
-    plans = {}
+    plans: dict[Pass, Plan] = {}
     for which in problem.passes:
-        plan_of_pass = plan_of(which, getattr(engines, which), problem)
-        if plan_of_pass is None:
+        if (plan_of_pass := plan_of(which, getattr(engines, which), problem)) is None:
             return None
         plans[which] = plan_of_pass
     return Direct(plans, problem.layout)

@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from perfexp.algorithms import Objective
-from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, no_kernels
+from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
-from perfexp.algorithms.isolated_thread import Apart
+from perfexp.algorithms.isolated_thread import Threads
 from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
-from perfexp.algorithms.race import race
-from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
 from perfexp.host.cache import JsonCache
+from perfexp.probes import depth, queue, timing
+from perfexp.work.tensors import tensors_in
 
 #: Torch's own choice stays unless another engine is faster by this fraction, the usual difference of equal runs.
 _MARGIN = 0.02
 #: Default limit of the relative L2 error against float64: a multiple of the rounding error of the data type.
 _MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 _MAX_ERROR_TF32 = 3e-3
+#: Turns of each call.
+_ROUNDS = 5
+#: Minimum duration of a turn, and of a sample on an asynchronous device, which groups calls to reach it.
+_TURN_SECONDS, _SAMPLE_SECONDS = 2e-3, 100e-6
+_MOST_SAMPLES = 16
+#: A call that is slower than the best by this factor in both of the first rounds is dropped.
+_HOPELESS = 1.5
 
 Run = Callable[[], Any]
 _Winners = dict[Pass, PassChoice]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fastest:
-    """Races all candidates and chooses the fastest; see `Support`.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fastest(Support):
+    """Races all candidates, torch itself among them, and chooses the fastest.
 
     On an NVIDIA GPU each pass has a race of its own between torch's choice, torch's search, cuDNN's algorithms and
     Triton kernels. Elsewhere the algorithms in torch operations compete; they include their own backward passes, so the
@@ -49,18 +56,13 @@ class Fastest:
     """
 
     device: Device
+    threads: Threads
     workspace_bytes: int | None = None
     max_error: float | None = None
     choices: JsonCache
     reuse: bool = True
-    objective: Objective = field(default=Objective.time)
-    _known: dict[str, _Winners] = field(default_factory=dict, compare=False)
-    _chosen: list[str] = field(default_factory=list, compare=False)
-    _apart: dict[str, Apart] = field(default_factory=lambda: defaultdict(Apart), compare=False)
-
-    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`; torch itself competes, so there is always a winner."""
-        return None
+    _known: dict[str, _Winners] = field(default_factory=dict)
+    _chosen: list[str] = field(default_factory=list)
 
     def choose(self, problem: Problem) -> Choice:
         if why_no_cudnn(problem.device) is None:
@@ -76,8 +78,10 @@ class Fastest:
         winners = self._known.get(key) or self._read(key, passes, problem)
         if winners is None:
             with torch.no_grad():
-                winners = self._apart["race"](partial(hold_race, problem, passes))
-            self.choices.add(key, {which.value: _plain(winner) for which, winner in winners.items()})
+                winners = self.threads["race"](partial(hold_race, problem, passes))
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
+            self.choices.add(key, entry)
         self._known[key] = winners
         self._chosen.append(key)
         return winners
@@ -85,12 +89,6 @@ class Fastest:
     def discard_choices(self) -> None:
         """Remove all choices from the cache for other processes; this process continues to use them."""
         self.choices.remove(self._chosen)
-
-    def end(self) -> None:
-        """End the threads of the races."""
-        for thread in self._apart.values():
-            thread.end()
-        self._apart.clear()
 
     def _read(self, key: str, passes: tuple[Pass, ...], problem: Problem) -> _Winners | None:
         """The choice of an earlier process, if it is still possible."""
@@ -108,23 +106,23 @@ class Fastest:
     def _check(self, which: Pass, engine: str, problem: Problem) -> None:
         """Check that an engine can compute a pass; raises `ValueError` or `CudnnError` otherwise."""
         backend, _, name = engine.partition(".")
+        is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
         if backend == CUDNN:
             plan_of(which, engine, problem)
-        elif (backend == TORCH and ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None) or (
-            backend == TRITON and no_kernels(problem.device) is None
-        ):
-            return
-        elif engine not in (DEFAULT, BENCHMARK):
+        elif backend == TORCH:
+            is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
+        elif backend == TRITON:
+            is_able = no_kernels(problem.device) is None
+        if not is_able:
             raise ValueError(engine)
 
     def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of one pass on an NVIDIA GPU."""
         (which,) = passes
-        problem = problem.even()
         try:
-            return {which: self._raced(which, problem)}
+            return {which: self._raced(which, problem.even())}
         except torch.OutOfMemoryError:  # a race needs more memory than the model
-            return {which: PassChoice(engine=DEFAULT)}
+            return {which: PassChoice()}
         finally:
             torch.cuda.empty_cache()  # the losers' workspaces
 
@@ -133,15 +131,13 @@ class Fastest:
         tensors = _tensors(problem, which)
         runs: dict[str, Run] = {name: _runner(which, name, problem, tensors) for name in entrants}
         reference = _runner(which, DEFAULT, problem, [tensor.double() for tensor in tensors])()
-        winner, errors, seconds = self._winner(runs, lambda run: _error(run(), reference), problem)
-        return _won(entrants[winner], errors, seconds)
+        winner, errors, seconds = self._winner(runs, reference, problem)
+        return replace(entrants[winner], errors=errors, seconds=seconds)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of all passes together, among the algorithms in torch operations."""
         convolution = problem.convolution
-        able = [
-            name for name, algorithm in ALGORITHMS.items() if algorithm.supports(convolution, problem.dtype) is None
-        ]
+        able = [name for name in ALGORITHMS if ALGORITHMS[name].supports(convolution, problem.dtype) is None]
         names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
         tensors = [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
 
@@ -150,11 +146,8 @@ class Fastest:
             inputs, weight, grad = values
             if passes == (Pass.forward,):
                 return lambda: [engines.compute(convolution, inputs, weight, None)]
-            wanted = [
-                tensor.requires_grad_()
-                for which, tensor in ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
-                if which in passes
-            ]
+            gradients = ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
+            wanted = [tensor.requires_grad_() for which, tensor in gradients if which in passes]
 
             def run() -> list[torch.Tensor]:
                 with torch.enable_grad():
@@ -165,35 +158,30 @@ class Fastest:
 
         runs = {name: runner(name, tensors) for name in names}
         reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
-
-        def error(run: Run) -> float:
-            return max(_error(one, other) for one, other in zip(run(), reference, strict=True))
-
-        winner, errors, seconds = self._winner(runs, error, problem)
+        winner, errors, seconds = self._winner(runs, reference, problem)
         others = {which: PassChoice(engine=winner) for which in passes[1:]}  # the times are those of all passes
-        return {passes[0]: _won(PassChoice(engine=winner), errors, seconds), **others}
+        return {passes[0]: PassChoice(engine=winner, errors=errors, seconds=seconds), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
         """Engines that can compute a pass on an NVIDIA GPU."""
-        yield DEFAULT, PassChoice(engine=DEFAULT)
+        yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
         for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
             yield choice.engine, choice
-        for name in ("direct", "winograd"):
-            if no_kernels(problem.device) is None:
-                choice = Kernels(name=name).candidate(which, problem)
-                if choice.reason is None:
-                    yield choice.engine, choice
+        if no_kernels(problem.device) is None:
+            choices = (Kernels(name=name).candidate(which, problem) for name in ("direct", "winograd"))
+            yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
     def _winner(
-        self, runs: Mapping[str, Run], error: Callable[[Run], float], problem: Problem
+        self, runs: Mapping[str, Run], reference: Any, problem: Problem
     ) -> tuple[str, dict[str, float], dict[str, float]]:
         """The fastest of the sufficiently exact engines, the errors of all, and the times of the exact ones."""
-        limit = self.max_error if self.max_error is not None else _usual_error(problem)
+        usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
+        limit = usual if self.max_error is None else self.max_error
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
-                errors[name] = self._thread(name)(partial(error, run))
+                errors[name] = self._thread(name)(partial(_error, run, reference))
             except torch.OutOfMemoryError:
                 if name == DEFAULT:
                     raise
@@ -204,26 +192,11 @@ class Fastest:
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
         """The thread of an engine: torch's search must not use the cached choice of its heuristic."""
-        return self._apart["search"] if name == BENCHMARK else _here
+        return self.threads["search"] if name == BENCHMARK else _here
 
 
 def _here(work: Callable[[], Any]) -> Any:
     return work()
-
-
-def _won(choice: PassChoice, errors: dict[str, float], seconds: dict[str, float]) -> PassChoice:
-    return PassChoice(engine=choice.engine, workspace_bytes=choice.workspace_bytes, seconds=seconds, errors=errors)
-
-
-def _plain(choice: PassChoice) -> dict[str, Any]:
-    """The choice as JSON values."""
-    return {
-        "engine": choice.engine,
-        "workspace_bytes": choice.workspace_bytes,
-        "seconds": dict(choice.seconds),
-        "errors": dict(choice.errors),
-        "kept_since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
@@ -233,28 +206,66 @@ def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
     """A call of an engine for a pass of a problem with symmetric padding."""
-    convolution, operators = problem.convolution, torch.ops.perfexp
-    padding = (convolution.padding[2], convolution.padding[0])
-    settings = (convolution.stride, padding, convolution.dilation, convolution.groups, problem.channels_last)
-    first, second = tensors
+    operators, settings, (first, second) = torch.ops.perfexp, (*problem.settings, problem.channels_last), tensors
     if which is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
     if which is Pass.backward_data:
-        inputs = torch.empty(problem.shape, dtype=first.dtype, device=first.device, memory_format=problem.layout)
+        inputs = problem.empty(problem.shape).to(first.dtype)
         return lambda: operators.convolution_backward_data(second, inputs, first, *settings, engine)
-    weight = torch.empty(convolution.weight_shape, dtype=first.dtype, device=first.device, memory_format=problem.layout)
+    weight = problem.empty(problem.convolution.weight_shape).to(first.dtype)
     return lambda: operators.convolution_backward_filter(second, first, weight, *settings, engine)
 
 
-def _error(outputs: torch.Tensor, reference: torch.Tensor) -> float:
-    """Relative L2 error; infinite where a number is not finite."""
-    error = float((outputs.double() - reference).norm() / reference.norm().clamp_min(1e-300))
-    return error if error == error else float("inf")
+def _error(run: Run, reference: Any) -> float:
+    """Relative L2 error of a run, the largest of several tensors; infinite where a number is not finite."""
+    pairs = zip(tensors_in(run()), tensors_in(reference), strict=True)
+    errors = [float((one.double() - other).norm() / other.norm().clamp_min(1e-300)) for one, other in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
 def _tf32(problem: Problem) -> bool:
     return problem.dtype is torch.float32 and problem.device.type == "cuda" and torch.backends.cudnn.allow_tf32
 
 
-def _usual_error(problem: Problem) -> float:
-    return _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
+def race(
+    calls: Mapping[str, timing.Call], device: Device, where: Callable[[str], Callable[[Callable[[], Any]], Any]]
+) -> dict[str, float]:
+    """Median seconds of each call, in device time where available; hopeless calls stop after two rounds.
+
+    Args:
+        calls: calls by name, each of which has run before; the first one is never dropped.
+        where: maps a name to the function that runs its work, in this thread or an isolated one.
+    """
+    blocks = {name: where(name)(partial(_block, call, device)) for name, call in calls.items()}
+    first = next(iter(calls))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    running = list(calls)
+    with timing.undisturbed():
+        for round_ in range(_ROUNDS):
+            for name in running:
+                taken[name].append(where(name)(blocks[name]))
+            if round_ == 1:
+                best = min(min(seconds) for seconds in taken.values())
+                running = [name for name in running if name == first or min(taken[name]) <= _HOPELESS * best]
+    return {name: float(np.median(seconds)) for name, seconds in taken.items()}
+
+
+def _block(call: timing.Call, device: Device) -> Callable[[], float]:
+    """One turn of a call: the median of a few samples."""
+    if not device.asynchronous:
+        chain = timing.HostChain(call, device)
+        chain(1)
+        rough = max(float(chain(1)[0]), 1e-9)
+        samples = max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough)))
+        return lambda: float(np.median(chain(samples)))
+    fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
+    if not fits:  # thousands of launches exceed the queue: time them as the host issues them
+        loop = queue.Loop(call, device)
+        return lambda: float(np.median(loop(2)))
+    single = queue.Chain(call, device, min(fits, 4))
+    single(2)
+    rough = max(float(np.median(single(3))), 1e-9)
+    k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough)))
+    samples = max(2, min(_MOST_SAMPLES // k + 2, math.ceil(_TURN_SECONDS / (k * rough))))
+    held = queue.Chain(call, device, max(1, min(samples, fits // k)), k if fits >= k else 1)
+    return lambda: float(np.median(held(samples)))

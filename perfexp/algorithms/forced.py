@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ import torch
 
 from perfexp import __version__
 from perfexp.algorithms import Backend, Objective, OnUnsupported, T, replays
-from perfexp.algorithms.backends import GUESS, Support, supports_of
+from perfexp.algorithms.backends import GUESS, Choice, Support, supports_of
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus
 from perfexp.algorithms.cudnn import why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
 from perfexp.algorithms.fastest import Fastest
-from perfexp.algorithms.isolated_thread import Apart
+from perfexp.algorithms.isolated_thread import Threads
 from perfexp.algorithms.layer import Layer
-from perfexp.algorithms.layer_choice import choose
 from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
@@ -30,7 +29,7 @@ from perfexp.algorithms.switches import SWITCHED, Switches
 from perfexp.convolutions import constants
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.devices.cpu import processor_name
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session
 from perfexp.records.record import Metric
@@ -43,7 +42,7 @@ _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
 class Forced:
-    """Computes convolutions by a named algorithm.
+    """Computes convolutions by a named algorithm; raises `UserError` if there is none of that name.
 
     Args:
         on_unsupported: policy for layers that it cannot compute.
@@ -54,11 +53,7 @@ class Forced:
         reuse: whether `fastest` reuses choices of earlier runs.
         cache_dir: folder of the choices of `fastest`; None for the user's cache.
         verify: whether to profile a call for the kernels that cuDNN ran.
-        layers: algorithm, or `default`, by layer name or pattern; an exact name beats a pattern, then the last match
-            wins.
-
-    Raises:
-        UserError: there is no such algorithm.
+        layers: algorithm, or `default`, by layer name or pattern; see `choose`.
     """
 
     def __init__(
@@ -90,35 +85,28 @@ class Forced:
             raise UserError(f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out.")
         if workspace_bytes is not None and workspace_bytes < 0:
             raise UserError(f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no limit.")
-        self._workspace_bytes = workspace_bytes
+        if max_error is not None and not max_error > 0:
+            remedy = "give a positive number, or null for the data type's usual error."
+            raise UserError(f"algorithm.max_error={max_error}: {remedy}")
         named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
         self._backward = {
             which: canonical(algorithm, list(CODES[which]), f"{which} algorithm of cuDNN's")
             for which, algorithm in named.items()
             if algorithm is not None
         }
-        if max_error is not None and not max_error > 0:
-            raise UserError(
-                f"algorithm.max_error={max_error}: give a positive number, or null for the data type's usual error."
-            )
-        self._max_error, self._objective, self._reuse = max_error, Objective(objective), reuse
+        self._workspace_bytes, self._max_error = workspace_bytes, max_error
+        self._objective, self._reuse, self._verify = Objective(objective), reuse, verify
         self._cache_folder = Path(cache_dir).expanduser() if cache_dir else cache_folder("algorithms")
-        self._verify = verify
         self._session: Any = None
         self._usual = Switches.now()
-        self._apart: dict[str, Apart] = defaultdict(Apart)
+        self._apart = Threads()
         self._layers: list[Layer] = []
         self._refused: list[Problem] = []
         self._device = torch.device("cpu")
 
     @contextmanager
     def applied(self, session: Session) -> Iterator[Forced]:
-        """See `Algorithm`.
-
-        Raises:
-            UserError: the model has no such layers, none that the algorithm can compute, or, under
-                `on_unsupported=error`, one that it cannot.
-        """
+        """See `Algorithm`; a `UserError` has the layers that it cannot compute, if that is all or not permitted."""
         with ExitStack() as stack:
             self._usual = Switches.now()
             stack.enter_context(self._usual.of(self.name).set())
@@ -133,16 +121,10 @@ class Forced:
             yield self
 
     def _end(self) -> None:
-        """End all threads and free all captured launches."""
         replays.forget()
-        for thread in self._apart.values():
-            thread.end()
-        self._apart.clear()
-        for races in self._races():
-            races.end()
+        self._apart.end()
 
     def begin_point(self) -> None:
-        """Discard reports, cached constants and captured launches; called before a point is measured."""
         self._refused.clear()
         constants.clear()
         replays.forget()
@@ -173,7 +155,7 @@ class Forced:
             raise UserError(f"algorithm={self.name}: the model has no 2-D convolution; choose algorithm=default.")
         self._device = next(iter(names)).weight.device
         chosen = choose(list(names.values()), self.name, self._patterns)
-        supports = {algorithm: self._supports(algorithm, self._device) for algorithm in dict.fromkeys(chosen)}
+        supports = {algorithm: self._supports(algorithm) for algorithm in dict.fromkeys(chosen)}
         return [
             Layer(aliases[0], child, algorithm, supports[algorithm], self._refuse)
             for (child, aliases), algorithm in zip(names.items(), chosen, strict=True)
@@ -193,21 +175,15 @@ class Forced:
             self._install()
 
     def discard_choices(self) -> None:
-        for races in self._races():
+        for races in {support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)}:
             races.discard_choices()
-
-    def _races(self) -> list[Fastest]:
-        return [support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)][:1]
 
     def launched_share(self) -> Metric | None:
         share = replays.launched_share()
         return None if share is None else Metric(name="algorithm/launched_share", value=share, unit="1")
 
     def output_error(self, inputs: Any) -> Metric:
-        """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler.
-
-        Untrained batch norms have the statistics of these inputs.
-        """
+        """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler."""
         session = self._session
 
         def by_default() -> Any:
@@ -234,15 +210,15 @@ class Forced:
         for layer in reversed(self._layers):
             layer.remove()
 
-    def _supports(self, algorithm: str, device: torch.device) -> list[Support]:
+    def _supports(self, algorithm: str) -> list[Support]:
         if algorithm == FASTEST:
-            return [self._fastest(device)]
-        return supports_of(algorithm, self.backend, device, self._workspace_bytes, self._backward)
+            return [self._fastest()]
+        return supports_of(algorithm, self.backend, self._device, self._workspace_bytes, self._backward)
 
-    def _fastest(self, device: torch.device) -> Fastest:
-        cuda = device.type == "cuda"
+    def _fastest(self) -> Fastest:
+        cuda = self._device.type == "cuda"
         context = {
-            "device": torch.cuda.get_device_name(device) if cuda else processor_name(),
+            "device": torch.cuda.get_device_name(self._device) if cuda else processor_name(),
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
             "threads": None if cuda else torch.get_num_threads(),
@@ -257,9 +233,9 @@ class Forced:
         }
         return Fastest(
             device=self._session.device,
+            threads=self._apart,
             workspace_bytes=self._workspace_bytes,
             max_error=self._max_error,
-            objective=self._objective,
             choices=JsonCache(self._cache_folder, context),
             reuse=self._reuse,
         )
@@ -271,18 +247,18 @@ class Forced:
         forced = [layer for layer in self._layers if layer.requested != DEFAULT]
         reasons = {layer: reason for layer in forced if (reason := layer.why_not())}
         descriptions = {layer.name: f"{layer.requested}: {reason}" for layer, reason in reasons.items()}
-        if reasons and self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)} {_OTHERWISE}")
-        if forced and len(reasons) == len(forced):
-            raise UserError(f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)}")
+        is_strict = self._on_unsupported is OnUnsupported.error
+        if reasons and (is_strict or len(reasons) == len(forced)):
+            refused = f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)}"
+            raise UserError(f"{refused} {_OTHERWISE}" if is_strict else refused)
 
     def _refuse(self, layer: Layer, problem: Problem, reason: str) -> None:
         self._refused.append(problem)
-        refusal = _refusal({layer.name: f"{layer.requested}: {reason}"}, 0)
+        refused = f"{_refusal({layer.name: f'{layer.requested}: {reason}'}, 0)} {self._remedy([problem])}"
         if self._on_unsupported is OnUnsupported.skip:
-            raise Unsupported(f"{refusal} {self._remedy([problem])}")
+            raise Unsupported(refused)
         if self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{refusal} {self._remedy([problem])} {_OTHERWISE}")
+            raise UserError(f"{refused} {_OTHERWISE}")
 
     def _remedy(self, problems: Iterable[Problem] = (), layers: Iterable[Layer] = ()) -> str:
         """A sentence with the algorithms that can compute all of these problems and layers without known inputs."""
@@ -291,15 +267,43 @@ class Forced:
 
     def _can(self, name: str, problems: Iterable[Problem], layers: Iterable[Layer]) -> bool:
         try:
-            supports = self._supports(name, self._device)
+            supports = self._supports(name)
         except UserError:
             return False
-        computed = (
-            (candidate.choose(problem).values() for candidate in supports) for problem in dict.fromkeys(problems)
+        return not any(layer.why_not(supports) for layer in layers) and all(
+            any(_is_complete(support.choose(problem)) for support in supports) for problem in dict.fromkeys(problems)
         )
-        return all(
-            any(all(not pass_choice.reason for pass_choice in choice) for choice in candidate) for candidate in computed
-        ) and not any(layer.why_not(supports) for layer in layers)
+
+
+def _is_complete(choice: Choice) -> bool:
+    return not any(pass_choice.reason for pass_choice in choice.values())
+
+
+def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, str]) -> list[str]:
+    """The algorithm of each layer: an exact name beats a pattern, then the last match wins.
+
+    Args:
+        layers: names of each layer; a shared module has several.
+        name: algorithm of layers without a match.
+        patterns: algorithms by layer name or shell pattern (`features.*`).
+
+    Raises:
+        UserError: a pattern matches no layer.
+    """
+    for pattern in patterns:
+        if not any(_fits(pattern, names) for names in layers):
+            hint = did_you_mean(pattern, [names[0] for names in layers])
+            raise UserError(f"algorithm.layers: no 2-D convolution of the model matches {pattern!r}. {hint}")
+    chosen = []
+    for names in layers:
+        exact = [algorithm for pattern, algorithm in patterns.items() if pattern in names]
+        fitting = [algorithm for pattern, algorithm in patterns.items() if _fits(pattern, names)]
+        chosen.append([name, *fitting, *exact][-1])
+    return chosen
+
+
+def _fits(pattern: str, names: Sequence[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
 
 
 def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ two ran first in a thread decides for both (ATen's Conv_v8.cpp).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -41,3 +42,16 @@ class Apart:
     def end(self) -> None:
         """Shut the thread down."""
         self._thread.shutdown()
+
+
+class Threads(defaultdict[str, Apart]):
+    """Isolated threads by name, each of which starts with its first work."""
+
+    def __init__(self) -> None:
+        super().__init__(Apart)
+
+    def end(self) -> None:
+        """Shut all threads down."""
+        for thread in self.values():
+            thread.end()
+        self.clear()

@@ -11,17 +11,20 @@ import torch
 from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
-from perfexp.algorithms.backends import Choice, PassChoice, Support, engines_of
+from perfexp.algorithms.backends import Choice, Support, engines_of, first_able, joined
 from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.coverage import LayerReport, LayerStatus, PassReport
+from perfexp.algorithms.coverage import LayerReport
 from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
-from perfexp.algorithms.operators import CUDNN, DEFAULT
+from perfexp.algorithms.operators import CUDNN
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import Seen
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import effective_dtype, is_channels_last, misfit
 from perfexp.errors import PerfexpError
+
+#: Called with a layer, a problem and the reason before torch computes in the algorithm's place.
+Refuse = Callable[["Layer", Problem, str], None]
 
 
 @dataclass
@@ -61,20 +64,13 @@ class Layer:
 
     Args:
         supports: backends in order of preference; none for `default`.
-        refuse: called with the layer, the problem and the reason before torch computes in the algorithm's place.
     """
 
     def __init__(
-        self,
-        name: str,
-        module: torch.nn.Conv2d,
-        requested: str,
-        supports: Sequence[Support],
-        refuse: Callable[[Layer, Problem, str], None],
+        self, name: str, module: torch.nn.Conv2d, requested: str, supports: Sequence[Support], refuse: Refuse
     ) -> None:
-        self.name, self.requested = name, requested
+        self.name, self.requested, self.supports = name, requested, supports
         self._module, self._refuse = module, refuse
-        self.supports = supports
         self._pads_first = module.padding_mode != "zeros"
         self._settings: Any = (module.stride, 0 if self._pads_first else module.padding, module.dilation, module.groups)
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
@@ -93,18 +89,16 @@ class Layer:
         """Why backends, by default the layer's own, cannot compute the layer for any inputs; None if they may."""
         backends = self.supports if supports is None else supports
         reasons = [backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends]
-        return None if None in reasons else _joined(reasons)
+        return None if None in reasons else joined(map(str, reasons))
 
     def install(self) -> None:
         """Let the algorithm compute from now on."""
         kind = type(self._module)
-        patched = [
-            override for key in ("forward", "_conv_forward") if (override := self._module.__dict__.get(key)) is not None
-        ]
+        patches = [self._module.__dict__.get(key) for key in ("forward", "_conv_forward")]
         own = (
             kind.forward is torch.nn.Conv2d.forward
             and kind._conv_forward is torch.nn.Conv2d._conv_forward
-            and all(isinstance(getattr(override, "__self__", None), Layer) for override in patched)
+            and all(patch is None or isinstance(getattr(patch, "__self__", None), Layer) for patch in patches)
         )
         name, replacement = ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
         self._covered[name] = before = self._module.__dict__.get(name)
@@ -158,9 +152,7 @@ class Layer:
         if called is not None and _is_plain(inputs):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
-        if engines is not None:
-            return engines.compute(Convolution.of(weight.shape, *self._settings), inputs, weight, bias)
-        return conv2d(inputs, weight, bias, *self._settings)
+        return _computed(engines, inputs, weight, bias, self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
         """Replacement of a forward pass that the class overrides."""
@@ -168,39 +160,21 @@ class Layer:
             return self._own(*arguments, **named)
 
     def functional(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> torch.Tensor:
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Any = 1,
+        padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> torch.Tensor:  # fmt: skip
         """Replacement of `torch.nn.functional.conv2d`, with its arguments."""
         options = (stride, padding, dilation, groups)
         settings: Any = tuple(tuple(option) if isinstance(option, list) else option for option in options)
-        engines, _, _ = self._decision(input, weight, settings)
-        if engines is not None:
-            return engines.compute(Convolution.of(weight.shape, *settings), input, weight, bias)
-        return conv2d(input, weight, bias, stride, padding, dilation, groups)
+        return _computed(self._decision(input, weight, settings).engines, input, weight, bias, settings)
 
     def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
         """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces."""
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
-        recorded = torch.is_grad_enabled()
-        key = (
-            inputs.shape,
-            effective_dtype(inputs),
-            inputs.stride(),
-            weight.shape,
-            weight.stride(),
-            recorded and inputs.requires_grad,
-            recorded and weight.requires_grad,
-            settings,
-            inputs.device,
-        )
+        recorded, dtype = torch.is_grad_enabled(), effective_dtype(inputs)
+        wanted = (recorded and inputs.requires_grad, recorded and weight.requires_grad)
+        key = (inputs.shape, dtype, inputs.stride(), weight.shape, weight.stride(), *wanted, settings, inputs.device)
         if not torch.compiler.is_compiling():
             decision = self._decided.get(key)
             if decision is None:
@@ -237,22 +211,16 @@ class Layer:
         batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
         last = is_channels_last(batched, strides) or is_channels_last(convolution.weight_shape, weight_strides)
         wanted = {Pass.forward: True, Pass.backward_data: wants_data, Pass.backward_filter: wants_filter}
-        problem = Problem(
-            convolution=convolution,
-            shape=tuple(batched),
-            dtype=dtype,
-            device=device,
-            channels_last=last,
-            passes=tuple(pass_choice for pass_choice, runs in wanted.items() if runs),
-        )
-        choice = self._choose(problem)
+        passes = tuple(which for which, runs in wanted.items() if runs)
+        kind = {"dtype": dtype, "device": device, "channels_last": last}
+        problem = Problem(convolution=convolution, shape=tuple(batched), passes=passes, **kind)
+        choice, _ = first_able(self.supports, problem)
         row = self._rows.get(problem)
         if row is None:
             counted = 0 if self._is_reported else None
             row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
-        reasons = [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]
-        if reasons:
-            self._refuse(self, problem, _joined(reasons))
+        if reasons := [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]:
+            self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
             engines = engines_of(choice)
@@ -267,42 +235,22 @@ class Layer:
         self._decided[key] = decision
         return decision
 
-    def _choose(self, problem: Problem) -> Choice:
-        """The choice of the first backend that can compute the outputs; where none can, torch computes everything."""
-        reasons: list[str | None] = []
-        for support in self.supports:
-            choice = support.choose(problem)
-            if choice[Pass.forward].reason is None:
-                return choice
-            reasons.append(choice[Pass.forward].reason)
-        reason = _joined(reasons) if reasons else None
-        return {which: PassChoice(engine=DEFAULT, reason=reason) for which in problem.passes}
-
     def _report(self, problem: Problem, choice: Choice, shape: Sequence[int]) -> LayerReport:
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
-        passes = tuple(
-            PassReport(
-                which=which,
-                selected=choice_of_pass.engine,
-                status=LayerStatus.ok if choice_of_pass.reason is None else LayerStatus.fallback,
-                reason=choice_of_pass.reason,
-                flops=flops,
-                workspace_bytes=choice_of_pass.workspace_bytes,
-                seconds=choice_of_pass.seconds,
-                errors=choice_of_pass.errors,
-                kept_since=choice_of_pass.kept_since,
-            )
-            for which, choice_of_pass in choice.items()
-        )
-        by_cudnn = any(choice_of_pass.selected.startswith(CUDNN) for choice_of_pass in passes)
+        passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
+        by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
+        math, dtype = math_of(problem.dtype).name if by_cudnn else None, str(problem.dtype).removeprefix("torch.")
         return LayerReport(
-            name=self.name,
-            requested=self.requested,
-            input_shape=tuple(shape),
-            dtype=str(problem.dtype).removeprefix("torch."),
-            math=math_of(problem.dtype).name if by_cudnn else None,
-            passes=passes,
+            name=self.name, requested=self.requested, input_shape=tuple(shape), dtype=dtype, math=math, passes=passes
         )
+
+
+def _computed(
+    engines: Engines | None, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Any
+) -> torch.Tensor:
+    if engines is not None:
+        return engines.compute(Convolution.of(weight.shape, *settings), inputs, weight, bias)
+    return conv2d(inputs, weight, bias, *settings)
 
 
 def _is_plain(inputs: torch.Tensor) -> bool:
@@ -312,10 +260,6 @@ def _is_plain(inputs: torch.Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch.is_autocast_enabled("cuda")
     )
-
-
-def _joined(reasons: Sequence[str | None]) -> str:
-    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 class _Intercepted(TorchFunctionMode):

@@ -10,22 +10,18 @@ from typing import Any
 import torch
 
 from perfexp.algorithms import Backend
-from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, supports_of
+from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, first_able, supports_of
 from perfexp.algorithms.codes import CODES
 from perfexp.algorithms.layer import Layer
-from perfexp.algorithms.operators import DEFAULT
+from perfexp.algorithms.operators import BENCHMARK, DEFAULT
 from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
-from perfexp.convolutions.convolution import Convolution
+from perfexp.algorithms.switches import Switches
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.errors import UserError
 from perfexp.models import Batch
 from perfexp.records.record import Key
 from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs, why_refused
-
-#: Algorithms that are set for the whole model.
-_BENCHMARK, _ONEDNN, _NATIVE = "benchmark", "onednn", "native"
-_NONE: Mapping[str, str] = {}
 
 
 def survey(
@@ -42,7 +38,6 @@ def survey(
     Args:
         key: the point that sets the inputs: phase, input size, batch size.
         backend: the only backend to query, or None for all.
-        workspace_bytes: limit of cuDNN's workspace, or None.
         backward: cuDNN algorithms by backward pass, in place of the defaults of a forward algorithm.
         progress: called with the name of the next layer.
 
@@ -66,34 +61,37 @@ def survey(
     if not layers:
         raise UserError("The model computes no 2-D convolution; choose another model.")
     device = next(iter(layers)).device
-    chosen = Backend(backend or Backend.auto)
     named = {Pass(which): canonical(name, list(CODES[Pass(which)])) for which, name in (backward or {}).items()}
     names = _names(device)
+    chosen = Backend(backend or Backend.auto)
     supports = {name: _supports(name, chosen, device, workspace_bytes, named) for name in names}
     entries = []
     for problem, sharing in layers.items():
         progress(sharing[0])
         answers = {name: _answer(name, supports[name], problem) for name in names}
-        entries.append(_entry(problem, sharing, answers))
-    return {
-        "algorithms": names,
-        "layers": entries,
-        "unused": [name for name, requests in problems.items() if not requests],
-    }
+        entries.append(
+            {
+                "names": sharing,
+                "convolution": asdict(problem.convolution),
+                "input_shape": problem.shape,
+                "dtype": str(problem.dtype).removeprefix("torch."),
+                "channels_last": problem.channels_last,
+                "algorithms": answers,
+            }
+        )
+    unused = [name for name, requests in problems.items() if not requests]
+    return {"algorithms": names, "layers": entries, "unused": unused}
 
 
-class _Recorder:
-    """Records the problems of a layer and leaves all computation to torch; see `Support`."""
+class _Recorder(Support):
+    """Records the problems of a layer and leaves all computation to torch."""
 
     def __init__(self) -> None:
         self.problems: dict[Problem, None] = {}
 
-    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        return None
-
     def choose(self, problem: Problem) -> Choice:
         self.problems[problem] = None
-        return {which: PassChoice(engine=DEFAULT) for which in problem.passes}
+        return super().choose(problem)
 
 
 class _Placed(torch.nn.Module):
@@ -153,10 +151,10 @@ def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
 def _names(device: torch.device) -> list[str]:
     names = list(ALGORITHMS)
     if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
-        names += [GUESS, _BENCHMARK]
+        names += [GUESS, BENCHMARK]
     if device.type == "cpu":
-        names += [_ONEDNN] if torch.backends.mkldnn.is_available() else []  # type: ignore[no-untyped-call]
-        names.append(_NATIVE)
+        names += ["onednn"] if torch.backends.mkldnn.is_available() else []  # type: ignore[no-untyped-call]
+        names.append("native")
     return names
 
 
@@ -173,30 +171,23 @@ def _supports(
 def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
     """The engine of each pass by an algorithm, from the first backend that can compute the outputs."""
     if isinstance(supports, str):
-        return {which.value: _pass_entry(None, PassChoice(engine=DEFAULT, reason=supports)) for which in problem.passes}
-    passed_over: dict[str, str] = {}
-    choice: Choice = {}
-    for support in supports:
-        with _onednn_set(name):
-            choice = support.choose(problem)
-        backend = _backend_of(name, support)
-        reason = choice[Pass.forward].reason
-        if reason is None:
-            return {
-                which.value: _pass_entry(backend, pass_choice, passed_over) for which, pass_choice in choice.items()
-            }
-        passed_over[backend] = reason
-    refused = PassChoice(engine=DEFAULT, reason="; ".join(dict.fromkeys(passed_over.values())))
-    return {which.value: _pass_entry(None, refused) for which in problem.passes}
+        refused = PassChoice(reason=supports)
+        return {which.value: _pass_entry(None, refused, {}) for which in problem.passes}
+    with Switches.now().of(name).set():
+        choice, reasons = first_able(supports, problem)
+    backends = [_backend_of(name, support) for support in supports]
+    chosen = backends[len(reasons)] if len(reasons) < len(backends) else None
+    passed_over = dict(zip(backends, reasons, strict=False)) if chosen else {}
+    return {which.value: _pass_entry(chosen, pass_choice, passed_over) for which, pass_choice in choice.items()}
 
 
 def _backend_of(name: str, support: Support) -> str:
-    if isinstance(support, Cudnn) or name == _BENCHMARK:
+    if isinstance(support, Cudnn) or name == BENCHMARK:
         return Backend.cudnn.value
     return (Backend.triton if isinstance(support, Kernels) else Backend.torch).value
 
 
-def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str] = _NONE) -> dict[str, Any]:
+def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]) -> dict[str, Any]:
     able = choice.reason is None
     return {
         "backend": backend if able else None,
@@ -205,26 +196,3 @@ def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[st
         "reason": choice.reason,
         "passed_over": dict(passed_over),
     }
-
-
-def _entry(problem: Problem, names: Sequence[str], answers: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "names": list(names),
-        "convolution": asdict(problem.convolution),
-        "input_shape": problem.shape,
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "channels_last": problem.channels_last,
-        "algorithms": dict(answers),
-    }
-
-
-@contextmanager
-def _onednn_set(name: str) -> Iterator[None]:
-    """While entered, oneDNN is enabled or disabled as torch's own algorithm requires."""
-    before = torch._C._get_mkldnn_enabled()
-    if name in (_ONEDNN, _NATIVE):
-        torch._C._set_mkldnn_enabled(name == _ONEDNN)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -15,27 +17,46 @@ from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution_plan import Shape, plan
 from perfexp.algorithms.passes import Pass
 from perfexp.convolutions.convolution import Convolution, Pair
-from perfexp.convolutions.portable import Compute
 
 DEFAULT, BENCHMARK = "default", "benchmark"
 CUDNN, TRITON = "cudnn", "triton"
 
 #: Triton kernels by engine.
-_KERNELS: dict[str, Compute] = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.winograd}
+_KERNELS = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.winograd}
 
 
-def _run(
-    which: Pass, engine: str, first: torch.Tensor, second: torch.Tensor, inputs: Sequence[int], weight: Sequence[int],
-    settings: tuple[Pair, Pair, Pair, int, bool],
-) -> torch.Tensor:  # fmt: skip
-    stride, padding, dilation, groups, channels_last = settings
-    shape = Shape(
-        tuple(inputs), tuple(weight), stride, padding, dilation, groups, first.dtype, channels_last,
-        math_of(first.dtype), first.device.index or 0,
-    )  # fmt: skip
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    first, second = first.contiguous(memory_format=layout), second.contiguous(memory_format=layout)
-    return plan(which, engine.removeprefix(f"{CUDNN}."), shape)(first, second)
+class Settings(NamedTuple):
+    """How a convolution moves over its inputs, as the operators' arguments have it.
+
+    Attributes:
+        padding: zeros down and across, the same on both sides.
+        channels_last: whether the result is stored as NHWC.
+    """
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    channels_last: bool
+
+    @classmethod
+    def of(cls, stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool, *_: str) -> Settings:
+        """From an operator's arguments, which have lists, and engines at their end."""
+        return cls(tuple(stride), tuple(padding), tuple(dilation), groups, channels_last)
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Memory format of the result."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def convolution(self, weight: torch.Tensor) -> Convolution:
+        """The convolution with weights."""
+        return Convolution.of(weight.shape, *self[:4])
+
+    def shape(self, inputs: Sequence[int], weight: Sequence[int], dtype: torch.dtype, device: torch.device) -> Shape:
+        """The shape of cuDNN's plans for inputs and weights of these shapes."""
+        moves, device_index = self[:4], device.index or 0
+        return Shape(tuple(inputs), tuple(weight), *moves, dtype, self.channels_last, math_of(dtype), device_index)
 
 
 @contextmanager
@@ -49,74 +70,43 @@ def _searching(engine: str) -> Iterator[None]:
         torch._C._set_cudnn_benchmark(before)
 
 
-_SETTINGS = "int[] stride, int[] padding, int[] dilation, int groups, bool channels_last"
-_library = torch.library.Library("perfexp", "FRAGMENT")  # type: ignore[no-untyped-call]
-_ENGINES = "str forward, str backward_data, str backward_filter"
-_library.define(  # type: ignore[no-untyped-call]
-    f"convolution(Tensor input, Tensor weight, {_SETTINGS}, {_ENGINES}) -> Tensor"
-)
-for _name in ("backward_data", "backward_filter"):
-    _arguments = f"Tensor grad, Tensor input, Tensor weight, {_SETTINGS}, str engine"
-    _library.define(f"convolution_{_name}({_arguments}) -> Tensor")  # type: ignore[no-untyped-call]
-
-
-def _settings(
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, channels_last: bool
-) -> tuple[Pair, Pair, Pair, int, bool]:
-    return (stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups, channels_last
-
-
-def _convolution(
-    inputs: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int],
-    groups: int, channels_last: bool, forward: str, backward_data: str, backward_filter: str,
-) -> torch.Tensor:  # fmt: skip
+def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    settings, forward = Settings.of(*arguments), arguments[5]
     if forward in _KERNELS:
-        convolution = Convolution.of(weight.shape, stride, padding, dilation, groups)
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        return _KERNELS[forward](inputs.contiguous(memory_format=layout), weight, convolution)
+        return _KERNELS[forward](inputs.contiguous(memory_format=settings.layout), weight, settings.convolution(weight))
     if forward.startswith(CUDNN):
-        settings = _settings(stride, padding, dilation, groups, channels_last)
-        return _run(Pass.forward, forward, inputs, weight, inputs.shape, weight.shape, settings)
+        shape = settings.shape(inputs.shape, weight.shape, inputs.dtype, inputs.device)
+        return _by_cudnn(Pass.forward, forward, shape, inputs, weight)
     with _searching(forward):
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        return conv2d(inputs, weight, None, stride, padding, dilation, groups).contiguous(memory_format=layout)
+        return conv2d(inputs, weight, None, *settings[:4]).contiguous(memory_format=settings.layout)
 
 
-def _backward_data(
-    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, channels_last: bool, engine: str,
-) -> torch.Tensor:  # fmt: skip
+def _gradient(
+    which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    settings, engine, of_inputs = Settings.of(*arguments), arguments[5], which is Pass.backward_data
     if engine in _KERNELS:
-        turned = turned_around(Convolution.of(weight.shape, stride, padding, dilation, groups))
+        turned = turned_around(settings.convolution(weight))
         assert turned is not None
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        return _KERNELS[engine](grad.contiguous(memory_format=layout), _turned_weight(weight, groups), turned)
+        grad = grad.contiguous(memory_format=settings.layout)
+        return _KERNELS[engine](grad, _turned_weight(weight, settings.groups), turned)
     if engine.startswith(CUDNN):
-        settings = _settings(stride, padding, dilation, groups, channels_last)
-        return _run(Pass.backward_data, engine, weight, grad, inputs.shape, weight.shape, settings)
-    return _of_torch(engine, (True, False), grad, inputs, weight, stride, padding, dilation, groups, channels_last)
-
-
-def _backward_filter(
-    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int],
-    dilation: list[int], groups: int, channels_last: bool, engine: str,
-) -> torch.Tensor:  # fmt: skip
-    if engine.startswith(CUDNN):
-        settings = _settings(stride, padding, dilation, groups, channels_last)
-        return _run(Pass.backward_filter, engine, inputs, grad, inputs.shape, weight.shape, settings)
-    return _of_torch(engine, (False, True), grad, inputs, weight, stride, padding, dilation, groups, channels_last)
-
-
-def _of_torch(
-    engine: str, wanted: tuple[bool, bool], grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor,
-    stride: list[int], padding: list[int], dilation: list[int], groups: int, channels_last: bool,
-) -> torch.Tensor:  # fmt: skip
+        shape = settings.shape(inputs.shape, weight.shape, grad.dtype, grad.device)
+        return _by_cudnn(which, engine, shape, weight if of_inputs else inputs, grad)
+    *moves, groups, _ = settings
+    wanted = [of_inputs, not of_inputs, False]
     with _searching(engine):
-        both = torch.ops.aten.convolution_backward(
-            grad, inputs, weight, None, stride, padding, dilation, False, [0, 0], groups, [*wanted, False]
+        gradients = torch.ops.aten.convolution_backward(
+            grad, inputs, weight, None, *moves, False, [0, 0], groups, wanted
         )
-    gradient: torch.Tensor = both[0 if wanted[0] else 1]
-    return gradient.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    gradient: torch.Tensor = gradients[0 if of_inputs else 1]
+    return gradient.contiguous(memory_format=settings.layout)
+
+
+def _by_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> torch.Tensor:
+    layout = torch.channels_last if shape.channels_last else torch.contiguous_format
+    first, second = (tensor.contiguous(memory_format=layout) for tensor in reads)
+    return plan(which, engine.removeprefix(f"{CUDNN}."), shape)(first, second)
 
 
 def turned_around(convolution: Convolution) -> Convolution | None:
@@ -128,14 +118,8 @@ def turned_around(convolution: Convolution) -> Convolution | None:
     padding = (reach[1] - left, reach[1] - right, reach[0] - top, reach[0] - bottom)
     if min(padding) < 0:
         return None
-    return Convolution(
-        in_channels=convolution.out_channels,
-        out_channels=convolution.in_channels,
-        kernel=convolution.kernel,
-        padding=padding,
-        dilation=convolution.dilation,
-        groups=convolution.groups,
-    )
+    inputs, outputs = convolution.in_channels, convolution.out_channels
+    return replace(convolution, in_channels=outputs, out_channels=inputs, padding=padding)
 
 
 def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
@@ -144,25 +128,21 @@ def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
     return grouped.transpose(1, 2).flatten(0, 1).contiguous()
 
 
-def _fake(
-    inputs: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int],
-    groups: int, channels_last: bool, *engines: str,
-) -> torch.Tensor:  # fmt: skip
-    rows, columns = Convolution.of(weight.shape, stride, padding, dilation, groups).output_size(*inputs.shape[-2:])
-    return _empty(inputs, (inputs.shape[0], weight.shape[0], rows, columns), channels_last)
+def _fake(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    settings = Settings.of(*arguments)
+    size = settings.convolution(weight).output_size(*inputs.shape[-2:])
+    return _empty(inputs, (inputs.shape[0], weight.shape[0], *size), settings)
 
 
-def _fake_data(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *settings: Any) -> torch.Tensor:
-    return _empty(grad, inputs.shape, settings[4])
+def _fake_gradient(
+    which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    like = inputs if which is Pass.backward_data else weight
+    return _empty(grad, like.shape, Settings.of(*arguments))
 
 
-def _fake_filter(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *settings: Any) -> torch.Tensor:
-    return _empty(grad, weight.shape, settings[4])
-
-
-def _empty(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> torch.Tensor:
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
+def _empty(like: torch.Tensor, shape: Sequence[int], settings: Settings) -> torch.Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=settings.layout)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -199,11 +179,19 @@ def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) 
     return _without_autograd(inputs, weight, *arguments)
 
 
-for _name, _real, _shaped in (
-    ("convolution", _convolution, _fake),
-    ("convolution_backward_data", _backward_data, _fake_data),
-    ("convolution_backward_filter", _backward_filter, _fake_filter),
-):
+_TENSORS, _ENGINES = "Tensor input, Tensor weight", "str forward, str backward_data, str backward_filter"
+_SETTINGS = "int[] stride, int[] padding, int[] dilation, int groups, bool channels_last"
+_BACKWARD = f"Tensor grad, {_TENSORS}, {_SETTINGS}, str engine"
+_library = torch.library.Library("perfexp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators: list[tuple[str, str, Any, Any]] = [
+    ("convolution", f"{_TENSORS}, {_SETTINGS}, {_ENGINES}", _convolution, _fake),
+    *(
+        (f"convolution_{which}", _BACKWARD, partial(_gradient, which), partial(_fake_gradient, which))
+        for which in (Pass.backward_data, Pass.backward_filter)
+    ),
+]
+for _name, _arguments, _real, _shaped in _operators:
+    _library.define(f"{_name}({_arguments}) -> Tensor")  # type: ignore[no-untyped-call]
     _library.impl(_name, _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"perfexp::{_name}", _shaped, lib=_library)
 _library.impl("convolution", _with_autograd, "Autograd")  # type: ignore[no-untyped-call]

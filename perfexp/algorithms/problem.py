@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from perfexp.algorithms.passes import Pass
-from perfexp.convolutions.convolution import Convolution
+from perfexp.convolutions.convolution import Convolution, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,12 @@ class Problem:
         """Memory format of the result."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
+    @property
+    def settings(self) -> tuple[Pair, Pair, Pair, int]:
+        """Stride, symmetric padding, dilation (down and across) and groups, as torch's functions take them."""
+        left, _, top, _ = self.convolution.padding
+        return self.convolution.stride, (top, left), self.convolution.dilation, self.convolution.groups
+
     def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the two tensors that a pass reads, in cuDNN's order."""
         weight = self.convolution.weight_shape
@@ -44,6 +51,10 @@ class Problem:
             Pass.backward_data: (weight, self.outputs),
             Pass.backward_filter: (self.shape, self.outputs),
         }[which]
+
+    def empty(self, shape: Sequence[int]) -> torch.Tensor:
+        """An uninitialized tensor of a shape, of the problem's kind."""
+        return torch.empty(tuple(shape), dtype=self.dtype, device=self.device, memory_format=self.layout)
 
     def even(self) -> Problem:
         """The same problem with symmetric padding; asymmetric padding counts as already applied to the inputs."""

@@ -27,18 +27,12 @@ class Switches:
         return cls(torch._C._get_cudnn_benchmark(), torch._C._get_mkldnn_enabled())
 
     def of(self, algorithm: str) -> Switches:
-        """The settings for an algorithm; unchanged for algorithms that need none.
-
-        Raises:
-            UserError: this torch has no oneDNN.
-        """
+        """The settings for an algorithm, most of which need none; raises `UserError` where torch lacks oneDNN."""
         if algorithm == "benchmark":
             return replace(self, benchmark=True)
-        if algorithm in ("onednn", "native"):
-            if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-                raise UserError("this torch has no oneDNN; choose algorithm=default.")
-            return replace(self, onednn=algorithm == "onednn")
-        return self
+        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise UserError("this torch has no oneDNN; choose algorithm=default.")
+        return replace(self, onednn=algorithm == "onednn") if algorithm in ("onednn", "native") else self
 
     @contextmanager
     def set(self) -> Iterator[None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Protocol
 
-from perfexp.meters import Found
+from perfexp.meters import Found, none_because
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
@@ -24,7 +25,7 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """A device that runs calls, and its clocks.
+    """A device that runs calls, and its clocks; the defaults are those of a synchronous device without a driver.
 
     On a synchronous device (a CPU) a call's work is done when the call returns, and the host's clock times it. An
     asynchronous device (a GPU) has a queue: calls return when their work is enqueued, and events mark positions in it.
@@ -34,6 +35,7 @@ class Device(Protocol):
         identifier: torch's name (`cpu`, `cuda:0`), or None for a device unknown to torch.
         asynchronous: whether calls return before their work is done.
         lock_name: unique name on this machine for the lock against concurrent use; None for no lock.
+        cache_bytes: size of the largest cache.
         event_tick_seconds: resolution of the event clock, or of the host's clock on a synchronous device.
         record_seconds: device time of recording an event.
     """
@@ -43,28 +45,25 @@ class Device(Protocol):
     identifier: str | None
     asynchronous: bool
     lock_name: str | None
-
-    @property
-    def cache_bytes(self) -> int:
-        """Size of the largest cache."""
-
-    @property
-    def event_tick_seconds(self) -> float: ...
-
-    @property
-    def record_seconds(self) -> float: ...
+    cache_bytes: int
+    event_tick_seconds: float
+    record_seconds: float
 
     def settle(self) -> None:
         """Before `start`, wait a few seconds at most for previous users of the device to disappear."""
+        return
 
     def start(self) -> None:
         """Initialize the device (a GPU's context); no work precedes this."""
+        return
 
     def now_ns(self) -> int:
         """The host's monotonic clock, nanoseconds."""
+        return time.perf_counter_ns()
 
     def synchronize(self) -> None:
         """Wait until everything in the queue is done."""
+        return
 
     def new_event(self) -> Event:
         """An event that has been recorded once, so that no lazy initialization remains."""
@@ -74,24 +73,29 @@ class Device(Protocol):
 
     def passed(self, event: Event) -> bool:
         """Whether the device has passed the event; does not wait."""
+        return True
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
         """Device time between two passed events."""
 
     def hold(self, seconds: float) -> None:
         """Put a wait of approximately this length into the queue, so that later work piles up behind it."""
+        return
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
         """Run a call and return whether it synchronizes before it returns; False on a synchronous device."""
+        return False
 
     def flush_cache(self) -> None:
         """Enqueue work that evicts everything else from the device's caches."""
 
     def is_lost(self) -> bool:
         """Whether this process can no longer use the device (after an error that outlives its call)."""
+        return False
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
         """Reset the peak of memory, where possible, by default after unused memory was returned to the system."""
+        return
 
     def memory(self) -> list[Metric]:
         """`memory/peak_bytes` since the last reset, and further figures of the device; None with a reason otherwise.
@@ -110,6 +114,9 @@ class Device(Protocol):
 
     def meters(self) -> Found:
         """Meters of its energy, or the reason why there are none."""
+        reason = f"a device of kind {self.kind} has none of its own; perfexp.meters.fake has one that is scripted"
+        return none_because(reason)
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics of the device before any measurement."""
+        return []

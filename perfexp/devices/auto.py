@@ -14,11 +14,7 @@ from perfexp.errors import DeviceMismatch
 
 
 def open_device(*, index: int = 0, **_: Any) -> Device:
-    """The CUDA device of an index where torch has CUDA, otherwise the CPU.
-
-    Raises:
-        DeviceMismatch: torch has CUDA devices, but none of that index.
-    """
+    """The CUDA device of an index where torch has CUDA, otherwise the CPU; `DeviceMismatch` if only others exist."""
     from perfexp.devices import cuda
 
     if cuda.is_available(index):

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from perfexp.devices import Event
+from perfexp.devices import Device, Event
 from perfexp.devices.cpu import processor_name
 from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
-from perfexp.meters import Found
-from perfexp.meters.finding import find_meters
+from perfexp.meters import Found, amdsmi, nvml
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
@@ -40,12 +39,8 @@ _SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 _spin: Callable[[int], None] = torch.cuda._sleep
 
 
-class CudaDevice:
-    """A GPU with torch's name `cuda:INDEX`.
-
-    The tick of its event clock, the cost of recording an event, and its spin rate are measured on demand: not during
-    the cold start.
-    """
+class CudaDevice(Device):
+    """A GPU with torch's name `cuda:INDEX`; its clock is measured on demand, which is not during the cold start."""
 
     kind = "cuda"
     asynchronous = True
@@ -79,21 +74,6 @@ class CudaDevice:
         torch.cuda.set_device(self._index)
         torch.cuda.synchronize()
 
-    @cached_property
-    def event_tick_seconds(self) -> float:
-        return self._measure_tick()
-
-    @cached_property
-    def record_seconds(self) -> float:
-        return self._measure_record()
-
-    @cached_property
-    def _cycles_per_second(self) -> float:
-        return self._spin_rate()
-
-    def now_ns(self) -> int:
-        return time.perf_counter_ns()
-
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
@@ -114,7 +94,6 @@ class CudaDevice:
         return float(start.elapsed_time(end)) * 1e-3  # type: ignore[attr-defined]
 
     def hold(self, seconds: float) -> None:
-        """See `Device`; by a kernel that spins."""
         _spin(int(seconds * self._cycles_per_second))
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
@@ -132,10 +111,8 @@ class CudaDevice:
         return False
 
     def flush_cache(self) -> None:
-        """See `Device`; writes twice the size of the second-level cache."""
         if self._flushed is None:
-            size = _FLUSH_FACTOR * self.cache_bytes
-            self._flushed = torch.empty(size, dtype=torch.uint8, device=self.identifier)
+            self._flushed = torch.empty(_FLUSH_FACTOR * self.cache_bytes, dtype=torch.uint8, device=self.identifier)
         self._flushed.zero_()
 
     def is_lost(self) -> bool:
@@ -143,11 +120,8 @@ class CudaDevice:
         try:
             torch.cuda.synchronize()
             torch.ones(1, device=self.identifier).add_(1).item()
-        # a full device still works
-        except torch.OutOfMemoryError:
-            return False
-        except RuntimeError:
-            return True
+        except RuntimeError as error:  # a full device still works
+            return not isinstance(error, torch.OutOfMemoryError)
         return False
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
@@ -163,12 +137,11 @@ class CudaDevice:
         """Peaks of torch's allocator, and the increase of the board's memory in use since before the context."""
         own = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._more_in_use()
+        device = None if device is None else device - own
         return [
             Metric(name="memory/peak_bytes", value=torch.cuda.max_memory_allocated() - own, unit="bytes"),
             Metric(name="memory/reserved_peak_bytes", value=torch.cuda.max_memory_reserved() - own, unit="bytes"),
-            Metric(
-                name="memory/device_bytes", value=None if device is None else device - own, unit="bytes", reason=reason
-            ),
+            Metric(name="memory/device_bytes", value=device, unit="bytes", reason=reason),
         ]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -177,7 +150,7 @@ class CudaDevice:
 
     def state(self) -> dict[str, Any]:
         """The driver's state, and the clock frequency measured by the calibration kernel."""
-        return {"canary_hertz": self._spin_rate(), **(self._board.state() if self._board else {})}
+        return {"canary_hertz": self._measure_spin(), **(self._board.state() if self._board else {})}
 
     def facts(self) -> dict[str, Any]:
         properties = self._properties
@@ -198,11 +171,11 @@ class CudaDevice:
         }
 
     def meters(self) -> Found:
-        """See `Device`; the meters of the board with this UUID (NVIDIA) or bus id (AMD)."""
-        place = [getattr(self._properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-        domain, bus, slot = (-1 if part is None else int(part) for part in place)
-        bus_id = f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None
-        return find_meters(self.kind, uuid=self.lock_name, pci_bus_id=bus_id, rocm=torch.version.hip is not None)
+        """See `Device`; by UUID (NVIDIA) or bus id (AMD): torch's and the driver's indices differ."""
+        if torch.version.hip is None:
+            return nvml.find(str(self._properties.uuid))
+        domain, bus, slot = (getattr(self._properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device"))
+        return amdsmi.find(f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None)
 
     def doubts(self) -> list[Diagnostic]:
         if not is_used(self._state_before):
@@ -220,7 +193,7 @@ class CudaDevice:
             return None, "less than torch's own: another process must have freed memory"
         return more, None
 
-    def _spin_rate(self) -> float:
+    def _measure_spin(self) -> float:
         """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load.
 
         The first of two spins wakes an idle device and is discarded.
@@ -233,8 +206,12 @@ class CudaDevice:
         self.synchronize()
         return _CANARY_CYCLES / self.elapsed_seconds(start, end)
 
-    def _measure_record(self, repeats: int = 200) -> float:
-        """Device time of one more event: spins with an event after each, against the same spins without."""
+    _cycles_per_second = cached_property(_measure_spin)
+
+    @cached_property
+    def record_seconds(self) -> float:  # type: ignore[override]
+        """See `Device`; spins with an event after each, against the same spins without."""
+        repeats = 200
         events = [self.new_event() for _ in range(repeats)]
         start, end = self.new_event(), self.new_event()
 
@@ -253,8 +230,10 @@ class CudaDevice:
         pairs = [(spins(events), spins([])) for _ in range(5)]
         return max(0.0, statistics.median((marked - bare) / repeats for marked, bare in pairs))
 
-    def _measure_tick(self, repeats: int = 300) -> float:
-        """The smallest observed difference between two times of the event clock."""
+    @cached_property
+    def event_tick_seconds(self) -> float:  # type: ignore[override]
+        """See `Device`; the smallest observed difference between two times of the event clock."""
+        repeats = 300
         events = [self.new_event() for _ in range(repeats + 1)]
         torch.cuda.synchronize()
         self.hold(0.02)
@@ -263,7 +242,7 @@ class CudaDevice:
             _spin(1000 + 37 * index)
             self.record(events[index + 1])
         torch.cuda.synchronize()
-        times = sorted({self.elapsed_seconds(events[i], events[i + 1]) for i in range(repeats)})
+        times = sorted({self.elapsed_seconds(*pair) for pair in pairwise(events)})
         steps = [b - a for a, b in pairwise(times) if b - a > 2e-9]  # less is rounding
         return min(steps, default=1e-6)
 
@@ -271,13 +250,10 @@ class CudaDevice:
 def open_device(
     *, name: str = "cuda", match: str | None = None, index: int = 0, facts: dict[str, Any] | None = None, **_: Any
 ) -> CudaDevice:
-    """The device that a file of the gpu group describes.
+    """The device that a file of the gpu group describes; raises `DeviceMismatch` if the machine has none.
 
     Args:
         match: regular expression for the driver's product name.
-
-    Raises:
-        DeviceMismatch: the machine has no such device.
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else None
     if device_name is None or (match is not None and not re.search(match, device_name, re.IGNORECASE)):

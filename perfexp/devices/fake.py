@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfexp.devices import Event
-from perfexp.meters import Found
-from perfexp.meters.finding import find_meters
+from perfexp.devices import Device, Event
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
@@ -22,7 +20,7 @@ class _Mark:
     seconds: float = math.inf
 
 
-class FakeDevice:
+class FakeDevice(Device):
     """A host that enqueues and a device that works through its queue, both on simulated clocks.
 
     Each launch costs the host `enqueue_seconds` and the device the time that the caller passes. With `queue_depth`
@@ -109,12 +107,6 @@ class FakeDevice:
             self._host_seconds = self._free_seconds
         return self._free_seconds
 
-    def settle(self) -> None:
-        """See `Device`; there are no previous users."""
-
-    def start(self) -> None:
-        """See `Device`; it is always ready."""
-
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """A function that launches the work of a call without waits as one, like a CUDA graph."""
         self._captured = []
@@ -126,7 +118,6 @@ class FakeDevice:
         return lambda: self.launch(work_seconds)
 
     def now_ns(self) -> int:
-        """The simulated host's clock."""
         return round(self._host_seconds * 1e9)
 
     def synchronize(self) -> None:
@@ -170,11 +161,7 @@ class FakeDevice:
     def is_lost(self) -> bool:
         return self.lost
 
-    def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """See `Device`; there is no memory."""
-
     def memory(self) -> list[Metric]:
-        """See `Device`; there is no memory."""
         reason = "a scripted device has no memory"
         return [Metric(name="memory/peak_bytes", value=None, unit="bytes", reason=reason)]
 
@@ -194,11 +181,7 @@ class FakeDevice:
             "queue_depth": self.queue_depth,
         }
 
-    def meters(self) -> Found:
-        return find_meters(self.kind)
-
     def doubts(self) -> list[Diagnostic]:
-        """See `Device`; its times are simulated."""
         return [diagnostics.make("simulated")]
 
 

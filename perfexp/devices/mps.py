@@ -11,12 +11,7 @@ from perfexp.errors import DeviceMismatch, UserError
 
 
 def open_device(**_: Any) -> NoReturn:
-    """Detect Apple's GPU.
-
-    Raises:
-        DeviceMismatch: the machine has none.
-        UserError: it is not supported yet.
-    """
+    """Detect Apple's GPU; raises `DeviceMismatch` without one, and otherwise `UserError`: it is not supported yet."""
     if not torch.backends.mps.is_available():
         raise DeviceMismatch(f"gpu=mps asks for Apple's GPU; this job runs on: {processor_name()}. Choose gpu=auto.")
     raise UserError("gpu=mps: Apple's GPU is here, but this version of perfexp measures only the CPU. Choose gpu=cpu.")

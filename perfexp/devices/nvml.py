@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
+
+from perfexp.meters.nvml import answer, initialized
 
 #: Bits of throttle reasons that slow a device under load. Source: nvml.h, nvmlClocksEventReason…; idle, application
 #: clocks and sync boost are not slow-downs of this kind.
@@ -24,55 +25,46 @@ class Board:
     """One board, by torch's UUID (`GPU-…` or without the prefix)."""
 
     def __init__(self, uuid: str) -> None:
-        import pynvml
-
-        self._nvml = pynvml
-        pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        self._nvml = initialized()
+        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     def facts(self) -> dict[str, Any]:
         """Constant facts, in watts, hertz and bytes."""
-        nvml, handle = self._nvml, self._handle
+        nvml, ask = self._nvml, self._ask
         return {
-            "driver": self._ask(nvml.nvmlSystemGetDriverVersion),
-            "power_limit_watts": _scaled(self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
-            "max_sm_clock_hertz": _scaled(self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM), 1e6),
-            "max_memory_clock_hertz": _scaled(
-                self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM), 1e6
-            ),
-            "ecc": _flag(self._ask(nvml.nvmlDeviceGetEccMode, handle)),
-            "mig": _flag(self._ask(nvml.nvmlDeviceGetMigMode, handle)),
-            "pcie_generation": self._ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-            "pcie_width": self._ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+            "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
+            "power_limit_watts": ask("EnforcedPowerLimit", unit=1e-3),
+            "max_sm_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
+            "max_memory_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
+            "ecc": _flag(ask("EccMode")),
+            "mig": _flag(ask("MigMode")),
+            "pcie_generation": ask("CurrPcieLinkGeneration"),
+            "pcie_width": ask("CurrPcieLinkWidth"),
         }
 
     def state(self) -> dict[str, Any]:
         """Current clocks, temperature, power, throttling, and number of processes with a context on the board."""
-        nvml, handle = self._nvml, self._handle
-        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        nvml, ask = self._nvml, self._ask
+        reasons, processes = ask("CurrentClocksThrottleReasons"), ask("ComputeRunningProcesses")
         return {
-            "sm_clock_hertz": _scaled(self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM), 1e6),
-            "memory_clock_hertz": _scaled(self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM), 1e6),
-            "temperature_celsius": self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            "power_watts": _scaled(self._ask(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
+            "sm_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
+            "memory_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
+            "temperature_celsius": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
+            "power_watts": ask("PowerUsage", unit=1e-3),
             "throttling": None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit],
-            "processes": self._count_processes(),
-            "utilization_percent": getattr(self._ask(nvml.nvmlDeviceGetUtilizationRates, handle), "gpu", None),
+            "processes": None if processes is None else len(processes),
+            "utilization_percent": getattr(ask("UtilizationRates"), "gpu", None),
         }
 
     def used_bytes(self) -> int | None:
         """Memory of the board in use by any process."""
-        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
+        memory = self._ask("MemoryInfo")
         return None if memory is None else int(memory.used)
 
-    def _count_processes(self) -> int | None:
-        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
-        return None if processes is None else len(processes)
-
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        with suppress(self._nvml.NVMLError):
-            return question(*arguments)
-        return None
+    def _ask(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
+        """The answer about a subject, multiplied by its unit if it has one."""
+        value = answer(self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments)
+        return value if value is None or unit is None else value * unit
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
@@ -98,38 +90,18 @@ def find_board(uuid: str) -> tuple[Board | None, str]:
 
 
 def all_boards() -> dict[str, Any]:
-    """All boards that the driver reports, before this process uses them, whether or not torch can.
-
-    Raises:
-        ImportError: nvidia-ml-py is not installed.
-        Exception: an error of NVML, where there is no driver.
-    """
-    import pynvml
-
-    pynvml.nvmlInit()
-    boards = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-        board = Board(uuid)
-        own = {"uuid": uuid, "name": pynvml.nvmlDeviceGetName(handle)}
-        boards.append({**own, "facts": board.facts(), "state": board.state()})
-    return {"boards": boards}
+    """All boards that the driver reports, whether or not torch can use them; raises as `initialized` does."""
+    boards = [(own, Board(own["uuid"])) for own in _identities()]
+    return {"boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]}
 
 
 def visible_names() -> list[str] | None:
     """Names of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
 
-    Raises:
-        ImportError: nvidia-ml-py is not installed.
-        Exception: an error of NVML, where there is no driver.
+    It raises as `initialized` does.
     """
-    import pynvml
-
-    pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    identities = _identities()
+    names, uuids = [own["name"] for own in identities], [own["uuid"] for own in identities]
     # CUDA lists MIG slices, and by default sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
     is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
@@ -146,8 +118,11 @@ def visible_names() -> list[str] | None:
     return visible
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _identities() -> list[dict[str, str]]:
+    """UUID and name of each board, in the order of the driver."""
+    nvml = initialized()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    return [{"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)} for handle in handles]
 
 
 def _flag(mode: Any) -> bool | None:

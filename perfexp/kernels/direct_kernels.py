@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -209,25 +209,17 @@ def _tiled(problem: Problem, tiling: _Tiling) -> Recipe:
     size = groups * taps * in_group * quads * 4
     wide, sums = problem.wide or size > INT32, wide_type(problem.dtype)
     columns_of_outputs = -(-quads * 4 // _OUTPUTS)
-    pack = Launch(
-        kernel=packed,
-        grid=(groups * columns_of_outputs, -(-in_group * taps // _ROWS), 1),
-        numbers=(in_group, out_group, quads, columns_of_outputs, kernel_width, taps, *problem.weight.strides),
-        constants=(_ROWS, _OUTPUTS, wide),
-    )
+    sizes = (in_group, out_group, quads, columns_of_outputs, kernel_width, taps, *problem.weight.strides)
+    grid = (groups * columns_of_outputs, -(-in_group * taps // _ROWS), 1)
+    pack = Launch(kernel=packed, grid=grid, numbers=sizes, constants=(_ROWS, _OUTPUTS, wide))
     share = in_group // tiling.split
-    constants = (
-        *(tiling.pixel_threads, tiling.quad_threads, tiling.split, tiling.pixels, tiling.quads),
-        *(next(count for count in (4, 3, 2, 1) if share % count == 0), problem.last, wide, _sum(problem.dtype)),
-    )
+    unroll = next(count for count in (4, 3, 2, 1) if share % count == 0)
+    constants = (*astuple(tiling), unroll, problem.last, wide, _sum(problem.dtype))
     blocks = -(-quads // (tiling.quad_threads * tiling.quads))
-    launch = Launch(
-        kernel=convolved,
-        grid=(tiling.programs(problem), 1, 1),
-        numbers=(*problem.places, in_group, out_group, groups, quads, blocks, *_window(problem), *convolution.kernel),
-        constants=constants,
-        warps=tiling.pixel_threads * tiling.quad_threads * tiling.split // 32,
-    )
+    numbers = (*problem.places, in_group, out_group, groups, quads, blocks, *_window(problem), *convolution.kernel)
+    warps = tiling.pixel_threads * tiling.quad_threads * tiling.split // 32
+    grid = (tiling.programs(problem), 1, 1)
+    launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=constants, warps=warps)
     return Recipe(launch=launch, prepare=pack, size=size, dtype=sums)
 
 
@@ -237,31 +229,23 @@ def _by_channel(problem: Problem) -> Recipe:
     output_threads = min(32, power_of_two(outputs)) if problem.last else 1
     pixel_threads, pixels = _THREADS // output_threads, 4 if problem.pixels > _THREADS // output_threads else 1
     blocks = -(-outputs // output_threads)
+    grid = (-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1)
     along_outputs, _, down, across = problem.weight.strides
     x, y, rest = _window(problem)[:4], _window(problem)[4:8], _window(problem)[8:]
-    launch = Launch(
-        kernel=convolved_by_channel,
-        grid=(-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1),
-        numbers=(
-            *(*problem.places, outputs, convolution.out_group, blocks, *x, along_outputs, down, across, *y, *rest),
-            convolution.kernel[0],
-        ),
-        constants=(
-            *(convolution.kernel[1], pixel_threads, output_threads, pixels, problem.last, problem.wide),
-            _sum(problem.dtype),
-        ),
-    )
-    return Recipe(launch=launch)
+    strides = (*x, along_outputs, down, across, *y)
+    kernel_height, kernel_width = convolution.kernel
+    numbers = (*problem.places, outputs, convolution.out_group, blocks, *strides, *rest, kernel_height)
+    tile = (kernel_width, pixel_threads, output_threads, pixels)
+    constants = (*tile, problem.last, problem.wide, _sum(problem.dtype))
+    return Recipe(launch=Launch(kernel=convolved_by_channel, grid=grid, numbers=numbers, constants=constants))
 
 
 def _window(problem: Problem) -> tuple[int, ...]:
     """Strides of the inputs and outputs, then the kernel's stride, padding and dilation."""
     convolution = problem.convolution
     left, _, top, _ = convolution.padding
-    return (
-        *(*problem.inputs.strides, *problem.outputs.strides),
-        *(*convolution.stride, top, left, *convolution.dilation),
-    )
+    strides = (*problem.inputs.strides, *problem.outputs.strides)
+    return *strides, *convolution.stride, top, left, *convolution.dilation
 
 
 def _sum(dtype: torch.dtype) -> tl.dtype:

@@ -86,10 +86,9 @@ class Problem:
 
 
 class Launch:
-    """A kernel with all arguments but its tensors. The first call compiles it; later calls skip Triton's lookup.
+    """A Triton kernel with all arguments but its tensors, which precede numbers and constants.
 
-    Args:
-        kernel: result of `triton.jit`; takes tensors, numbers and constants in this order.
+    The first call compiles it; later calls skip Triton's lookup.
     """
 
     def __init__(
@@ -159,11 +158,7 @@ class Plan:
 
 
 def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -> Plan:
-    """The fastest of one or more plans that work; an earlier one wins a near tie.
-
-    Raises:
-        Exception: the last error, if all plans fail.
-    """
+    """The fastest of one or more plans that work; an earlier one wins a near tie. If all fail, the last error."""
     best, least, failure = None, float("inf"), None
     for plan in plans:
         try:

@@ -50,16 +50,7 @@ def interpreted() -> bool:
 
 
 def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Compute by the plan of a shape, which the first call makes; autograd does not record it.
-
-    Args:
-        name: `direct` or `winograd`.
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-
-    Returns:
-        (N, O, height, width), in the inputs' data type and memory format.
-    """
+    """Compute by the plan of a shape, which the first call makes; autograd does not record it."""
     device = inputs.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
@@ -73,23 +64,17 @@ def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: 
 
 
 def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> list[Plan]:
-    """All candidate plans of a shape, the likeliest to be fast first.
-
-    Args:
-        name: `direct` or `winograd`.
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-
-    Raises:
-        ValueError: the kernels cannot compute it.
-    """
+    """All candidate plans of a shape, the likeliest to be fast first; raises `ValueError` if the kernels have none."""
     reason = misfit(convolution, inputs.shape) or ALGORITHMS[name].supports(convolution, inputs.dtype)
     if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
         reason = f"inputs are {inputs.dtype} on {inputs.device}, weights {weight.dtype} on {weight.device}"
     reason = reason or available(inputs.device)
     if reason is not None:
         raise ValueError(f"The kernel of {name} can't compute this convolution: {reason}.")
-    outputs = _outputs(inputs, weight, convolution, torch.device("meta"))
+    shape = (inputs.shape[0], weight.shape[0], *convolution.output_size(*inputs.shape[2:]))
+    last = is_channels_last(inputs.shape, inputs.stride())
+    layout = torch.channels_last if last else torch.contiguous_format
+    outputs = torch.empty(shape, dtype=inputs.dtype, device="meta", memory_format=layout)
     if outputs.numel() == 0:
         return [Plan(None, outputs)]
     processors = _PROCESSORS
@@ -101,7 +86,7 @@ def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Co
         inputs=Layout.of(inputs),
         weight=Layout.of(weight),
         outputs=Layout.of(outputs),
-        last=is_channels_last(inputs.shape, inputs.stride()),
+        last=last,
         processors=processors,
         tf32=_tf32(name, inputs),
         interpreted=interpreted(),
@@ -123,15 +108,6 @@ def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Se
 
 def _tf32(name: str, inputs: torch.Tensor) -> bool:
     return name == "winograd" and inputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
-
-
-def _outputs(
-    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution, device: torch.device
-) -> torch.Tensor:
-    """Uninitialized outputs, in the memory format of the inputs."""
-    shape = (inputs.shape[0], weight.shape[0], *convolution.output_size(*inputs.shape[2:]))
-    layout = torch.channels_last if is_channels_last(inputs.shape, inputs.stride()) else torch.contiguous_format
-    return torch.empty(shape, dtype=inputs.dtype, device=device, memory_format=layout)
 
 
 def _version() -> tuple[int, ...]:

@@ -67,6 +67,16 @@ def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _kernel_column(source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.constexpr) -> tl.tuple:
+    """G times a column of the kernels."""
+    return _of_kernel(
+        tl.load(source, mask=inside, other=0.0).to(SUM),
+        tl.load(source + wh, mask=inside, other=0.0).to(SUM),
+        tl.load(source + 2 * wh, mask=inside, other=0.0).to(SUM),
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _store_row(
     target: tl.tensor, elements: tl.tensor, inside: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor
 ) -> None:
@@ -93,21 +103,9 @@ def transformed(
     within = element < elements
     inside = within & (c < in_group)
     source = w + o * wo + c * wc
-    a0, a1, a2, a3 = _of_kernel(
-        tl.load(source, mask=inside, other=0.0).to(SUM),
-        tl.load(source + wh, mask=inside, other=0.0).to(SUM),
-        tl.load(source + 2 * wh, mask=inside, other=0.0).to(SUM),
-    )
-    b0, b1, b2, b3 = _of_kernel(
-        tl.load(source + ww, mask=inside, other=0.0).to(SUM),
-        tl.load(source + wh + ww, mask=inside, other=0.0).to(SUM),
-        tl.load(source + 2 * wh + ww, mask=inside, other=0.0).to(SUM),
-    )
-    c0, c1, c2, c3 = _of_kernel(
-        tl.load(source + 2 * ww, mask=inside, other=0.0).to(SUM),
-        tl.load(source + wh + 2 * ww, mask=inside, other=0.0).to(SUM),
-        tl.load(source + 2 * wh + 2 * ww, mask=inside, other=0.0).to(SUM),
-    )
+    a0, a1, a2, a3 = _kernel_column(source, wh, inside, SUM)
+    b0, b1, b2, b3 = _kernel_column(source + ww, wh, inside, SUM)
+    c0, c1, c2, c3 = _kernel_column(source + 2 * ww, wh, inside, SUM)
     _store_row(u + element, elements, within, a0, b0, c0)
     _store_row(u + 4 * elements + element, elements, within, a1, b1, c1)
     _store_row(u + 8 * elements + element, elements, within, a2, b2, c2)
@@ -231,31 +229,23 @@ def _tiled(problem: Problem, outputs: int, tiles: int) -> Recipe:
     in_group, out_group = convolution.in_group, convolution.out_group
     elements = convolution.out_channels * -(-in_group // _CHANNELS) * _CHANNELS
     wide, sums = problem.wide or 16 * elements > INT32, _sum(problem.dtype)
-    transform = Launch(
-        kernel=transformed,
-        grid=(-(-elements // _BLOCK), 1, 1),
-        numbers=(elements, in_group, *problem.weight.strides),
-        constants=(_BLOCK, _CHANNELS, wide, sums),
-    )
+    sizes = (elements, in_group, *problem.weight.strides)
+    grid, constants = (-(-elements // _BLOCK), 1, 1), (_BLOCK, _CHANNELS, wide, sums)
+    transform = Launch(kernel=transformed, grid=grid, numbers=sizes, constants=constants)
     images, rows, columns = problem.outputs.images
     down, across = -(-rows // 2), -(-columns // 2)
     left, _, top, _ = convolution.padding
-    half = problem.dtype in (torch.float16, torch.bfloat16)
-    launch = Launch(
-        kernel=convolved,
-        grid=(_programs(problem, outputs, tiles), 1, 1),
-        numbers=(
-            *(images * down * across, down * across, across, *problem.inputs.images[1:], rows, columns),
-            *(in_group, out_group, convolution.groups, -(-out_group // outputs)),
-            *(*problem.inputs.strides, *problem.outputs.strides, top, left),
-        ),
-        constants=(
-            *(outputs, tiles, _CHANNELS, problem.last, wide, "tf32" if problem.tf32 else "ieee"),
-            *(problem.interpreted and problem.dtype == torch.bfloat16, sums),
-        ),
-        warps=_WARPS,
-        stages=2 if half else 1,
+    numbers = (
+        *(images * down * across, down * across, across, *problem.inputs.images[1:], rows, columns),
+        *(in_group, out_group, convolution.groups, -(-out_group // outputs)),
+        *(*problem.inputs.strides, *problem.outputs.strides, top, left),
     )
+    precision = "tf32" if problem.tf32 else "ieee"
+    widens = problem.interpreted and problem.dtype == torch.bfloat16
+    how = (outputs, tiles, _CHANNELS, problem.last, wide, precision, widens, sums)
+    stages = 2 if problem.dtype in (torch.float16, torch.bfloat16) else 1
+    grid = (_programs(problem, outputs, tiles), 1, 1)
+    launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages)
     return Recipe(launch=launch, prepare=transform, size=16 * elements, dtype=problem.dtype)
 
 

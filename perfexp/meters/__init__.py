@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
 
@@ -39,10 +40,12 @@ class Meter(Protocol):
     @property
     def tick_seconds(self) -> float | None:
         """Documented period of the counter's updates; None where it must be measured."""
+        return None
 
     @property
     def wrap_joules(self) -> float | None:
         """Energy at which the counter wraps; None if unknown."""
+        return None
 
     def energy_joules(self) -> Reading:
         """Current counter; only differences are meaningful."""
@@ -52,6 +55,7 @@ class Meter(Protocol):
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics of its figures in the current situation."""
+        return [diagnostics.make("meter_average", meter=self.name)] if self.power_kind is PowerKind.average else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,14 @@ class Found:
 def none_because(reason: str, *doubts: Diagnostic) -> Found:
     """No meters, for a reason."""
     return Found(reason=f"no meter: {reason}", doubts=doubts)
+
+
+def if_readable(meter: Meter, suffix: str = "") -> Found:
+    """The meter, if it answers at least one of its two queries; otherwise the reason, with a suffix."""
+    energy = meter.energy_joules()
+    if energy.value is None and meter.power_kind is PowerKind.absent:
+        return none_because(energy.reason + suffix)
+    return Found(meters=(meter,))
 
 
 def together(founds: list[Found]) -> Found:

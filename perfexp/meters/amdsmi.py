@@ -10,34 +10,30 @@ import importlib
 from contextlib import suppress
 from typing import Any
 
-from perfexp.meters import Found, PowerKind, Reading, none_because
+from perfexp.meters import Found, Meter, PowerKind, Reading, if_readable, none_because
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
 _INSTALL = "install the amdsmi package of your ROCm (the driver's libamd_smi.so belongs to it)"
 #: Packages of two dies, of which the first reports the power of both and the second nothing, or 0 W.
-_TWO_DIES = ("MI250",)
+_TWO_DIES = "MI250"
 
 
-class AmdSmiMeter:
+class AmdSmiMeter(Meter):
     """One board, or the package of a die, through the initialized module `amdsmi`."""
 
     def __init__(self, smi: Any, handle: Any, name: str) -> None:
         self._smi, self._handle = smi, handle
         self.name = f"amdsmi {name}"
-        self._product = self._market_name()
-        self._two_dies = any(product in self._product for product in _TWO_DIES)
-        self.covers = f"{'the package, both dies,' if self._two_dies else 'the socket'} of {self._product or name}"
+        product = ""
+        with suppress(Exception):
+            product = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
+        self._two_dies = _TWO_DIES in product
+        self.covers = f"{'the package, both dies,' if self._two_dies else 'the socket'} of {product or name}"
         self._key, self.power_kind = self._choose_power()
 
     @property
-    def tick_seconds(self) -> float | None:
-        """See `Meter`; not documented."""
-        return None
-
-    @property
     def wrap_joules(self) -> float | None:
-        """See `Meter`; 2⁶⁴ units of the counter's resolution."""
         with suppress(Exception):
             return float(2**64 * self._smi.amdsmi_get_energy_count(self._handle)["counter_resolution"] * 1e-6)
         return None
@@ -47,16 +43,14 @@ class AmdSmiMeter:
         try:
             answer = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
-            return Reading(
-                None, f"AMD SMI does not report the energy: {_message(error)}; guests of a hypervisor have none"
-            )
+            reason = f"AMD SMI does not report the energy: {_message(error)}; guests of a hypervisor have none"
+            return Reading(None, reason)
         joules = answer["energy_accumulator"] * answer["counter_resolution"] * 1e-6
         if joules <= 0:
             return Reading(None, "AMD SMI reports an energy of 0 J; the other die of the package may have the counter")
         return Reading(joules)
 
     def power_watts(self) -> Reading:
-        """See `Meter`; whole watts."""
         if self._key is None:
             return Reading(None, "AMD SMI reports no socket power; the other die of the package may have the sensor")
         try:
@@ -70,24 +64,16 @@ class AmdSmiMeter:
         doubts = [diagnostics.make("meter_untested", meter=self.name)]
         if self._two_dies:
             doubts.append(diagnostics.make("meter_shared", meter=self.name, others="the package's other die"))
-        if self.power_kind is PowerKind.average:
-            doubts.append(diagnostics.make("meter_average", meter=self.name))
-        return doubts
+        return [*doubts, *super().doubts()]
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:
         """The available power: current on MI300 and later, average on earlier boards; the other one is `N/A`."""
         with suppress(Exception):
             answer = self._smi.amdsmi_get_power_info(self._handle)
-            if _is_power(answer.get("current_socket_power")):
-                return "current_socket_power", PowerKind.instantaneous
-            if _is_power(answer.get("average_socket_power")):
-                return "average_socket_power", PowerKind.average
+            for age, kind in (("current", PowerKind.instantaneous), ("average", PowerKind.average)):
+                if _is_power(answer.get(f"{age}_socket_power")):
+                    return f"{age}_socket_power", kind
         return None, PowerKind.absent
-
-    def _market_name(self) -> str:
-        with suppress(Exception):
-            return str(self._smi.amdsmi_get_gpu_asic_info(self._handle)["market_name"])
-        return ""
 
 
 def find(pci_bus_id: str | None) -> Found:
@@ -104,10 +90,7 @@ def find(pci_bus_id: str | None) -> Found:
         meter = AmdSmiMeter(smi, handle, pci_bus_id)
     except Exception as error:
         return none_because(f"AMD SMI does not answer for {pci_bus_id}: {_message(error)}; {_INSTALL}")
-    energy = meter.energy_joules()
-    if energy.value is None and meter.power_kind is PowerKind.absent:
-        return none_because(energy.reason)
-    return Found(meters=(meter,))
+    return if_readable(meter)
 
 
 def _is_power(value: Any) -> bool:

@@ -21,15 +21,11 @@ _COARSE, _PACE = 0.01, 0.03
 
 
 class Part(NamedTuple):
-    """The reliable figures of one meter.
-
-    Attributes:
-        estimated: whether it is the integral of a meter without a counter.
-    """
+    """The reliable figures of one meter; `estimated`: the integral of a meter without a counter."""
 
     watts: Reading
     doubts: list[Diagnostic]
-    estimated: bool
+    estimated: bool = False
 
 
 class Power:
@@ -71,33 +67,29 @@ class Power:
 def _part(window: Window, track: Track) -> Part:
     """The mean power of one meter, if it is reliable."""
     doubts: list[Diagnostic] = []
-    counter, integral = window.counter_watts, window.integral_watts
+    counter, integral, name = window.counter_watts, window.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
         # the board has no counter, rather than a failed one
-        return Part(integral, [diagnostics.make("meter_no_counter", meter=window.name)], estimated=True)
-    if window.uncertainty is not None and window.uncertainty > _COARSE:
-        doubts.append(
-            diagnostics.make("meter_coarse", meter=window.name, uncertainty=window.uncertainty, window=window.seconds)
-        )
+        return Part(integral, [diagnostics.make("meter_no_counter", meter=name)], estimated=True)
+    if (uncertainty := window.uncertainty) is not None and uncertainty > _COARSE:
+        doubts.append(diagnostics.make("meter_coarse", meter=name, uncertainty=uncertainty, window=window.seconds))
     difference = window.difference
     tolerance = max(_DISAGREEMENT, _SIGMAS * (window.integral_uncertainty or 0.0))
     if difference is not None and abs(difference) > tolerance and counter.value and integral.value:
         doubts.append(
             diagnostics.make(
                 "meter_disagrees",
-                meter=window.name,
+                meter=name,
                 counter=counter.value,
                 integral=integral.value,
                 difference=difference,
                 tolerance=tolerance,
             )
         )
-        counter = Reading(None, f"energy counter and integral of {window.name}'s power differ by {difference:+.1%}")
+        counter = Reading(None, f"energy counter and integral of {name}'s power differ by {difference:+.1%}")
     elif difference is not None and tolerance > _BLIND:
-        doubts.append(
-            diagnostics.make("meter_unchecked", meter=window.name, difference=difference, tolerance=tolerance)
-        )
-    return Part(counter, doubts, estimated=False)
+        doubts.append(diagnostics.make("meter_unchecked", meter=name, difference=difference, tolerance=tolerance))
+    return Part(counter, doubts)
 
 
 def total(readings: Sequence[Reading]) -> Reading:
@@ -109,26 +101,16 @@ def total(readings: Sequence[Reading]) -> Reading:
 
 
 def metric(name: str, reading: Reading, unit: str, *, estimated: bool = False) -> Metric:
-    """A metric of the record.
-
-    Args:
-        estimated: whether it is derived from another quantity than its name.
-    """
+    """A metric of the record; `estimated`: it is derived from another quantity than its name."""
     missing = reading.value is None
-    return Metric(
-        name=f"energy/{name}",
-        value=reading.value,
-        unit=unit,
-        reason=(reading.reason or "not measured") if missing else None,
-        estimated=estimated and not missing,
-    )
+    reason = (reading.reason or "not measured") if missing else None
+    estimated = estimated and not missing
+    return Metric(name=f"energy/{name}", value=reading.value, unit=unit, reason=reason, estimated=estimated)
 
 
 def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Diagnostic]:
     """A diagnostic where calls took another time during metering (`call_seconds`) than before (`clean`)."""
-    if not call_seconds or not clean:
-        return []
-    if not differ(Interval(value=call_seconds, low=None, high=None), clean, _PACE):
+    if not call_seconds or not clean or not differ(Interval(value=call_seconds, low=None, high=None), clean, _PACE):
         return []
     metered_ms, timed_ms = call_seconds * 1e3, clean.value * 1e3
     difference = metered_ms / timed_ms - 1
@@ -137,8 +119,8 @@ def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Dia
 
 def _facts(each: Window, track: Track) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "covers": each.covers,
+        "name": track.meter.name,
+        "covers": track.meter.covers,
         "power_kind": track.meter.power_kind.value,
         "window_seconds": each.seconds,
         "window_uncertainty": each.uncertainty,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,7 +58,7 @@ def steady(watts: float) -> Polyline:
 
 
 class FakeMeter:
-    """A meter with known truth.
+    """A meter with known truth, which is that in the middle of a query.
 
     Args:
         now: scripted clock, seconds.
@@ -105,7 +106,6 @@ class FakeMeter:
         self._gain, self._has_counter, self._doubts = gain, has_counter, list(found_doubts)
 
     def energy_joules(self) -> Reading:
-        """See `Meter`; the energy at the last tick before the middle of the query."""
         seconds = self._pass_query()
         if not self._has_counter:
             return Reading(None, "scripted: it has no energy counter")
@@ -116,7 +116,6 @@ class FakeMeter:
         return Reading(joules % self._true_wrap_joules if self._true_wrap_joules else joules)
 
     def power_watts(self) -> Reading:
-        """See `Meter`; the true power in the middle of the query, times the gain."""
         if self.power_kind is PowerKind.absent:
             return Reading(None, "scripted: it has no power sensor")
         seconds = self._pass_query()
@@ -167,10 +166,6 @@ class Turns:
             self._feeder.feed((left + 1) * 1e-9)
 
 
-def pass_time(device: FakeDevice) -> Callable[[float], None]:
-    """A function that advances the host's time of a scripted device without work."""
-
-    def spend(seconds: float) -> None:
-        device.launch(0.0, host_seconds=seconds)
-
-    return spend
+def pass_time(device: FakeDevice) -> Callable[[float], float]:
+    """A function that advances the host's time of a scripted device by its seconds, without work."""
+    return partial(device.launch, 0.0)

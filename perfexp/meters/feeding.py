@@ -101,11 +101,7 @@ class Beside(Protocol):
     """How meters are watched alongside a busy device: `threaded`, or taking turns in tests."""
 
     def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
-        """Feed until the watch is over.
-
-        Returns:
-            Number of calls completed in the window, and their duration, seconds.
-        """
+        """Feed until the watch is over; returns the number of calls completed in the window, and their seconds."""
 
 
 def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfexp.meters import Found, Meter, PowerKind, Reading, none_because
-from perfexp.records.diagnostics import Diagnostic
 
 #: Linux's folder of the zones.
 POWERCAP = Path("/sys/class/powercap")
@@ -25,17 +24,19 @@ _NO_ZONES = (
 )
 
 
-class RaplMeter:
+class RaplMeter(Meter):
     """One zone, in a folder of its own: a package, or its memory."""
 
     power_kind = PowerKind.absent
-    tick_seconds: float | None = _TICK_SECONDS
+    tick_seconds = _TICK_SECONDS
+    wrap_joules: float | None = None
 
     def __init__(self, folder: Path, covers: str) -> None:
         self._energy = folder / "energy_uj"
-        self.name = f"rapl {folder.name}"
-        self.covers = covers
-        self.wrap_joules = _range_joules(folder)
+        self.name, self.covers = f"rapl {folder.name}", covers
+        microjoules = _text(folder / "max_energy_range_uj")
+        if microjoules.isdecimal() and int(microjoules):
+            self.wrap_joules = int(microjoules) * 1e-6
 
     def energy_joules(self) -> Reading:
         """See `Meter`; the kernel counts microjoules."""
@@ -48,12 +49,7 @@ class RaplMeter:
             return Reading(None, f"{self._energy} can't be read: {error}")
 
     def power_watts(self) -> Reading:
-        """See `Meter`; RAPL has counters only."""
         return Reading(None, "RAPL has an energy counter and no power sensor")
-
-    def doubts(self) -> list[Diagnostic]:
-        """See `Meter`; the diagnostic `busy_host` covers other work on the CPU."""
-        return []
 
 
 def find(powercap: Path = POWERCAP) -> Found:
@@ -87,11 +83,6 @@ def _packages(powercap: Path) -> list[Path]:
 def _numbers(zone: Path) -> list[int]:
     """`intel-rapl:0:1` → [0, 1]."""
     return [int(part) if part.isdecimal() else -1 for part in zone.name.split(":")[1:]]
-
-
-def _range_joules(folder: Path) -> float | None:
-    text = _text(folder / "max_energy_range_uj")
-    return int(text) * 1e-6 if text.isdecimal() and int(text) else None
 
 
 def _text(path: Path) -> str:

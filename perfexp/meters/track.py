@@ -46,16 +46,13 @@ class Track:
     """
 
     def __init__(self, meter: Meter, now: Callable[[], float], tick_seconds: float | None = None) -> None:
-        self.meter = meter
+        self.meter, self._now = meter, now
         self.readings: list[tuple[float, float]] = []
         self.ticks: list[Tick] = []
         self.powers: list[tuple[float, float]] = []
-        self.wraps = 0
-        self.query_seconds = 0.0
-        self.no_energy = ""
-        self.no_power = ""
         self.doubts: list[Diagnostic] = []
-        self._now = now
+        self.wraps, self.query_seconds = 0, 0.0
+        self.no_energy = self.no_power = ""
         self._known_tick_seconds = meter.tick_seconds or tick_seconds
         self._last_joules: float | None = None
         self._wrapped_joules = 0.0
@@ -85,7 +82,9 @@ class Track:
         joules = reading.value + self._wrapped_joules
         changed = bool(self.readings) and joules != self.readings[-1][1]
         if changed:
-            self.ticks.append(self._tick(self.readings[-1][0], seconds, joules))
+            # the counter did not stand still for longer than its period
+            width = min(seconds - self.readings[-1][0], self.tick_seconds or math.inf)
+            self.ticks.append(Tick(seconds - width / 2, width, joules))
         self.readings.append((seconds, joules))
         return changed
 
@@ -137,17 +136,11 @@ class Track:
         self.query_seconds = max(self.query_seconds, ended - begun)
         return (begun + ended) / 2, reading
 
-    def _tick(self, before: float, now: float, joules: float) -> Tick:
-        """A change between two readings, at most a period before the later one."""
-        # the counter did not stand still for longer than its period
-        width = min(now - before, self.tick_seconds or math.inf)
-        return Tick(now - width / 2, width, joules)
-
     def _unwrap(self, before: float, after: float) -> bool:
         """Handle a counter that decreased: a wrap if its range is known, otherwise the end of its queries."""
         if self.meter.wrap_joules is None:
-            self.no_energy = f"the energy counter of {self.meter.name} went back, and its range is not known"
             name = self.meter.name
+            self.no_energy = f"the energy counter of {name} went back, and its range is not known"
             self.doubts.append(diagnostics.make("meter_wrapped", meter=name, before=before, after=after))
             return False
         self.wraps += 1
@@ -165,8 +158,6 @@ class Window:
         integral_uncertainty: relative standard uncertainty of the integral.
     """
 
-    name: str
-    covers: str
     start_seconds: float
     seconds: float
     counter_watts: Reading
@@ -189,23 +180,13 @@ def uncertainty(start: Tick, end: Tick) -> float:
 
 def window(track: Track, start: Tick, end: Tick | None) -> Window:
     """The window of a track between two ticks; without a counter it starts with the first power reading."""
-    name, covers = track.meter.name, track.meter.covers
     if end is None or end.seconds <= start.seconds:
-        missing = Reading(None, track.no_energy or f"{name} was not watched to the end of its window")
-        return Window(
-            name=name,
-            covers=covers,
-            start_seconds=start.seconds,
-            seconds=0.0,
-            counter_watts=missing,
-            integral_watts=missing,
-        )
+        missing = Reading(None, track.no_energy or f"{track.meter.name} was not watched to the end of its window")
+        return Window(start_seconds=start.seconds, seconds=0.0, counter_watts=missing, integral_watts=missing)
     seconds = end.seconds - start.seconds
     integral = track.integral_joules(start.seconds, end.seconds)
     counter = Reading(None, track.no_energy) if track.no_energy else Reading((end.joules - start.joules) / seconds)
     return Window(
-        name=name,
-        covers=covers,
         start_seconds=start.seconds,
         seconds=seconds,
         counter_watts=counter,

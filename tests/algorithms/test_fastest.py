@@ -13,8 +13,8 @@ from torch import nn
 
 from perfexp.algorithms import fastest
 from perfexp.algorithms.difference import with_statistics
+from perfexp.algorithms.fastest import race
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.race import race
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError

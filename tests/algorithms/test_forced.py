@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from perfexp.algorithms import OnUnsupported
-from perfexp.algorithms.forced import Forced
+from perfexp.algorithms.forced import Forced, choose
 from perfexp.algorithms.layer import Layer
-from perfexp.algorithms.layer_choice import choose
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import Unsupported, UserError
 

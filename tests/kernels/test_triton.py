@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import conv2d, pad
 
 from perfexp import kernels
+from perfexp.algorithms.backends import Kernels
 from perfexp.algorithms.engines import Engines
 from perfexp.convolutions.convolution import Convolution
 from perfexp.kernels import launch, tile_choice
@@ -116,11 +117,11 @@ def test_they_say_why_they_can_not_run(monkeypatch):
 
 def test_they_say_what_they_can_not_compute():
     odd = replace(THREE, kernel=(5, 3), stride=(2, 1))
-    assert kernels.why_not_direct(odd, torch.bfloat16) is None
-    assert kernels.why_not_direct(odd, torch.int32) == "the data type is int32"
-    assert kernels.why_not_winograd(UNEVEN, torch.float16) is None
-    assert kernels.why_not_winograd(odd, torch.float16) == "the kernel is 5×3, not 3×3"
-    assert kernels.why_not_winograd(replace(THREE, stride=(2, 1)), torch.float16) == "the stride is 2×1, not 1"
+    assert Kernels(name="direct").rejects(odd, torch.bfloat16) is None
+    assert Kernels(name="direct").rejects(odd, torch.int32) == "the data type is int32"
+    assert Kernels(name="winograd").rejects(UNEVEN, torch.float16) is None
+    assert Kernels(name="winograd").rejects(odd, torch.float16) == "the kernel is 5×3, not 3×3"
+    assert Kernels(name="winograd").rejects(replace(THREE, stride=(2, 1)), torch.float16) == "the stride is 2×1, not 1"
 
 
 @NAMES

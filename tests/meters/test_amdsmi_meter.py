@@ -5,8 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from perfexp.meters import PowerKind
-from perfexp.meters.finding import find_meters
+from perfexp.meters import PowerKind, amdsmi
 
 BUS = "0000:c1:00.0"
 
@@ -36,7 +35,7 @@ def smi(monkeypatch):
 
 
 def found():
-    return find_meters("cuda", rocm=True, uuid="whatever", pci_bus_id=BUS)
+    return amdsmi.find(BUS)
 
 
 def raising(error):
@@ -113,4 +112,4 @@ def test_without_the_package_there_is_no_meter(monkeypatch):
 
 
 def test_without_a_bus_id_no_board_is_guessed(smi):
-    assert "PCI bus id" in find_meters("cuda", rocm=True, uuid="whatever").reason
+    assert "PCI bus id" in amdsmi.find(None).reason

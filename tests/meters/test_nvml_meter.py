@@ -5,8 +5,7 @@ import ctypes
 import pynvml
 import pytest
 
-from perfexp.meters import PowerKind
-from perfexp.meters.finding import find_meters
+from perfexp.meters import PowerKind, nvml
 
 
 class Driver:
@@ -20,7 +19,6 @@ class Driver:
         self.answer("nvmlInit", lambda: None)
         self.boards = {"GPU-aa": 0, "GPU-bb": 1, "MIG-cc": 2}
         self.answer("nvmlDeviceGetHandleByUUID", lambda uuid: self._look_up(uuid))
-        self.answer("nvmlDeviceGetHandleByPciBusId", lambda bus: {"0000:41:00.0": 1}[bus])
         self.answer("nvmlDeviceGetName", lambda handle: f"NVIDIA H200 number {handle}")
         self.asked = []
 
@@ -64,17 +62,16 @@ def codes(doubts):
 
 def test_a_board_is_found_by_what_identifies_it_whatever_its_index(driver):
     driver.count_energy()
-    for identity in ({"uuid": "bb"}, {"uuid": "GPU-bb"}, {"pci_bus_id": "0000:41:00.0"}):
-        [meter] = find_meters("cuda", **identity).meters
+    for uuid in ("bb", "GPU-bb"):
+        [meter] = nvml.find(uuid).meters
         assert meter.energy_joules().value == pytest.approx(1000.001)
         assert "number 1" in meter.covers
-    assert "index may mean another board" in find_meters("cuda").reason
 
 
 def test_millijoules_become_joules_and_milliwatts_watts(driver):
     driver.count_energy()
     driver.tell_field()
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
     assert meter.energy_joules().value == pytest.approx(1000.0)
     assert meter.power_watts().value == pytest.approx(421.0)
     assert meter.power_kind is PowerKind.instantaneous
@@ -97,7 +94,7 @@ def test_without_the_instantaneous_field_the_power_says_what_it_is(driver, capab
     driver.count_energy()
     driver.tell_power(capability=capability)
     driver.tell_field(code=pynvml.NVML_ERROR_NOT_SUPPORTED)
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
     assert meter.power_watts().value == pytest.approx(420.0)
     assert meter.power_kind is kind
     assert codes(meter.doubts()) == ([] if kind is PowerKind.instantaneous else ["meter_average"])
@@ -106,7 +103,7 @@ def test_without_the_instantaneous_field_the_power_says_what_it_is(driver, capab
 def test_a_capability_that_is_not_told_is_not_taken_for_an_old_one(driver):
     driver.tell_power()
     driver.answer("nvmlDeviceGetCudaComputeCapability", driver.refuse)
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
     assert meter.power_kind is PowerKind.average
 
 
@@ -114,13 +111,13 @@ def test_an_nvidia_ml_py_without_the_field_uses_the_usage(driver, monkeypatch):
     driver.tell_power()
     driver.tell_field()
     monkeypatch.delattr(pynvml, "NVML_FI_DEV_POWER_INSTANT")
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
     assert meter.power_watts().value == pytest.approx(420.0)
 
 
 def test_a_board_without_a_counter_keeps_its_power(driver):
     driver.tell_field()
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
     reading = meter.energy_joules()
     assert reading.value is None
     assert "Not Supported" in reading.reason
@@ -128,7 +125,7 @@ def test_a_board_without_a_counter_keeps_its_power(driver):
 
 
 def test_a_board_that_tells_nothing_is_no_meter(driver):
-    found = find_meters("cuda", uuid="aa")
+    found = nvml.find("aa")
     assert found.meters == ()
     assert found.reason.startswith("no meter: ")
     assert "nor has it a power sensor" in found.reason
@@ -137,7 +134,7 @@ def test_a_board_that_tells_nothing_is_no_meter(driver):
 def test_what_the_driver_refuses_later_is_a_reason_and_no_error(driver):
     driver.count_energy()
     driver.tell_field()
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
 
     def lost(handle, *_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -151,7 +148,7 @@ def test_what_the_driver_refuses_later_is_a_reason_and_no_error(driver):
 @pytest.mark.parametrize("uuid", ["cc", "MIG-cc"])
 def test_a_slice_has_no_energy_of_its_own(driver, uuid):
     driver.count_energy()
-    found = find_meters("cuda", uuid=uuid)
+    found = nvml.find(uuid)
     assert found.meters == ()
     assert "all of its MIG slices" in found.reason
     assert codes(found.doubts) == ["meter_mig"]
@@ -161,20 +158,20 @@ def test_a_slice_has_no_energy_of_its_own(driver, uuid):
 def test_a_board_on_which_mig_is_on_has_none_either(driver, mode, meters):
     driver.count_energy()
     driver.answer("nvmlDeviceGetMigMode", lambda handle: mode)
-    assert len(find_meters("cuda", uuid="aa").meters) == meters
+    assert len(nvml.find("aa").meters) == meters
 
 
 def test_other_processes_on_the_board_are_told(driver):
     driver.count_energy()
     driver.tell_field()
-    [meter] = find_meters("cuda", uuid="aa").meters
+    [meter] = nvml.find("aa").meters
     for processes, found in (([], []), (["own"], []), (["own", "another"], ["meter_shared"])):
         driver.answer("nvmlDeviceGetComputeRunningProcesses", lambda handle, listed=processes: listed)
         assert codes(meter.doubts()) == found
 
 
 def test_a_uuid_that_nobody_knows_says_where_to_look(driver):
-    found = find_meters("cuda", uuid="dd")
+    found = nvml.find("dd")
     assert found.meters == ()
     assert "Not Found" in found.reason
     assert "nvidia-smi -L" in found.reason
@@ -185,4 +182,4 @@ def test_without_a_driver_there_is_no_meter(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    assert "NVML Shared Library Not Found" in find_meters("cuda", uuid="aa").reason
+    assert "NVML Shared Library Not Found" in nvml.find("aa").reason

@@ -3,7 +3,6 @@
 import pytest
 
 from perfexp.meters import rapl
-from perfexp.meters.finding import find_meters
 
 
 def zone(powercap, folder, name, microjoules=1_000_000, wrap=262_143_328_850):
@@ -81,7 +80,7 @@ def test_where_reading_is_not_permitted_the_reason_says_what_would_help(server, 
         return read(path, *arguments, **options)
 
     monkeypatch.setattr(rapl.Path, "read_text", refuse)
-    found = find_meters("cpu", powercap=server)
+    found = rapl.find(server)
     assert found.meters == ()
     assert found.reason.startswith("no meter: ")
     assert "chmod a+r" in found.reason
