@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -47,20 +47,12 @@ class Facts:
 
     def or_else(self, other: Facts) -> Facts:
         """Return these facts, with unknown ones filled in from other facts of the same training."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Facts(**{name: getattr(other, name) if value is None else value for name, value in own.items()})
+        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
 
 
 @dataclass(kw_only=True)
 class Head:
-    """Collects facts from the lines of a log.
-
-    Attributes:
-        config: text of the configuration.
-        experiment: logged name of the experiment.
-        num_gpus: logged number of GPUs.
-        distributed: whether the log calls the training distributed.
-    """
+    """Collects facts from the lines of a log: the text of the configuration, and what is logged besides it."""
 
     config: str = ""
     experiment: str | None = None

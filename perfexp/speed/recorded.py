@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,22 +20,17 @@ _SERIES = ("throughput", "latency")
 
 
 def of_record(record: Record, folder: Path) -> list[Speed]:
-    """Return the speed of every training point of a run, whatever its status.
+    """Return the speed of every training point of a run, whatever its status; `folder` is the run's.
 
     images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log.
-
-    Args:
-        folder: folder of the run.
     """
+    log_file = str(RunPaths(folder.resolve()).log)
     points = [point for point in record.points if point.key.phase == _PHASE]
-    speeds = [_of_point(point, record.plan, str(RunPaths(folder.resolve()).log)) for point in points]
-    alike: dict[str, list[Key]] = {}
-    for point, speed in zip(points, speeds, strict=True):
-        alike.setdefault(speed.file_name, []).append(point.key)
-    return [
-        replace(speed, label=_label(point.key, alike[speed.file_name])) if len(alike[speed.file_name]) > 1 else speed
-        for point, speed in zip(points, speeds, strict=True)
-    ]
+    speeds = [(point.key, _of_point(point, record.plan, log_file)) for point in points]
+    alike: dict[str, list[Key]] = defaultdict(list)
+    for key, speed in speeds:
+        alike[speed.file_name].append(key)
+    return [replace(speed, label=_label(key, alike[speed.file_name])) for key, speed in speeds]
 
 
 def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
