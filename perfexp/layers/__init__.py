@@ -40,11 +40,7 @@ class Pass(StrEnum):
 
 
 class Method(StrEnum):
-    """How the times were measured.
-
-    From kernels in a pre-filled queue, of a CUDA graph in such a queue, or in a queue that was not pre-filled; or by
-    stamps of the host.
-    """
+    """Source of the times: kernels in a pre-filled queue, of a graph in one, in another queue; or the host's clock."""
 
     queue = "queue"
     graph = "graph"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -24,13 +25,15 @@ def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
 
 
 class Watch(Protocol):
-    """Observer of a marked model's calls."""
+    """Observer of a marked model's calls; by default it has nothing to do for the marker's own work."""
 
     def begin_overhead(self) -> None:
         """The marker's own work begins."""
+        return
 
     def end_overhead(self) -> None:
         """The marker's own work has ended."""
+        return
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         """Enter during overhead: ends the overhead, credits the call to the mark, and begins overhead again on exit.
@@ -39,14 +42,8 @@ class Watch(Protocol):
         """
 
 
-class Ranges:
-    """Profiler ranges; see `Watch`. A profiler separates the marker's own work itself."""
-
-    def begin_overhead(self) -> None:
-        """See `Watch`; nothing to do."""
-
-    def end_overhead(self) -> None:
-        """See `Watch`; nothing to do."""
+class Ranges(Watch):
+    """Profiler ranges. A profiler separates the marker's own work itself."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
@@ -79,9 +76,8 @@ class Marker:
             if is_compiled(module):
                 raise Opaque(COMPILED)
             with self._names.entered(module) as call:
-                if call is None:
-                    return self._around(None, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
-                return self._called(call, module, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
+                run = partial(module._call_impl, *args, **keywords)
+                return self._around(None, run) if call is None else self._called(call, module, run)
         finally:
             self._watch.end_overhead()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
@@ -43,15 +43,12 @@ _MOST_STRANGE = 0.01
 _NO_NEWS = ".*Profiler clears events"
 
 
-class Profiler(Protocol):
-    """Returns the events of a run; scripted in tests."""
-
-    def __call__(self, run: Callable[[], object]) -> list[Event]:
-        """Run `run`, wait for the device, and return the observed events."""
+#: Runs a function, waits for the device, and returns the observed events; scripted in tests.
+Profiler = Callable[[Callable[[], object]], list[Event]]
 
 
 def kineto(run: Callable[[], object]) -> list[Event]:
-    """See `Profiler`; torch's own, of host and device."""
+    """Events of host and device by torch's own profiler; a `Profiler`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_NEWS)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -89,7 +86,7 @@ def profile_layers(
     capture: Callable[[], Step | None] | None = None,
     profiler: Profiler = kineto,
 ) -> LayerTimes:
-    """The time of every row of a step on an asynchronous device.
+    """The time of every row of a step on an asynchronous device, or a reason why there are none.
 
     Call it when the step is warm and all timing is done, since profilers slow their process permanently.
 
@@ -99,9 +96,6 @@ def profile_layers(
         first: whether this is the first profile of the process.
         capture: captures the step as a graph, or returns None where that is impossible; for calls beyond the queue's
             depth.
-
-    Returns:
-        Times with rows, or with a reason why there are none.
     """
     try:
         with step.active():
@@ -161,7 +155,8 @@ class _Rounds:
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
         """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
         self._begin()
-        pattern = Pattern(self._kernels())
+        events = self._profiled(self._call)
+        pattern = Pattern(kernel for kernel in attributed(Host(events), events) if kernel.call is not None)
         rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)
         try:
             times = rounds.take(calls)
@@ -175,15 +170,6 @@ class _Rounds:
         other = f"{strange:.0%} of its time is of other kernels, or of kernels that it lacks"
         times.no_graph = other if strange > _MOST_STRANGE else "nor could that"
         return times
-
-    def _kernels(self) -> list[Attributed]:
-        def run() -> None:
-            self._call()
-            self.device.synchronize()
-
-        self.device.synchronize()
-        events = self.profiler(run)
-        return [kernel for kernel in attributed(Host(events), events) if kernel.call is not None]
 
     def _begin(self) -> None:
         """Discard a process's first profile, which is late and slow."""
@@ -208,10 +194,8 @@ class _Rounds:
                 self.device.hold(hold_seconds)
             for number in range(count):
                 self._call(number)
-            self.device.synchronize()
 
-        self.device.synchronize()
-        return divide(self.profiler(run), held=hold_seconds > 0, rowed=self.rowed)
+        return divide(self._profiled(run), held=hold_seconds > 0, rowed=self.rowed)
 
     def _issue_seconds(self) -> float:
         """Host time to issue a call under the profiler on an idle device."""
@@ -221,11 +205,19 @@ class _Rounds:
             start = self.device.now_ns()
             self._call()
             taken.append((self.device.now_ns() - start) * 1e-9)
+
+        self._profiled(run)
+        return taken[0]
+
+    def _profiled(self, run: Callable[[], object]) -> list[Event]:
+        """Events of a run that begins and ends with an idle device."""
+
+        def complete() -> None:
+            run()
             self.device.synchronize()
 
         self.device.synchronize()
-        self.profiler(run)
-        return taken[0]
+        return self.profiler(complete)
 
     def _call(self, number: int = 0) -> None:
         self.marker.restart()

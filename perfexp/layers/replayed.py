@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
-from perfexp.layers import Key, Pass
+from perfexp.layers import Pass
 from perfexp.layers.attribution import Attributed
 
 #: The phase in which a captured call is launched, as `perfexp.modes.graphed` names it.
@@ -14,12 +14,9 @@ _GRAPH = "graph"
 
 
 class Pattern:
-    """The kernels of a call that is made kernel by kernel.
+    """The kernels of a call that is made kernel by kernel, in the order in which the device began them.
 
     A graph of the call has the same kernel names in the same order, except for those of the call's data.
-
-    Args:
-        kernels: kernels of the call, in the order in which the device began them.
 
     Attributes:
         replays: number of replays that were compared with it.
@@ -38,16 +35,18 @@ class Pattern:
         """
         places: dict[int, list[int]] = defaultdict(list)
         for place, kernel in enumerate(kernels):
-            if kernel.call is not None and _launched_as_one(kernel.key):
+            if kernel.call is not None and kernel.key and kernel.key.path is None and kernel.key.kind == _GRAPH:
                 places[kernel.call].append(place)
         rowed = list(kernels)
         for of_call in places.values():
             matches = self._matched([kernels[place].kernel.name for place in of_call])
             for number, place in enumerate(of_call):
-                rowed[place] = kernels[place]._replace(
-                    key=self._kernels[matches[number]].key if number in matches else None
-                )
-            self._count(matches)
+                key = self._kernels[matches[number]].key if number in matches else None
+                rowed[place] = kernels[place]._replace(key=key)
+            self.replays += 1
+            whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
+            matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
+            self.least_found = min(self.least_found, matched / whole if whole else 0.0)
         return rowed
 
     def _matched(self, names: list[str]) -> Mapping[int, int]:
@@ -56,13 +55,3 @@ class Pattern:
             return {place: place for place in range(len(names))}
         blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
         return {block.a + place: block.b + place for block in blocks for place in range(block.size)}
-
-    def _count(self, matches: Mapping[int, int]) -> None:
-        self.replays += 1
-        whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
-        matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
-        self.least_found = min(self.least_found, matched / whole if whole else 0.0)
-
-
-def _launched_as_one(key: Key | None) -> bool:
-    return key is not None and key.path is None and key.kind == _GRAPH

@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 
 from perfexp.layers import Key, LayerTimes, Pass, RowTimes
-from perfexp.layers.alignment import aligned
 from perfexp.statistics import estimators
-from perfexp.work import Row, Work
+from perfexp.work import Geometry, Row, Work
 
 #: Position in a call of the model: the module's path, the index of its call, the index of the operation.
 Place = tuple[str, int, int | None]
@@ -23,19 +22,6 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     median: float
     low: float | None
     high: float | None
-
-
-class Convolution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The geometry of a row's one convolution; see `perfexp.work.Geometry`."""
-
-    in_channels: int
-    out_channels: int
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    transposed: bool
 
 
 class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +45,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: str
     seconds: Spread
     gap_seconds: Spread
-    share: float
+    share: float = 0.0
     macs: int | None = None
     flops: int | None = None
     bytes_min: int | None = None
@@ -69,7 +55,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     flops_per_second: float | None = None
     inputs: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[tuple[int, ...], ...] = ()
-    convolution: Convolution | None = None
+    convolution: Geometry | None = None
     kernels: dict[str, float] = {}
     ran: str | None = None
 
@@ -120,13 +106,11 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
 
 def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
     key = row.key
-    kind = key.kind if key else "unattributed"
     line = Line(
         key=key,
-        kind=kind,
+        kind=key.kind if key else "unattributed",
         seconds=_spread(row.seconds),
         gap_seconds=_spread(row.gap_seconds),
-        share=0.0,
         kernels={kernel.name: kernel.count / calls for kernel in row.kernels},
     )
     work = rows.get((key.path, key.call, key.operation)) if key and key.path is not None else None
@@ -141,19 +125,16 @@ def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
 def _without_time(row: Row) -> Line:
     nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
     key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
-    line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, share=0.0, flops=row.flops)
+    line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, flops=row.flops)
     return _described(line, row, forward=True)
 
 
 def _described(line: Line, work: Row, *, forward: bool) -> Line:
     """The line with all values that do not depend on time."""
-    line.kind = work.kind
+    line.kind, line.inputs, line.outputs, line.convolution = work.kind, work.inputs, work.outputs, work.convolution
     if forward:
         line.macs, line.bytes_min, line.activation_bytes = work.macs, work.bytes_min, work.activation_bytes
         line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
-    line.inputs, line.outputs = work.inputs, work.outputs
-    if work.convolution is not None:
-        line.convolution = msgspec.convert(work.convolution, Convolution, from_attributes=True)
     return line
 
 
@@ -161,3 +142,34 @@ def _spread(seconds: list[float]) -> Spread:
     samples = np.asarray(seconds)
     interval = estimators.median_interval(samples)
     return Spread(mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high)
+
+
+def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """Matching positions in two sequences of names: as many as possible, in order, with contiguous runs preferred.
+
+    The longest common subsequence (Needleman and Wunsch, "A general method applicable to the search for similarities",
+    1970); of several, the one with the most contiguous neighbours, and of those the latest.
+
+    Both positions of the pairs increase. Takes O(n · m) time and memory.
+    """
+    match, rows, columns = len(left) + len(right) + 1, len(left), len(right)
+    # the best score of the prefixes i and j; and the best one that matches their last names, or -2 without a match
+    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+    ending = [[-2] * (columns + 1) for _ in range(rows + 1)]
+    for i in range(1, rows + 1):
+        for j in range(1, columns + 1):
+            if left[i - 1] == right[j - 1]:
+                ending[i][j] = match + max(best[i - 1][j - 1], ending[i - 1][j - 1] + 1)
+            best[i][j] = max(ending[i][j], best[i - 1][j], best[i][j - 1])
+    pairs: list[tuple[int, int]] = []
+    i, j, together = rows, columns, False
+    while i and j:
+        if together or best[i][j] == ending[i][j]:
+            pairs.append((i - 1, j - 1))
+            together = ending[i][j] == match + ending[i - 1][j - 1] + 1
+            i, j = i - 1, j - 1
+        elif best[i][j] == best[i - 1][j]:
+            i -= 1
+        else:
+            j -= 1
+    return pairs[::-1]

@@ -69,15 +69,13 @@ class Host:
 
     def call_at(self, moment_ns: int) -> int | None:
         """Index of the call at a moment in the whole process, or None."""
-        index = _covering(self._calls, moment_ns)
-        mark = None if index is None else self.marks[index]
-        return None if mark is None else mark.number
+        mark = self._mark_at(self._calls, moment_ns)
+        return mark.number if mark else None
 
     def phase_at(self, moment_ns: int) -> str | None:
         """Name of the phase at a moment in the whole process, or None."""
-        index = _covering(self._phases, moment_ns)
-        mark = None if index is None else self.marks[index]
-        return None if mark is None else mark.kind
+        mark = self._mark_at(self._phases, moment_ns)
+        return mark.kind if mark else None
 
     def call_ends_ns(self) -> dict[int, int]:
         """End of the host's issue of each call, by index."""
@@ -93,10 +91,7 @@ class Host:
 
         An operator may make several nodes (one that changes a view in place makes three) and reports only the first
         number. Numbers grow in each thread, so the last operator with a number not beyond the node's made it, or is
-        part of the one that did.
-
-        Returns:
-            Index of the operator; None if the node has no number, or its operator ran before the profile.
+        part of the one that did. None if the node has no number, or its operator ran before the profile.
         """
         event = self.events[node]
         if event.sequence < 0:
@@ -136,6 +131,11 @@ class Host:
     def _periods(self, scope: Scope) -> list[tuple[int, int, int]]:
         return [(self.events[index].start_ns, self.events[index].end_ns, index) for index in self._marked(scope)]
 
+    def _mark_at(self, periods: list[tuple[int, int, int]], moment_ns: int) -> Mark | None:
+        """The mark whose period contains a moment; periods do not overlap."""
+        place = bisect_right(periods, (moment_ns, float("inf"), 0)) - 1
+        return self.marks[periods[place][2]] if place >= 0 and moment_ns < periods[place][1] else None
+
     def _forward_operators(self) -> dict[int, tuple[list[int], list[int]]]:
         """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""
         operators: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -145,9 +145,3 @@ class Host:
                 numbers.append(max(event.sequence, numbers[-1] if numbers else 0))
                 indices.append(index)
         return dict(operators)
-
-
-def _covering(periods: list[tuple[int, int, int]], moment_ns: int) -> int | None:
-    """Index of the event whose period contains a moment; periods do not overlap."""
-    place = bisect_right(periods, (moment_ns, float("inf"), 0)) - 1
-    return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

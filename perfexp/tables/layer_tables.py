@@ -140,9 +140,9 @@ def points(record: Record) -> Iterator[Point]:
     return (point for point in record.points if is_layers(point.key) and "layers" in point.facts)
 
 
-def _passes(timed: Point | None) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
     """Passes of the convolutions with a selected algorithm, by layer and direction."""
-    passes: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in convolutions.passes(timed) if timed else ():
         passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(one_pass)
     return passes
