@@ -47,7 +47,8 @@ class Engines:
             bias: (O,), or None.
         """
         if self.forward.startswith(f"{TORCH}."):
-            return ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].run(convolution, inputs, weight, bias)
+            compute = ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].compute
+            return as_torch_does(compute, convolution, inputs, weight, bias)
         return as_torch_does(self._operator, convolution, inputs, weight, bias)
 
     def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:

@@ -107,9 +107,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1])
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 def _sides(padding: str | int | Sequence[int], kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:

@@ -16,13 +16,6 @@ def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution)
     Elementwise products, broadcast over the output channels, and sums: an einsum or a matmul would be a GEMM in
     disguise. Nothing is gathered: each kernel position reads a strided view of the inputs. Half precisions are
     multiplied in float32, and the result has the data type of the sums.
-
-    Args:
-        inputs: (N, C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-
-    Returns:
-        (N, O, height, width).
     """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     dtype, groups, in_group = wide(inputs.dtype), convolution.groups, convolution.in_group

@@ -24,11 +24,7 @@ _FLOATING = (torch.float32, torch.float64, *_HALF)
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm in torch operations.
-
-    Attributes:
-        why_not: reason why it cannot compute a convolution of any data type, or None.
-    """
+    """An algorithm in torch operations; `why_not` is why it cannot compute a convolution of any data type, or None."""
 
     name: str
     compute: Compute
@@ -43,26 +39,14 @@ class Portable:
             return f"torch's FFT does not take {_bare(dtype)}"
         return self.why_not(convolution)
 
-    def run(
-        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would; see `as_torch_does`."""
-        return as_torch_does(self.compute, convolution, inputs, weight, bias)
-
 
 def as_torch_does(
     compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
-    They are its casts under autocast, inputs without a batch dimension, empty batches, the bias, and the data type and
-    memory format of its result.
-
-    Args:
-        compute: function of inputs (N, C, H, W), weights and convolution to (N, O, height, width).
-        inputs: (N, C, H, W) or (C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        bias: (O,), or None.
+    They are its casts under autocast, inputs without a batch dimension (C, H, W), empty batches, the bias (O,), and the
+    data type and memory format of its result.
     """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):
@@ -127,30 +111,6 @@ ALGORITHMS = {
         Portable(name="winograd_nonfused", compute=winograd_nonfused, why_not=_three_by_three),
     )
 }
-
-
-def conv2d(
-    name: str,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> torch.Tensor:
-    """`torch.nn.functional.conv2d`, with the same arguments, by a named algorithm.
-
-    Raises:
-        UserError: there is no such algorithm.
-        ValueError: the algorithm cannot compute this convolution, or the inputs do not fit.
-    """
-    algorithm = ALGORITHMS[canonical(name, ALGORITHMS)]
-    convolution = Convolution.of(weight.shape, stride, padding, dilation, groups)
-    reason = misfit(convolution, inputs.shape) or algorithm.supports(convolution, effective_dtype(inputs))
-    if reason is not None:
-        raise ValueError(f"{algorithm.name} can't compute this convolution: {reason}.")
-    return algorithm.run(convolution, inputs, weight, bias)
 
 
 def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
