@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from perfexp.layers.outline import COMPILED, ModuleCall, ModuleNames, Opaque, Outline, computes_again, is_compiled
+from perfexp.layers.outline import ModuleCall, ModuleNames, Outline, computes_again
 from perfexp.layers.ranges import Mark, Scope
 from perfexp.work.names import name_of, path_of
 
@@ -73,8 +73,6 @@ class Marker:
         """Call a module inside its mark; raises `Opaque` if it is compiled."""
         self._watch.begin_overhead()
         try:
-            if is_compiled(module):
-                raise Opaque(COMPILED)
             with self._names.entered(module) as call:
                 run = partial(module._call_impl, *args, **keywords)
                 return self._around(None, run) if call is None else self._called(call, module, run)
@@ -146,7 +144,7 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
-                hook = _touch(Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name)
+                hook = partial(_touch, Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
@@ -166,14 +164,10 @@ class _Functions(TorchFunctionMode):
         return self._marker.operate(name_of(func), lambda: func(*args, **(kwargs or {})))
 
 
-def _touch(name: str) -> Callable[[torch.Tensor], None]:
-    """A hook that leaves an empty range."""
-
-    def hook(_: torch.Tensor) -> None:
-        with _Range(name):
-            pass
-
-    return hook
+def _touch(name: str, _: torch.Tensor) -> None:
+    """Leave an empty range; a hook."""
+    with _Range(name):
+        pass
 
 
 def _is_torchs(module: torch.nn.Module) -> bool:

@@ -21,7 +21,7 @@ from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.ranges import Scope
 from perfexp.layers.replayed import Pattern
-from perfexp.layers.results import times_of
+from perfexp.layers.table import times_of
 from perfexp.layers.threads import Host
 from perfexp.modes import Step
 from perfexp.probes.depth import samples_in_queue

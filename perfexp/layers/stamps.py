@@ -18,7 +18,7 @@ from perfexp.layers.marking import Marker, marking
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, Spent
 from perfexp.layers.ranges import Mark, Scope
-from perfexp.layers.results import times_of
+from perfexp.layers.table import times_of
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
 

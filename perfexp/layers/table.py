@@ -1,4 +1,4 @@
-"""Join the times of layers with their work: one line per row and pass."""
+"""Times of rows over several calls, joined with their work: one line per row and pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfexp.layers import Key, LayerTimes, Pass, RowTimes
+from perfexp.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
+from perfexp.layers.partition import CallTimes, Spent
 from perfexp.statistics import estimators
 from perfexp.work import Geometry, Row, Work
 
@@ -58,6 +59,33 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     convolution: Geometry | None = None
     kernels: dict[str, float] = {}
     ran: str | None = None
+
+
+def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
+    """The times of all rows over several usable calls of the same step."""
+    keys = dict.fromkeys(key for call in calls for key in call.rows)
+    names = dict.fromkeys(name for call in calls for name in call.unattributed)
+    return LayerTimes(
+        method=method,
+        rows=[_times_of_row(key, [call.rows.get(key, Spent()) for call in calls]) for key in keys],
+        unattributed=[_times_of_row(None, [call.unattributed.get(name, Spent()) for call in calls]) for name in names],
+        call_seconds=[call.span_ns * 1e-9 for call in calls],
+        starved=starved,
+    )
+
+
+def _times_of_row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
+    names = dict.fromkeys(name for times in spent for name in times.kernels)
+    kernels = [(name, [times.kernels.get(name, (0, 0)) for times in spent]) for name in names]
+    return RowTimes(
+        key=key,
+        seconds=[times.busy_ns * 1e-9 for times in spent],
+        gap_seconds=[times.gap_ns * 1e-9 for times in spent],
+        kernels=[
+            Kernel(name=name, count=sum(count for count, _ in ran), seconds=sum(busy for _, busy in ran) * 1e-9)
+            for name, ran in kernels
+        ],
+    )
 
 
 def join(times: LayerTimes, work: Work | None) -> list[Line]:
