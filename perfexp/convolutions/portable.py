@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import conv2d as conv2d_of_torch
 
-from perfexp.convolutions.convolution import Convolution
-from perfexp.convolutions.direct import direct
+from perfexp.convolutions.convolution import Convolution, wide
 from perfexp.convolutions.fourier import TILE, fft, fft_tiling
 from perfexp.convolutions.gemm import gemm, implicit_gemm, implicit_precomp_gemm
 from perfexp.convolutions.winograd import winograd, winograd_nonfused
@@ -20,6 +19,8 @@ Compute = Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.float64, *_HALF)
+#: Maximum number of products of `direct` in memory, unless one channel alone has more: they stay in the CPU's cache.
+_PRODUCTS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,32 @@ def _as_torch_does(
     return outputs if inputs.ndim == 4 else outputs.squeeze(0)
 
 
+def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """Sum, over the kernel's positions and blocks of channels, shifted inputs times weights.
+
+    Elementwise products, broadcast over the output channels, and sums: an einsum or a matmul would be a GEMM in
+    disguise. Nothing is gathered: each kernel position reads a strided view of the inputs. Half precisions are
+    multiplied in float32, and the result has the data type of the sums.
+    """
+    rows, columns = convolution.output_size(*inputs.shape[2:])
+    dtype, groups, in_group = wide(inputs.dtype), convolution.groups, convolution.in_group
+    grouped = torch.unflatten(convolution.padded(inputs).to(dtype), 1, (groups, 1, in_group))
+    kernels = torch.unflatten(weight.to(dtype), 0, (groups, convolution.out_group))[None]
+    block = max(1, _PRODUCTS // max(1, inputs.shape[0] * convolution.out_channels * rows * columns))
+    (down, across), (high, wide_) = convolution.stride, convolution.dilation
+    total: torch.Tensor | None = None
+    for row, column in convolution.positions:
+        top, left = row * high, column * wide_
+        seen = grouped[..., top : top + (rows - 1) * down + 1 : down, left : left + (columns - 1) * across + 1 : across]
+        factors = kernels[..., row, column, None, None]
+        for first in range(0, in_group, block):
+            channels = slice(first, first + block)
+            part = (seen[:, :, :, channels] * factors[:, :, :, channels]).sum(3)
+            total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.flatten(1, 2)
+
+
 def _any(convolution: Convolution) -> str | None:
     return None
 
@@ -114,11 +141,7 @@ ALGORITHMS = {
 
 
 def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
-    """An algorithm's canonical name; `implicit gemm` and `Implicit-GEMM` are understood.
-
-    Raises:
-        UserError: the name is not among the valid ones, which `kind` describes.
-    """
+    """An algorithm's canonical name; `Implicit-GEMM` is understood, a name without a valid one is a UserError."""
     normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     if normalized not in valid:
         raise UserError(f"There is no {kind} {name!r}. {did_you_mean(normalized, valid)}")

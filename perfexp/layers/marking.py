@@ -50,19 +50,18 @@ class Ranges(Watch):
         return ours
 
 
-class Marker:
-    """Marks the calls of a model.
+class Marker(TorchFunctionMode):
+    """Marks the calls of a model; after a deviation from the outline (`strayed`) rows cannot be distinguished.
 
-    Attributes:
-        strayed: first deviation from the outline, or None; after a deviation rows cannot be distinguished.
+    As a mode it intercepts the torch functions that a module's code calls.
     """
 
     def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
+        super().__init__()
         self.strayed: str | None = None
         self._watch = watch
         self._outline = outline
         self._names = ModuleNames(model)
-        self._functions = _Functions(self)
         self._open: list[tuple[ModuleCall, Iterator[Any]]] = []
 
     def restart(self) -> None:
@@ -75,7 +74,10 @@ class Marker:
         try:
             with self._names.entered(module) as call:
                 run = partial(module._call_impl, *args, **keywords)
-                return self._around(None, run) if call is None else self._called(call, module, run)
+                if call is not None:
+                    return self._called(call, module, run)
+                with self._watch.around(None):
+                    return run()
         finally:
             self._watch.end_overhead()
 
@@ -89,16 +91,21 @@ class Marker:
         mark = Mark(Scope.module, call.number, call.whole, type(module).__name__, call.path)
         self._open.append((call, iter(planned.functions if planned and operations else ())))
         try:
-            with self._listening(operations and not _is_torchs(module)):
-                return self._around(mark, run)
+            listening = self._listening(operations and not type(module).__module__.startswith("torch.nn"))
+            with listening, self._watch.around(mark):
+                return run()
         finally:
             self._open.pop()
 
-    def operate(self, name: str, run: Callable[[], Any]) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Call a torch function, inside a mark if the outline has a number for it."""
+        name = name_of(func)
         self._watch.begin_overhead()
         try:
-            return self._around(None if computes_again() else self._next_operation(name), run)
+            with self._watch.around(None if computes_again() else self._next_operation(name)):
+                return func(*args, **(kwargs or {}))
         finally:
             self._watch.end_overhead()
 
@@ -113,17 +120,13 @@ class Marker:
             return None
         return None if planned.number is None else Mark(Scope.operation, planned.number, kind=name)
 
-    def _around(self, mark: Mark | None, run: Callable[[], Any]) -> Any:
-        with self._watch.around(mark):
-            return run()
-
     @contextmanager
     def _listening(self, wanted: bool) -> Iterator[None]:
         """Intercept torch functions or stop, since interception slows some of torch's own modules down."""
-        is_listening = _get_current_function_mode() is self._functions  # type: ignore[no-untyped-call]
+        is_listening = _get_current_function_mode() is self  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             if wanted and not is_listening:
-                stack.enter_context(self._functions)
+                stack.enter_context(self)
             elif is_listening and not wanted:
                 stack.enter_context(_pop_mode_temporarily())
             yield
@@ -151,24 +154,7 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
         yield marker
 
 
-class _Functions(TorchFunctionMode):
-    """Intercepts the torch functions that a module's code calls."""
-
-    def __init__(self, marker: Marker) -> None:
-        super().__init__()
-        self._marker = marker
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._marker.operate(name_of(func), lambda: func(*args, **(kwargs or {})))
-
-
 def _touch(name: str, _: torch.Tensor) -> None:
     """Leave an empty range; a hook."""
     with _Range(name):
         pass
-
-
-def _is_torchs(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")

@@ -20,11 +20,9 @@ class Opaque(Exception):
 
 @dataclass
 class Operation:
-    """A torch function that a module's code called.
+    """A torch function that a module's code called, and its result during the call.
 
-    Attributes:
-        number: index among the module's operations; None where no operator ran, as for the shape of a tensor.
-        returned: returned value, during the call only.
+    Its number among the module's operations is None where no operator ran, as for the shape of a tensor.
     """
 
     name: str
@@ -61,10 +59,7 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     """The module calls in one call of a model, by path and number, the model's own first.
 
     The call runs once, with the interception of functions and operators of `perfexp.work`, so that rows have the same
-    numbers.
-
-    Raises:
-        Opaque: the model is compiled or scripted, or its code does not run (a captured graph).
+    numbers. Raises `Opaque` if the model is compiled or scripted, or its code does not run (a captured graph).
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise Opaque("the model is scripted: its modules are not called one by one")
@@ -95,8 +90,7 @@ class ModuleNames:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._paths = {module: path_of(name) for name, module in model.named_modules()}
-        self._calls: Counter[torch.nn.Module] = Counter()
-        self._again: Counter[torch.nn.Module] = Counter()
+        self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
         self._depth = 0
 
     @contextmanager
@@ -110,9 +104,8 @@ class ModuleNames:
         if not (self._depth or again or module is self._model) or (again and module not in self._paths):
             yield None
             return
-        counter = self._again if again else self._calls
-        number = counter[module]
-        counter[module] += 1
+        number = self._calls[module, again]
+        self._calls[module, again] += 1
         self._depth += 1
         try:
             path = self._paths.get(module, type(module).__name__)
@@ -123,7 +116,6 @@ class ModuleNames:
     def restart(self) -> None:
         """Begin the next call of the model."""
         self._calls.clear()
-        self._again.clear()
 
 
 def computes_again() -> bool:

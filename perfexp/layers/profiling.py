@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices import Device
-from perfexp.layers import LayerTimes, Method
+from perfexp.layers import LayerTimes, Method, Pass
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
 from perfexp.layers.events import Event
@@ -20,7 +22,6 @@ from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.ranges import Scope
-from perfexp.layers.replayed import Pattern
 from perfexp.layers.table import times_of
 from perfexp.layers.threads import Host
 from perfexp.modes import Step
@@ -41,8 +42,8 @@ _ROUNDS_IN_VAIN = 3
 _MOST_STRANGE = 0.01
 #: A harmless warning at the start of each profile.
 _NO_NEWS = ".*Profiler clears events"
-
-
+#: The phase in which a captured call is launched, as `perfexp.modes.graphed` names it.
+_GRAPH = "graph"
 #: Runs a function, waits for the device, and returns the observed events; scripted in tests.
 Profiler = Callable[[Callable[[], object]], list[Event]]
 
@@ -92,7 +93,6 @@ def profile_layers(
 
     Args:
         clean_seconds: `device` time of a call without a profiler, or None.
-        calls: number of calls with times for every row.
         first: whether this is the first profile of the process.
         capture: captures the step as a graph, or returns None where that is impossible; for calls beyond the queue's
             depth.
@@ -130,27 +130,26 @@ class _Rounds:
     profiler: Profiler
     first: bool
     rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels
-    starved: int = 0
-    _kept: list[CallTimes] = field(default_factory=list)
 
     def take(self, calls: int) -> LayerTimes:
         """Profile in rounds until enough calls are usable; raises `Opaque` if the profiler sees no kernels."""
         self._begin()
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
-        factor, in_vain = _HOLD_FACTOR, 0
-        while len(self._kept) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
-            count = min(at_once, calls - len(self._kept))
+        usable: list[CallTimes] = []
+        factor, in_vain, starved = _HOLD_FACTOR, 0, 0
+        while len(usable) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
+            count = min(at_once, calls - len(usable))
             divided = self._round(count, factor * count * issue + _HOLD_EXTRA_SECONDS)
-            usable = [call for call in divided if not call.starved]
-            self._kept += usable
-            self.starved += count - len(usable)
-            in_vain = 0 if usable else in_vain + 1
-            if len(usable) < count:
-                factor, at_once = factor * _HOLD_GROWS, max(1, len(usable))
-        if self._kept:
-            return times_of(self._kept, Method.queue, self.starved)
-        return times_of(self._unheld(calls), Method.unheld, self.starved)
+            in_time = [call for call in divided if not call.starved]
+            usable += in_time
+            starved += count - len(in_time)
+            in_vain = 0 if in_time else in_vain + 1
+            if len(in_time) < count:
+                factor, at_once = factor * _HOLD_GROWS, max(1, len(in_time))
+        if usable:
+            return times_of(usable, Method.queue, starved)
+        return times_of(self._unheld(calls), Method.unheld, starved)
 
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
         """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
@@ -223,3 +222,44 @@ class _Rounds:
         self.marker.restart()
         with ranged(Scope.call, number):
             _parts(self.step)
+
+
+class Pattern:
+    """The kernels of a call that is made kernel by kernel, in the order in which the device began them.
+
+    A graph of the call has the same kernel names in the same order, except for those of the call's data. `least_found`
+    is the least share of its time that was matched in a replay.
+    """
+
+    def __init__(self, kernels: Iterable[Attributed]) -> None:
+        self._kernels = [kernel for kernel in kernels if kernel.key is None or kernel.key.which is not Pass.data]
+        self._names = [kernel.kernel.name for kernel in self._kernels]
+        self.replays, self.least_found = 0, 1.0
+
+    def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
+        """A profile's kernels in order of their start, where those that a graph launched have the rows of the pattern.
+
+        A kernel that the pattern lacks, or has elsewhere, has no row.
+        """
+        places: dict[int, list[int]] = defaultdict(list)
+        for place, kernel in enumerate(kernels):
+            if kernel.call is not None and kernel.key and kernel.key.path is None and kernel.key.kind == _GRAPH:
+                places[kernel.call].append(place)
+        rowed = list(kernels)
+        for of_call in places.values():
+            matches = self._matched([kernels[place].kernel.name for place in of_call])
+            for number, place in enumerate(of_call):
+                key = self._kernels[matches[number]].key if number in matches else None
+                rowed[place] = kernels[place]._replace(key=key)
+            self.replays += 1
+            whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
+            matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
+            self.least_found = min(self.least_found, matched / whole if whole else 0.0)
+        return rowed
+
+    def _matched(self, names: list[str]) -> Mapping[int, int]:
+        """Position in the pattern by position in a replay."""
+        if names == self._names:
+            return {place: place for place in range(len(names))}
+        blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
+        return {block.a + place: block.b + place for block in blocks for place in range(block.size)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -44,13 +45,11 @@ class Stamps:
         self._last = 0
         self._rows: list[Key] = []
         # autograd's number of the next node when a row became current, and the row, in order
-        self._numbers: list[int] = []
-        self._made_in: list[Key] = []
+        self._made_in: list[tuple[int, Key]] = []
 
     def start(self) -> None:
         """Begin a call; until it begins, time is the marker's own work."""
-        self.spent, self.own_ns, self._rows = {}, 0, []
-        self._numbers, self._made_in = [], []
+        self.spent, self.own_ns, self._rows, self._made_in = {}, 0, [], []
         self._last = self._now()
 
     def begin_overhead(self) -> None:
@@ -98,12 +97,12 @@ class Stamps:
         return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
 
     def _note(self) -> None:
-        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        self._made_in.append(self._row)
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._made_in.append((number, self._row))
 
     def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
-        place = bisect_right(self._numbers, node._sequence_nr()) - 1
-        row = self._made_in[place] if place >= 0 else in_no_module(None)
+        place = bisect_right(self._made_in, node._sequence_nr(), key=itemgetter(0)) - 1
+        row = self._made_in[place][1] if place >= 0 else in_no_module(None)
         key = msgspec.structs.replace(row, which=Pass.backward)
 
         def hook(_: object) -> None:
@@ -132,9 +131,7 @@ def stamp_layers(
 ) -> LayerTimes:
     """The time of every row of a step on a synchronous device, or a reason why there are none.
 
-    Args:
-        clean_seconds: `latency` of a call without stamps, or None.
-        calls: number of calls with times for every row.
+    `clean_seconds` is the `latency` of a call without stamps, if known.
     """
     stamps = Stamps(device.now_ns)
     taken: list[CallTimes] = []

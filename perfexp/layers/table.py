@@ -30,14 +30,12 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         key: key of the row; None for unattributed kernels.
-        gap_seconds: idle time before its kernels in a call.
         share: share of the sum of all lines' medians, gaps included; all shares sum to 1.
         macs: multiply-accumulates of the forward pass; None elsewhere, and for unknown work.
         bytes_min: least bytes read and written; forward pass only.
         parameters: elements that this row is the first to read; forward pass only.
         arithmetic_intensity: FLOPs per byte of the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
-        convolution: geometry, if the row has exactly one convolution.
         ran: cuDNN algorithm of these kernels, or several candidates (`fft or fft_tiling`); only for forward passes with
             a cuDNN algorithm, and None for unknown kernels.
     """

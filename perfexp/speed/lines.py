@@ -57,14 +57,7 @@ FAILURES = {
 
 
 class Mark(Enum):
-    """Meaning of a line that is not a step.
-
-    Attributes:
-        START: a run begins.
-        PAUSE: a validation or a checkpoint, whose time is part of the next line's.
-        TEST: the model was tested without training.
-        UNREADABLE: the line begins like JSON and is not.
-    """
+    """Meaning of a line that is not a step; the time of a PAUSE (validation, checkpoint) is part of the next line's."""
 
     START = auto()
     PAUSE = auto()
@@ -79,7 +72,6 @@ class Step(NamedTuple):
         epoch: number of the epoch; None where the log counts steps only.
         iteration: number of the last step, within the epoch in text by epoch.
         seconds: mean time of a step; nan if the line has none.
-        finite: whether all losses are finite.
     """
 
     epoch: int | None
@@ -110,12 +102,7 @@ def plain(line: str) -> str:
 
 
 def of_text(text: str, *, whole: bool = True) -> Parsed | None:
-    """Parse a line of text; None if it is not about a training.
-
-    Args:
-        text: a line as `plain` returns it.
-        whole: whether the line is complete; the last one of a log may be cut off.
-    """
+    """Parse a line from `plain`, if not `whole` one that may be cut off; None if it is not about a training."""
     if position := _POSITION.search(text):
         return _of_position(position, text, whole=whole)
     if _STARTS.search(text):

@@ -31,14 +31,7 @@ _LONGEST_SECONDS = 1e9
 
 
 class Steady(NamedTuple):
-    """Steady part of a log.
-
-    Attributes:
-        seconds: mean time of a step; None if no line is left.
-        windows: lines that it is the mean of.
-        skipped: lines skipped before them.
-        interrupted: lines left out because they time more than steps.
-    """
+    """Mean time of a step, if any, and the numbers of lines: averaged, skipped before, left out between."""
 
     seconds: float | None
     windows: int
@@ -68,9 +61,8 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
         facts.num_gpus = 1
     model, batch_size, num_gpus, precision = _complete(facts, path)
     if mode is Mode.sp and num_gpus > 1:
-        raise UserError(
-            f"{path}: run mode sp is for one GPU, the training used {num_gpus}. Set --run-mode mp or --gpus 1."
-        )
+        used = f"{path}: run mode sp is for one GPU, the training used {num_gpus}"
+        raise UserError(f"{used}. Set --run-mode mp or --gpus 1.")
     left = steady(run.steps, run.slower, skip)
     failure = _why_failed(run)
     if not failure and left.seconds is None:
@@ -117,13 +109,9 @@ def _why_failed(run: Run) -> str:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"
     if diverged := [step for step in run.steps if not step.finite]:
-        return f"the loss is not finite, first at {_place(diverged[0])}"
+        epoch = "" if diverged[0].epoch is None else f"epoch {diverged[0].epoch}, "
+        return f"the loss is not finite, first at {epoch}iteration {diverged[0].iteration}"
     return "" if run.steps else "no steps of a training in it"
-
-
-def _place(step: Step) -> str:
-    epoch = "" if step.epoch is None else f"epoch {step.epoch}, "
-    return f"{epoch}iteration {step.iteration}"
 
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:

@@ -17,8 +17,7 @@ _LARGEST_BYTES = 100_000
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
     """Write a speed file over an earlier one of its name, enter it in the folder's manifest, and return its path.
 
-    Raises:
-        UserError: another file is in its place, or the folder can't be written; the message ends with `remedy`.
+    Raises UserError, with a remedy, if another file is in its place or the folder can't be written.
     """
     path = folder / speed.file_name
     refuse_foreign(path, remedy)
@@ -49,11 +48,7 @@ def whose(path: Path) -> str | None:
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """Raise UserError if a folder does not exist or can't be written.
-
-    Args:
-        remedy: advice besides creating it: `choose another …`.
-    """
+    """Raise UserError, with a remedy besides creating it, if a folder does not exist or can't be written."""
     if not folder.is_dir():
         what = f"{folder} is not a folder" if folder.exists() else f"There is no folder {folder}"
         raise UserError(f"{what}. Create it, or {remedy}")

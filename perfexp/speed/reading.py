@@ -29,12 +29,8 @@ class Run:
     """One training within a log.
 
     Attributes:
-        steps: lines about its steps.
-        interrupted: indices of those that time more than steps: the first after a validation, after a checkpoint and
-            of an epoch.
-        failures: reasons why it failed.
-        head: facts before the first step.
-        tests: whether a test was logged.
+        interrupted: indices of lines that time more than steps: the first after a validation or checkpoint, and of an
+            epoch.
         times_apart: lines with nothing but the time of a step, as where a terminal wrapped them.
     """
 
@@ -59,11 +55,7 @@ class Run:
 
 
 def read(path: Path) -> Log:
-    """Read a log of mmengine or mmcv.
-
-    Raises:
-        UserError: the file can't be read or is not a training log.
-    """
+    """Read a log of mmengine or mmcv; raises UserError if it can't be read or is not a training log."""
     log = Log()
     try:
         for line in _lines(path):
@@ -91,7 +83,6 @@ class Log:
     """A training log: its lines, sorted into runs, of which only the last ones stay in memory.
 
     Attributes:
-        run: the current run.
         is_log: whether any line is about a training.
         is_json: whether a line of JSON is about a training.
         unreadable: lines that are neither JSON nor parsed text.
@@ -204,11 +195,7 @@ class Log:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file with any line ends and bytes.
-
-    Raises:
-        UserError: it is a folder, a pipe or a device.
-    """
+    """Yield the lines of a text file with any line ends and bytes; raises UserError for a folder, pipe or device."""
     if not path.is_file():
         raise UserError(f"{path} is not a file." if path.exists() else f"{path} does not exist.")
     with path.open("rb") as file:

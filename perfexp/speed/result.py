@@ -40,11 +40,8 @@ class Speed:
     """Speed of one training.
 
     Attributes:
-        log_file: path of its log.
-        model: bare name.
         batch_size: images per GPU and step.
         images_per_second: over all GPUs; 0 if the training failed.
-        interval: interval of `images_per_second`; None if unknown.
         remark: how the figure came about, or why there is none.
         label: part of the file name that distinguishes trainings of one name; empty if there is only one.
     """

@@ -28,10 +28,9 @@ _WORK = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithm
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of layers, and whether it can win.
+    """A line of layers without the columns of the winner, and whether it can win.
 
     Attributes:
-        line: all columns but those of the winner.
         is_leaf: whether it is a layer or an operation; not the model, a module around others, or outside of modules.
         is_own: whether its algorithm computed it: `default` everything, another one all that it did not leave to torch.
     """
@@ -149,7 +148,6 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
 
 
 def _joules(timed: Point | None) -> float | None:
-    """Measured energy of a call."""
     metric = timed.metric("energy/per_call_joules") if timed else None
     return metric.value if metric else None
 
@@ -199,10 +197,7 @@ def with_winners(competing: Sequence[Row]) -> list[Line]:
     """Add to each line of layers the fastest algorithm for the same row, and the ratio of the times.
 
     Rows that another algorithm computed neither win nor are compared. Only a layer or an operation has a winner, and
-    only if several algorithms were measured.
-
-    Args:
-        competing: rows of several runs, with the device and the execution of each.
+    only if several algorithms were measured. The lines of the rows have the device and the execution.
     """
     fastest: dict[tuple[Cell, ...], Line] = {}
     candidates = [row.line for row in competing if row.is_leaf and row.is_own and row.line["p50_ms"]]

@@ -24,7 +24,6 @@ class Quantity(NamedTuple):
     Attributes:
         group: `latency`, `throughput`, `memory`, …
         name: name within the group, ending in its unit.
-        value: None if unknown.
         step: the point's input width if points differ in a square size only, or else its index; the index of the sample
             in the group `samples`.
         reason: why there is no value.
@@ -42,11 +41,7 @@ class Quantity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PointRun:
-    """The points of one phase and one batch size: all sizes and processes. Their metrics have the same names.
-
-    Attributes:
-        first_predictions: cold starts with this batch size; a training has none.
-    """
+    """The points of one phase and one batch size, whose metrics have the same names; a training has no cold starts."""
 
     phase: str
     batch_size: int
@@ -82,8 +77,9 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
     yield from _across(run.rows, steps)
     yield from _scalings(run.rows, steps)
     yield from _first_predictions(run, steps)
-    if len(run.rows) == 1:
-        yield from _samples(run.rows[0])
+    if len(run.rows) == 1 and (series := run.rows[0].series):  # a chart of warm-up, drift and outliers
+        for index, value in decimate(series.samples):
+            yield Quantity("samples", f"{series.name}_ms", value * 1e3, run.rows[0].key, index)
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
@@ -188,10 +184,3 @@ def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quan
         step = at.get(first.key.input_size, index)
         for name, seconds in (*first.parts.items(), ("total", first.total_seconds)):
             yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)
-
-
-def _samples(row: Row) -> Iterator[Quantity]:
-    """The samples of the only point, warm-up first: a chart of warm-up, drift and outliers."""
-    if row.series is not None:
-        for index, value in decimate(row.series.samples):
-            yield Quantity("samples", f"{row.series.name}_ms", value * 1e3, row.key, index)

@@ -19,14 +19,9 @@ _KEPT = "The measurements are kept, and the run's own folder has the file."
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
-    """Write the speed file of each training of a run; return those in the run's folder.
+    """Write the speed file of each training of a finished run; return those in the run's folder.
 
-    Args:
-        record: finished record of any status.
-        on_error: called with a message for each speed file that cannot be written to its place.
-
-    Raises:
-        OSError: the run's folder cannot be written.
+    Calls `on_error` for each file that cannot be written to its place; raises OSError if that is the run's folder.
     """
     speeds = of_record(record, paths.root)
     written: dict[Path, Speed] = {}
