@@ -47,8 +47,7 @@ class Engines:
             bias: (O,), or None.
         """
         if self.forward.startswith(f"{TORCH}."):
-            compute = ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].compute
-            return as_torch_does(compute, convolution, inputs, weight, bias)
+            return ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].run(convolution, inputs, weight, bias)
         return as_torch_does(self._operator, convolution, inputs, weight, bias)
 
     def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import conv2d as conv2d_of_torch
 
-from perfexp.convolutions.convolution import Convolution, wide
+from perfexp.convolutions.convolution import Convolution, Pair, wide
 from perfexp.convolutions.fourier import TILE, fft, fft_tiling
 from perfexp.convolutions.gemm import gemm, implicit_gemm, implicit_precomp_gemm
 from perfexp.convolutions.winograd import winograd, winograd_nonfused
@@ -25,20 +25,42 @@ _PRODUCTS = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm in torch operations; `why_not` is why it cannot compute a convolution of any data type, or None."""
+    """An algorithm in torch operations.
 
-    name: str
+    Attributes:
+        strided: whether it computes strides and dilations other than 1.
+        kernel: the only size of a kernel that it computes, or None.
+        largest: largest side of a kernel, or None.
+    """
+
     compute: Compute
-    why_not: Callable[[Convolution], str | None]
-    half: bool = True
+    spectral: bool = False
+    strided: bool = True
+    kernel: Pair | None = None
+    largest: int | None = None
 
     def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """Why the algorithm cannot compute a convolution in a data type (after autocast), or None if it can."""
+        kernel = convolution.kernel
         if dtype not in _FLOATING:
             return f"the data type is {_bare(dtype)}"
-        if dtype in _HALF and not self.half:
+        if dtype in _HALF and self.spectral:
             return f"torch's FFT does not take {_bare(dtype)}"
-        return self.why_not(convolution)
+        if self.kernel is not None and kernel != self.kernel:
+            return f"the kernel is {_times(kernel)}, not {_times(self.kernel)}"
+        if self.largest is not None and max(kernel) > self.largest:
+            return f"the kernel is {_times(kernel)}, larger than a tile of {_times((self.largest, self.largest))}"
+        if not self.strided and convolution.stride != (1, 1):
+            return f"the stride is {_times(convolution.stride)}, not 1"
+        if not self.strided and convolution.dilation != (1, 1):
+            return f"the dilation is {_times(convolution.dilation)}, not 1"
+        return None
+
+    def run(
+        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute as `torch.nn.functional.conv2d` would; see `as_torch_does`."""
+        return as_torch_does(self.compute, convolution, inputs, weight, bias)
 
 
 def as_torch_does(
@@ -100,43 +122,16 @@ def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution)
     return total.flatten(1, 2)
 
 
-def _any(convolution: Convolution) -> str | None:
-    return None
-
-
-def _unstrided(convolution: Convolution) -> str | None:
-    if convolution.stride != (1, 1):
-        return f"the stride is {_times(convolution.stride)}, not 1"
-    if convolution.dilation != (1, 1):
-        return f"the dilation is {_times(convolution.dilation)}, not 1"
-    return None
-
-
-def _unstrided_tiles(convolution: Convolution) -> str | None:
-    if max(convolution.kernel) > TILE:
-        return f"the kernel is {_times(convolution.kernel)}, larger than a tile of {TILE}×{TILE}"
-    return _unstrided(convolution)
-
-
-def _three_by_three(convolution: Convolution) -> str | None:
-    if convolution.kernel != (3, 3):
-        return f"the kernel is {_times(convolution.kernel)}, not 3×3"
-    return _unstrided(convolution)
-
-
 #: All algorithms by name.
 ALGORITHMS = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Portable(name="direct", compute=direct, why_not=_any),
-        Portable(name="gemm", compute=gemm, why_not=_any),
-        Portable(name="implicit_gemm", compute=implicit_gemm, why_not=_any),
-        Portable(name="implicit_precomp_gemm", compute=implicit_precomp_gemm, why_not=_any),
-        Portable(name="fft", compute=fft, why_not=_unstrided, half=False),
-        Portable(name="fft_tiling", compute=fft_tiling, why_not=_unstrided_tiles, half=False),
-        Portable(name="winograd", compute=winograd, why_not=_three_by_three),
-        Portable(name="winograd_nonfused", compute=winograd_nonfused, why_not=_three_by_three),
-    )
+    "direct": Portable(compute=direct),
+    "gemm": Portable(compute=gemm),
+    "implicit_gemm": Portable(compute=implicit_gemm),
+    "implicit_precomp_gemm": Portable(compute=implicit_precomp_gemm),
+    "fft": Portable(compute=fft, spectral=True, strided=False),
+    "fft_tiling": Portable(compute=fft_tiling, spectral=True, strided=False, largest=TILE),
+    "winograd": Portable(compute=winograd, strided=False, kernel=(3, 3)),
+    "winograd_nonfused": Portable(compute=winograd_nonfused, strided=False, kernel=(3, 3)),
 }
 
 

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
+from perfexp.layers.events import Mark, Scope
 from perfexp.layers.outline import ModuleCall, ModuleNames, Outline, computes_again
-from perfexp.layers.ranges import Mark, Scope
 from perfexp.work.names import name_of, path_of
 
 #: A range with little cost on the host and none on the device.

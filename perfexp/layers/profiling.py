@@ -17,11 +17,10 @@ from perfexp.devices import Device
 from perfexp.layers import LayerTimes, Method, Pass
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
-from perfexp.layers.events import Event
+from perfexp.layers.events import Event, Scope
 from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
-from perfexp.layers.ranges import Scope
 from perfexp.layers.table import times_of
 from perfexp.layers.threads import Host
 from perfexp.modes import Step

@@ -15,10 +15,10 @@ from perfexp.devices import Device
 from perfexp.layers import Key, LayerTimes, Method, Pass
 from perfexp.layers.attribution import in_no_module
 from perfexp.layers.closure import close
+from perfexp.layers.events import Mark, Scope
 from perfexp.layers.marking import Marker, marking
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, Spent
-from perfexp.layers.ranges import Mark, Scope
 from perfexp.layers.table import times_of
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed

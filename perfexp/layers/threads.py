@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
-from perfexp.layers.events import Event
-from perfexp.layers.ranges import Mark, Scope, parse
+from perfexp.layers.events import Event, Mark, Scope, parse
 
 #: Prefix of the engine's event around all its work for a node, the node's own event included.
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -90,9 +90,9 @@ class Host:
         event = self.events[node]
         if event.sequence < 0:
             return None
-        numbers, indices = self._forward.get(event.forward_thread, ([], []))
-        place = bisect_right(numbers, event.sequence) - 1
-        return indices[place] if place >= 0 and indices[place] < node else None
+        operators = self._forward.get(event.forward_thread, [])
+        place = bisect_right(operators, event.sequence, key=itemgetter(0)) - 1
+        return operators[place][1] if place >= 0 and operators[place][1] < node else None
 
     def _nested(self) -> list[int | None]:
         parents: list[int | None] = []
@@ -127,18 +127,17 @@ class Host:
     def _periods(self, scope: Scope) -> list[_Period]:
         return [(self.events[index].start_ns, self.events[index].end_ns, mark) for index, mark in self._marked(scope)]
 
-    def _forward_operators(self) -> dict[int, tuple[list[int], list[int]]]:
+    def _forward_operators(self) -> dict[int, list[tuple[int, int]]]:
         """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""
-        operators: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        operators: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, event in enumerate(self.events):
             if event.sequence >= 0 and event.forward_thread == 0:
-                numbers, indices = operators[event.thread]
-                numbers.append(max(event.sequence, numbers[-1] if numbers else 0))
-                indices.append(index)
-        return dict(operators)
+                before = operators[event.thread]
+                before.append((max(event.sequence, before[-1][0] if before else 0), index))
+        return operators
 
 
 def _mark_at(periods: list[_Period], moment_ns: int) -> Mark | None:
     """The mark whose period contains a moment; periods do not overlap."""
-    place = bisect_right(periods, moment_ns, key=lambda period: period[0]) - 1
+    place = bisect_right(periods, moment_ns, key=itemgetter(0)) - 1
     return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

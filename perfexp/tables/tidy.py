@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,24 +213,17 @@ def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
     if name == "started":
         return pd.to_datetime(pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce")
     if name.startswith(_AXIS):
-        return _axis(cells)
+        texts = pd.Series(cells, dtype="string")
+        if texts.dropna().str.lower().isin(("true", "false")).all():
+            return texts.str.lower().map({"true": True, "false": False}).astype("boolean")
+        with suppress(TypeError, ValueError):
+            return pd.to_numeric(texts)
+        return texts
     kinds = {type(cell) for cell in cells if cell is not None}
     if name in _TEXTS or str in kinds:
         return pd.Series([str(cell) if cell else None for cell in cells], dtype="string")
     dtype = "boolean" if kinds == {bool} else "Int64" if kinds == {int} else "float64"
     return pd.Series(cells, dtype=_DTYPES.get(name, dtype))
-
-
-def _axis(cells: Sequence[csv_tables.Cell]) -> pd.Series:
-    import pandas as pd
-
-    texts = pd.Series(cells, dtype="string")
-    if texts.dropna().str.lower().isin(("true", "false")).all():
-        return texts.str.lower().map({"true": True, "false": False}).astype("boolean")
-    try:
-        return pd.to_numeric(texts)
-    except (TypeError, ValueError):
-        return texts
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from perfexp.algorithms import OnUnsupported
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.layer_choice import choose
-from perfexp.convolutions.gemm import gemm
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import Unsupported, UserError
 
@@ -78,18 +76,22 @@ def test_outputs_and_gradients_of_a_model_stay_what_they_were(net, name):
 
 def test_what_is_asked_for_is_what_computes(net, monkeypatch):
     called = []
-    monkeypatch.setitem(ALGORITHMS, "gemm", replace(ALGORITHMS["gemm"], compute=recording(called)))
+    monkeypatch.setitem(
+        ALGORITHMS, "gemm", SimpleNamespace(**vars(ALGORITHMS["gemm"]), supports=lambda *_: None, run=recording(called))
+    )
     with Forced(name="gemm").applied(session(net)):
         net(torch.randn(1, 3, 32, 32))
     assert len(called) == 6
 
 
 def recording(called):
-    def compute(inputs, weight, convolution):
+    def run(convolution, inputs, weight, bias):
         called.append(convolution)
-        return gemm(inputs, weight, convolution)
+        left, _, top, _ = convolution.padding
+        settings = (convolution.stride, (top, left), convolution.dilation, convolution.groups)
+        return nn.functional.conv2d(inputs, weight, bias, *settings)
 
-    return compute
+    return run
 
 
 def test_names_classes_weights_and_hooks_stay(net):
