@@ -62,11 +62,8 @@ class Marker(TorchFunctionMode):
         self._watch = watch
         self._outline = outline
         self._names = ModuleNames(model)
+        self.restart = self._names.restart
         self._open: list[tuple[ModuleCall, Iterator[Any]]] = []
-
-    def restart(self) -> None:
-        """Begin the next call of the model."""
-        self._names.restart()
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a module inside its mark; raises `Opaque` if it is compiled."""

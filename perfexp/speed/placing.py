@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.records.paths import RunPaths
-from perfexp.speed.result import Speed, log_file_of
+from perfexp.speed.result import KEYS, Speed
 
 #: Size above which a file is not read, because it can't be a speed file.
 _LARGEST_BYTES = 100_000
@@ -42,9 +43,10 @@ def whose(path: Path) -> str | None:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
             return None
-        return log_file_of(path.read_bytes())
-    except OSError:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
+    return str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(KEYS) else None
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:

@@ -44,7 +44,7 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
         remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {num_gpus} images"
     return Speed(
         log_file=log_file,
-        model=_name(plan, "model"),
+        model=_model(plan),
         mode=Mode.of(num_gpus),
         num_gpus=num_gpus,
         batch_size=point.key.batch_size,
@@ -84,11 +84,11 @@ def _num_gpus(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
     return 1
 
 
-def _name(plan: Mapping[str, Any], group: str) -> str:
-    """Return the name in a group's node, or the option that was chosen for the group."""
-    node = plan.get(group)
+def _model(plan: Mapping[str, Any]) -> str:
+    """Return the name in the model's node, or the option that was chosen for the group."""
+    node = plan.get("model")
     name = node.get("name") if isinstance(node, Mapping) else node
-    return str(name or plan.get("choices", {}).get(group) or "unknown")
+    return str(name or plan.get("choices", {}).get("model") or "unknown")
 
 
 def _label(key: Key, alike: list[Key]) -> str:
