@@ -87,11 +87,7 @@ def _matrix(name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor
 
 
 def _filtered(
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    convolution: Convolution,
-    step: int,
-    transforms: Sequence[_Transform],
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution, step: int, transforms: Sequence[_Transform]
 ) -> torch.Tensor:
     """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: one matrix product per element of a tile.
 
