@@ -18,11 +18,11 @@ from perfexp.host.files import write_atomically
 from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables import csv_tables, layer_winners, tidy
+from perfexp.tables import csv_tables, layer_tables, tidy
 
 if TYPE_CHECKING:
     from perfexp.tables.csv_tables import Line
-    from perfexp.tables.layer_winners import Row
+    from perfexp.tables.layer_tables import Row
     from perfexp.tables.tidy import Block
 
 _RECORD, _SWEEP = "record.json", "sweep.json"
@@ -129,7 +129,7 @@ class _Collected:
 
     def layer_lines(self) -> list[Line]:
         """The layers of all runs, with their winners."""
-        return tidy.aligned(layer_winners.named([line for run in self.runs.values() for line in run.layers]))
+        return tidy.aligned(layer_tables.with_winners([line for run in self.runs.values() for line in run.layers]))
 
     def _add_record(self, file: Path, *, of: str | None = None) -> None:
         """Add a record; if a sweep's summary names it, only if the record confirms the sweep."""

@@ -18,14 +18,8 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class Convolution:
     """A convolution, independent of its inputs' size: y = Σ x[c, s·p + d·k] · w[o, c, k].
 
-    Attributes:
-        in_channels: C.
-        out_channels: O.
-        kernel: height and width in elements, without dilation.
-        stride: s, down and across.
-        padding: zeros at the left, right, top and bottom.
-        dilation: d, down and across.
-        groups: G; the outputs of a group see C / G inputs.
+    It has C input channels, O output channels and G groups; pairs are down and across, `padding` is zeros at the left,
+    right, top and bottom.
     """
 
     in_channels: int
@@ -107,9 +101,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1])
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 def _sides(padding: str | int | Sequence[int], kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:

@@ -161,8 +161,7 @@ def _correlate(outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int,
     height, width = outputs.shape[3:]
     eager_on_cpu = outputs.device.type == "cpu" and not torch.compiler.is_compiling()  # a compiler unrolls the blocks
     most = (_NUMBERS_OF_A_CPU if eager_on_cpu else _NUMBERS) // (size[0] * (size[1] // 2 + 1))
-    groups, rows, columns = outputs.shape[:3]
-    for group, row, column, inners in _blocks(groups, rows, columns, inner, most):
+    for group, row, column, inners in _blocks(*outputs.shape[:3], inner, most=most):
         total: torch.Tensor | None = None
         for block in inners:
             kernels = right(group, column, block)
@@ -180,19 +179,17 @@ def _spectra(images: torch.Tensor, size: Pair) -> torch.Tensor:
     return spectra.permute(3, 4, 0, 1, 2).contiguous()
 
 
-def _blocks(
-    groups: int, rows: int, columns: int, inner: int, most: int
-) -> Iterator[tuple[slice, slice, slice, list[slice]]]:
+def _blocks(*sizes: int, most: int) -> Iterator[tuple[slice, slice, slice, list[slice]]]:
     """Blocks of groups, rows and columns, and slices of the summed dimension, with at most `most` spectra each."""
-    lengths = [groups, rows, columns, inner]
+    lengths = list(sizes)
     while max(lengths) > 1 and _spectra_of(*lengths) > most:
         # groups first, since splitting them is free; fewer rows recompute the columns' spectra, and vice versa
         weights = (10**9, 1, 1, 4)
         largest = max(range(4), key=lambda axis: (lengths[axis] - 1) * weights[axis])
         lengths[largest] = -(-lengths[largest] // 2)
     cut = [
-        [slice(first, min(first + step, length)) for first in range(0, length, step)]
-        for length, step in zip((groups, rows, columns, inner), lengths, strict=True)
+        [slice(first, min(first + step, size)) for first in range(0, size, step)]
+        for size, step in zip(sizes, lengths, strict=True)
     ]
     for group, row, column in product(*cut[:3]):
         yield group, row, column, cut[3]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import conv2d as conv2d_of_torch
 
-from perfexp.convolutions.convolution import Convolution
-from perfexp.convolutions.direct import direct
+from perfexp.convolutions.convolution import Convolution, Pair, wide
 from perfexp.convolutions.fourier import TILE, fft, fft_tiling
 from perfexp.convolutions.gemm import gemm, implicit_gemm, implicit_precomp_gemm
 from perfexp.convolutions.winograd import winograd, winograd_nonfused
@@ -20,6 +19,8 @@ Compute = Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.float64, *_HALF)
+#: Maximum number of products of `direct` in memory, unless one channel alone has more: they stay in the CPU's cache.
+_PRODUCTS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,21 +28,33 @@ class Portable:
     """An algorithm in torch operations.
 
     Attributes:
-        why_not: reason why it cannot compute a convolution of any data type, or None.
+        strided: whether it computes strides and dilations other than 1.
+        kernel: the only size of a kernel that it computes, or None.
+        largest: largest side of a kernel, or None.
     """
 
-    name: str
     compute: Compute
-    why_not: Callable[[Convolution], str | None]
-    half: bool = True
+    spectral: bool = False
+    strided: bool = True
+    kernel: Pair | None = None
+    largest: int | None = None
 
     def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """Why the algorithm cannot compute a convolution in a data type (after autocast), or None if it can."""
+        kernel = convolution.kernel
         if dtype not in _FLOATING:
             return f"the data type is {_bare(dtype)}"
-        if dtype in _HALF and not self.half:
+        if dtype in _HALF and self.spectral:
             return f"torch's FFT does not take {_bare(dtype)}"
-        return self.why_not(convolution)
+        if self.kernel is not None and kernel != self.kernel:
+            return f"the kernel is {_times(kernel)}, not {_times(self.kernel)}"
+        if self.largest is not None and max(kernel) > self.largest:
+            return f"the kernel is {_times(kernel)}, larger than a tile of {_times((self.largest, self.largest))}"
+        if not self.strided and convolution.stride != (1, 1):
+            return f"the stride is {_times(convolution.stride)}, not 1"
+        if not self.strided and convolution.dilation != (1, 1):
+            return f"the dilation is {_times(convolution.dilation)}, not 1"
+        return None
 
     def run(
         self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -55,14 +68,8 @@ def as_torch_does(
 ) -> torch.Tensor:
     """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
-    They are its casts under autocast, inputs without a batch dimension, empty batches, the bias, and the data type and
-    memory format of its result.
-
-    Args:
-        compute: function of inputs (N, C, H, W), weights and convolution to (N, O, height, width).
-        inputs: (N, C, H, W) or (C, H, W).
-        weight: (O, C / G, kernel height, kernel width).
-        bias: (O,), or None.
+    They are its casts under autocast, inputs without a batch dimension (C, H, W), empty batches, the bias (O,), and the
+    data type and memory format of its result.
     """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):
@@ -89,76 +96,47 @@ def _as_torch_does(
     return outputs if inputs.ndim == 4 else outputs.squeeze(0)
 
 
-def _any(convolution: Convolution) -> str | None:
-    return None
+def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """Sum, over the kernel's positions and blocks of channels, shifted inputs times weights.
 
-
-def _unstrided(convolution: Convolution) -> str | None:
-    if convolution.stride != (1, 1):
-        return f"the stride is {_times(convolution.stride)}, not 1"
-    if convolution.dilation != (1, 1):
-        return f"the dilation is {_times(convolution.dilation)}, not 1"
-    return None
-
-
-def _unstrided_tiles(convolution: Convolution) -> str | None:
-    if max(convolution.kernel) > TILE:
-        return f"the kernel is {_times(convolution.kernel)}, larger than a tile of {TILE}×{TILE}"
-    return _unstrided(convolution)
-
-
-def _three_by_three(convolution: Convolution) -> str | None:
-    if convolution.kernel != (3, 3):
-        return f"the kernel is {_times(convolution.kernel)}, not 3×3"
-    return _unstrided(convolution)
+    Elementwise products, broadcast over the output channels, and sums: an einsum or a matmul would be a GEMM in
+    disguise. Nothing is gathered: each kernel position reads a strided view of the inputs. Half precisions are
+    multiplied in float32, and the result has the data type of the sums.
+    """
+    rows, columns = convolution.output_size(*inputs.shape[2:])
+    dtype, groups, in_group = wide(inputs.dtype), convolution.groups, convolution.in_group
+    grouped = torch.unflatten(convolution.padded(inputs).to(dtype), 1, (groups, 1, in_group))
+    kernels = torch.unflatten(weight.to(dtype), 0, (groups, convolution.out_group))[None]
+    block = max(1, _PRODUCTS // max(1, inputs.shape[0] * convolution.out_channels * rows * columns))
+    (down, across), (high, wide_) = convolution.stride, convolution.dilation
+    total: torch.Tensor | None = None
+    for row, column in convolution.positions:
+        top, left = row * high, column * wide_
+        seen = grouped[..., top : top + (rows - 1) * down + 1 : down, left : left + (columns - 1) * across + 1 : across]
+        factors = kernels[..., row, column, None, None]
+        for first in range(0, in_group, block):
+            channels = slice(first, first + block)
+            part = (seen[:, :, :, channels] * factors[:, :, :, channels]).sum(3)
+            total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.flatten(1, 2)
 
 
 #: All algorithms by name.
 ALGORITHMS = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Portable(name="direct", compute=direct, why_not=_any),
-        Portable(name="gemm", compute=gemm, why_not=_any),
-        Portable(name="implicit_gemm", compute=implicit_gemm, why_not=_any),
-        Portable(name="implicit_precomp_gemm", compute=implicit_precomp_gemm, why_not=_any),
-        Portable(name="fft", compute=fft, why_not=_unstrided, half=False),
-        Portable(name="fft_tiling", compute=fft_tiling, why_not=_unstrided_tiles, half=False),
-        Portable(name="winograd", compute=winograd, why_not=_three_by_three),
-        Portable(name="winograd_nonfused", compute=winograd_nonfused, why_not=_three_by_three),
-    )
+    "direct": Portable(compute=direct),
+    "gemm": Portable(compute=gemm),
+    "implicit_gemm": Portable(compute=implicit_gemm),
+    "implicit_precomp_gemm": Portable(compute=implicit_precomp_gemm),
+    "fft": Portable(compute=fft, spectral=True, strided=False),
+    "fft_tiling": Portable(compute=fft_tiling, spectral=True, strided=False, largest=TILE),
+    "winograd": Portable(compute=winograd, strided=False, kernel=(3, 3)),
+    "winograd_nonfused": Portable(compute=winograd_nonfused, strided=False, kernel=(3, 3)),
 }
 
 
-def conv2d(
-    name: str,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> torch.Tensor:
-    """`torch.nn.functional.conv2d`, with the same arguments, by a named algorithm.
-
-    Raises:
-        UserError: there is no such algorithm.
-        ValueError: the algorithm cannot compute this convolution, or the inputs do not fit.
-    """
-    algorithm = ALGORITHMS[canonical(name, ALGORITHMS)]
-    convolution = Convolution.of(weight.shape, stride, padding, dilation, groups)
-    reason = misfit(convolution, inputs.shape) or algorithm.supports(convolution, effective_dtype(inputs))
-    if reason is not None:
-        raise ValueError(f"{algorithm.name} can't compute this convolution: {reason}.")
-    return algorithm.run(convolution, inputs, weight, bias)
-
-
 def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
-    """An algorithm's canonical name; `implicit gemm` and `Implicit-GEMM` are understood.
-
-    Raises:
-        UserError: the name is not among the valid ones, which `kind` describes.
-    """
+    """An algorithm's canonical name; `Implicit-GEMM` is understood, a name without a valid one is a UserError."""
     normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     if normalized not in valid:
         raise UserError(f"There is no {kind} {name!r}. {did_you_mean(normalized, valid)}")

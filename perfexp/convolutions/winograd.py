@@ -6,7 +6,9 @@ convolutions of stride and dilation 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isqrt
 
 import torch
 
@@ -49,13 +51,8 @@ def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolutio
 
     Both directions of a transform are one product with the Kronecker product of its matrix with itself.
     """
-
-    def transform(number: int) -> _Transform:
-        matrix = _matrix("F2", _F2[number], inputs, kronecker=True)
-        length = len(_F2[number])
-        return lambda tiles: (matrix @ tiles.flatten(0, 1).flatten(1)).reshape(length, length, *tiles.shape[2:])
-
-    return _filtered(inputs, weight, convolution, 2, (transform(0), transform(1), transform(2)))
+    transforms = [partial(_in_one_pass, _matrix("F2", rows, inputs, kronecker=True)) for rows in _F2]
+    return _filtered(inputs, weight, convolution, 2, transforms)
 
 
 def winograd_nonfused(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
@@ -63,18 +60,19 @@ def winograd_nonfused(inputs: torch.Tensor, weight: torch.Tensor, convolution: C
 
     The transforms' constants make it less exact than F(2 × 2, 3 × 3).
     """
+    transforms = [partial(_in_two_stages, _matrix("F4", rows, inputs, kronecker=False)) for rows in _F4]
+    return _filtered(inputs, weight, convolution, 4, transforms)
 
-    def transform(number: int) -> _Transform:
-        matrix = _matrix("F4", _F4[number], inputs, kronecker=False)
 
-        def stages(tiles: torch.Tensor) -> torch.Tensor:
-            for _ in ("down", "across"):
-                tiles = (matrix @ tiles.flatten(1)).reshape(len(matrix), *tiles.shape[1:]).transpose(0, 1)
-            return tiles
+def _in_one_pass(matrix: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    length = isqrt(len(matrix))
+    return (matrix @ tiles.flatten(0, 1).flatten(1)).reshape(length, length, *tiles.shape[2:])
 
-        return stages
 
-    return _filtered(inputs, weight, convolution, 4, (transform(0), transform(1), transform(2)))
+def _in_two_stages(matrix: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    for _ in ("down", "across"):
+        tiles = (matrix @ tiles.flatten(1)).reshape(len(matrix), *tiles.shape[1:]).transpose(0, 1)
+    return tiles
 
 
 def _matrix(name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor, *, kronecker: bool) -> torch.Tensor:
@@ -83,19 +81,13 @@ def _matrix(name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor
 
     def make() -> torch.Tensor:
         matrix = torch.tensor(rows, dtype=torch.float64, device="cpu")
-        if kronecker:
-            matrix = torch.kron(matrix, matrix)
-        return matrix.to(dtype).to(device)
+        return (torch.kron(matrix, matrix) if kronecker else matrix).to(dtype).to(device)
 
     return constant((name, rows, kronecker, dtype, device), make)
 
 
 def _filtered(
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    convolution: Convolution,
-    step: int,
-    transforms: tuple[_Transform, _Transform, _Transform],
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution, step: int, transforms: Sequence[_Transform]
 ) -> torch.Tensor:
     """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: one matrix product per element of a tile.
 

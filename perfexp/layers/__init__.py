@@ -40,11 +40,7 @@ class Pass(StrEnum):
 
 
 class Method(StrEnum):
-    """How the times were measured.
-
-    From kernels in a pre-filled queue, of a CUDA graph in such a queue, or in a queue that was not pre-filled; or by
-    stamps of the host.
-    """
+    """Source of the times: kernels in a pre-filled queue, of a graph in one, in another queue; or the host's clock."""
 
     queue = "queue"
     graph = "graph"
@@ -57,7 +53,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         path: path of the module, as in `perfexp.work.Row`; None outside of the model's modules.
-        call: index of the module's call.
         operation: index of the operation in that call; None for a whole module, and for module code outside of any
             operation.
         kind: class of the module or name of the operation; outside of the modules, the part of the call.
@@ -71,11 +66,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Kernel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A kernel of a row, over all calls.
-
-    Attributes:
-        seconds: time over all calls; concurrent kernels share their time.
-    """
+    """A kernel of a row, over all calls; concurrent kernels share their time."""
 
     name: str
     count: int
@@ -89,7 +80,6 @@ class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         key: key of the row; None for unattributed kernels.
         seconds: time per call; 0 where the row did not run.
         gap_seconds: idle time of the device before the row's kernels, per call; all 0 on a CPU.
-        kernels: kernels of the row; empty on a CPU.
     """
 
     key: Key | None
@@ -103,8 +93,6 @@ class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         clean_seconds: time without profiling (`device` on a GPU, `latency` on a CPU).
-        gap_share: share of gaps in the profiled time.
-        unattributed_share: share of unattributed time in the profiled time.
         tolerance: largest absolute `relative` that counts as closed.
     """
 
@@ -131,14 +119,12 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         method: how the times were measured; None without times.
-        reason: why there are no rows, or None.
         rows: rows in the order in which they first ran.
         call_seconds: time of each call: the sum of all rows, gaps and unattributed time.
         starved: number of discarded calls, which the device began before they were fully enqueued.
         no_backward: why there are rows of the forward pass only, or None.
         no_graph: why a graph of the call has no layer times, where the call is timed as a graph; else None.
         own_seconds: measuring overhead of a call that was subtracted, or None.
-        closure: comparison with the time without profiling; None without such a time.
     """
 
     method: Method | None = None

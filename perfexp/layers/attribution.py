@@ -6,8 +6,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from perfexp.layers import Key, Pass
-from perfexp.layers.events import Event
-from perfexp.layers.ranges import Scope
+from perfexp.layers.events import Event, Scope
 from perfexp.layers.threads import EVALUATE, Host
 
 #: The node that accumulates a parameter's gradient; it has no sequence number.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from perfexp.layers.outline import COMPILED, ModuleCall, ModuleNames, Opaque, Outline, computes_again, is_compiled
-from perfexp.layers.ranges import Mark, Scope
+from perfexp.layers.events import Mark, Scope
+from perfexp.layers.outline import ModuleCall, ModuleNames, Outline, computes_again
 from perfexp.work.names import name_of, path_of
 
 #: A range with little cost on the host and none on the device.
@@ -24,13 +25,15 @@ def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
 
 
 class Watch(Protocol):
-    """Observer of a marked model's calls."""
+    """Observer of a marked model's calls; by default it has nothing to do for the marker's own work."""
 
     def begin_overhead(self) -> None:
         """The marker's own work begins."""
+        return
 
     def end_overhead(self) -> None:
         """The marker's own work has ended."""
+        return
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         """Enter during overhead: ends the overhead, credits the call to the mark, and begins overhead again on exit.
@@ -39,49 +42,39 @@ class Watch(Protocol):
         """
 
 
-class Ranges:
-    """Profiler ranges; see `Watch`. A profiler separates the marker's own work itself."""
-
-    def begin_overhead(self) -> None:
-        """See `Watch`; nothing to do."""
-
-    def end_overhead(self) -> None:
-        """See `Watch`; nothing to do."""
+class Ranges(Watch):
+    """Profiler ranges. A profiler separates the marker's own work itself."""
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
         ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
         return ours
 
 
-class Marker:
-    """Marks the calls of a model.
+class Marker(TorchFunctionMode):
+    """Marks the calls of a model; after a deviation from the outline (`strayed`) rows cannot be distinguished.
 
-    Attributes:
-        strayed: first deviation from the outline, or None; after a deviation rows cannot be distinguished.
+    As a mode it intercepts the torch functions that a module's code calls.
     """
 
     def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
+        super().__init__()
         self.strayed: str | None = None
         self._watch = watch
         self._outline = outline
         self._names = ModuleNames(model)
-        self._functions = _Functions(self)
+        self.restart = self._names.restart
         self._open: list[tuple[ModuleCall, Iterator[Any]]] = []
-
-    def restart(self) -> None:
-        """Begin the next call of the model."""
-        self._names.restart()
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a module inside its mark; raises `Opaque` if it is compiled."""
         self._watch.begin_overhead()
         try:
-            if is_compiled(module):
-                raise Opaque(COMPILED)
             with self._names.entered(module) as call:
-                if call is None:
-                    return self._around(None, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
-                return self._called(call, module, lambda: module._call_impl(*args, **keywords))  # type: ignore[no-untyped-call]
+                run = partial(module._call_impl, *args, **keywords)
+                if call is not None:
+                    return self._called(call, module, run)
+                with self._watch.around(None):
+                    return run()
         finally:
             self._watch.end_overhead()
 
@@ -95,16 +88,21 @@ class Marker:
         mark = Mark(Scope.module, call.number, call.whole, type(module).__name__, call.path)
         self._open.append((call, iter(planned.functions if planned and operations else ())))
         try:
-            with self._listening(operations and not _is_torchs(module)):
-                return self._around(mark, run)
+            listening = self._listening(operations and not type(module).__module__.startswith("torch.nn"))
+            with listening, self._watch.around(mark):
+                return run()
         finally:
             self._open.pop()
 
-    def operate(self, name: str, run: Callable[[], Any]) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Call a torch function, inside a mark if the outline has a number for it."""
+        name = name_of(func)
         self._watch.begin_overhead()
         try:
-            return self._around(None if computes_again() else self._next_operation(name), run)
+            with self._watch.around(None if computes_again() else self._next_operation(name)):
+                return func(*args, **(kwargs or {}))
         finally:
             self._watch.end_overhead()
 
@@ -119,17 +117,13 @@ class Marker:
             return None
         return None if planned.number is None else Mark(Scope.operation, planned.number, kind=name)
 
-    def _around(self, mark: Mark | None, run: Callable[[], Any]) -> Any:
-        with self._watch.around(mark):
-            return run()
-
     @contextmanager
     def _listening(self, wanted: bool) -> Iterator[None]:
         """Intercept torch functions or stop, since interception slows some of torch's own modules down."""
-        is_listening = _get_current_function_mode() is self._functions  # type: ignore[no-untyped-call]
+        is_listening = _get_current_function_mode() is self  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             if wanted and not is_listening:
-                stack.enter_context(self._functions)
+                stack.enter_context(self)
             elif is_listening and not wanted:
                 stack.enter_context(_pop_mode_temporarily())
             yield
@@ -150,35 +144,14 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
-                hook = _touch(Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name)
+                hook = partial(_touch, Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
         yield marker
 
 
-class _Functions(TorchFunctionMode):
-    """Intercepts the torch functions that a module's code calls."""
-
-    def __init__(self, marker: Marker) -> None:
-        super().__init__()
-        self._marker = marker
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._marker.operate(name_of(func), lambda: func(*args, **(kwargs or {})))
-
-
-def _touch(name: str) -> Callable[[torch.Tensor], None]:
-    """A hook that leaves an empty range."""
-
-    def hook(_: torch.Tensor) -> None:
-        with _Range(name):
-            pass
-
-    return hook
-
-
-def _is_torchs(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")
+def _touch(name: str, _: torch.Tensor) -> None:
+    """Leave an empty range; a hook."""
+    with _Range(name):
+        pass

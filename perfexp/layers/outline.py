@@ -20,11 +20,9 @@ class Opaque(Exception):
 
 @dataclass
 class Operation:
-    """A torch function that a module's code called.
+    """A torch function that a module's code called, and its result during the call.
 
-    Attributes:
-        number: index among the module's operations; None where no operator ran, as for the shape of a tensor.
-        returned: returned value, during the call only.
+    Its number among the module's operations is None where no operator ran, as for the shape of a tensor.
     """
 
     name: str
@@ -61,14 +59,12 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     """The module calls in one call of a model, by path and number, the model's own first.
 
     The call runs once, with the interception of functions and operators of `perfexp.work`, so that rows have the same
-    numbers.
-
-    Raises:
-        Opaque: the model is compiled or scripted, or its code does not run (a captured graph).
+    numbers. Raises `Opaque` if the model is compiled or scripted, or its code does not run (a captured graph).
     """
-    why_not = why_opaque(model)
-    if why_not:
-        raise Opaque(why_not)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Opaque("the model is scripted: its modules are not called one by one")
+    for module in model.modules():
+        _refuse_compiled(module)
     recorder: Any = _Recorder(model)
     with recording(recorder):
         call()
@@ -82,21 +78,10 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     return calls
 
 
-def why_opaque(model: torch.nn.Module) -> str | None:
-    """Why the modules of a model cannot be distinguished while it runs, if that is visible without a call; or None."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return "the model is scripted: its modules are not called one by one"
-    if any(is_compiled(module) for module in model.modules()):
-        return COMPILED
-    return None
-
-
-COMPILED = "the model is compiled: a kernel may belong to several layers"
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a compiler runs a module in place of its code."""
-    return original_of(module) is not module or getattr(module, "_compiled_call_impl", None) is not None
+def _refuse_compiled(module: torch.nn.Module) -> None:
+    """Raise `Opaque` if a compiler runs a module in place of its code."""
+    if original_of(module) is not module or getattr(module, "_compiled_call_impl", None) is not None:
+        raise Opaque("the model is compiled: a kernel may belong to several layers")
 
 
 class ModuleNames:
@@ -105,35 +90,32 @@ class ModuleNames:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._paths = {module: path_of(name) for name, module in model.named_modules()}
-        self._calls: Counter[torch.nn.Module] = Counter()
-        self._again: Counter[torch.nn.Module] = Counter()
+        self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
         self._depth = 0
 
     @contextmanager
     def entered(self, module: torch.nn.Module) -> Iterator[ModuleCall | None]:
-        """Enter a call of a module; yields None for a call outside of the model.
+        """Enter a call of a module; yields None for a call outside of the model, raises `Opaque` if it is compiled.
 
         A module that a backward pass calls is recomputed, and its calls are numbered separately.
         """
+        _refuse_compiled(module)
         again = computes_again()
         if not (self._depth or again or module is self._model) or (again and module not in self._paths):
             yield None
             return
-        counter = self._again if again else self._calls
-        number = counter[module]
-        counter[module] += 1
+        number = self._calls[module, again]
+        self._calls[module, again] += 1
         self._depth += 1
         try:
-            yield ModuleCall(
-                self._paths.get(module, type(module).__name__), number, is_whole(module, module is self._model)
-            )
+            path = self._paths.get(module, type(module).__name__)
+            yield ModuleCall(path, number, is_whole(module, module is self._model))
         finally:
             self._depth -= 1
 
     def restart(self) -> None:
         """Begin the next call of the model."""
         self._calls.clear()
-        self._again.clear()
 
 
 def computes_again() -> bool:
@@ -152,8 +134,6 @@ class _Recorder:
         self._last = Operation("")
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if is_compiled(module):
-            raise Opaque(COMPILED)
         with self._names.entered(module) as call:
             if call is None or computes_again():
                 return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]

@@ -64,7 +64,7 @@ def divide(
     """The divided calls of a profile, in order.
 
     Args:
-        events: kernels, operators, and the ranges of `perfexp.layers.ranges`.
+        events: kernels, operators, and the ranges of `perfexp.layers.events`.
         held: whether a spin kernel held the queue until the first call was issued; that call then begins at the end of
             the spin, otherwise with its first kernel.
         rowed: adds the rows of kernels whose launches do not identify them.

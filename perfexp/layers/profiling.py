@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices import Device
-from perfexp.layers import LayerTimes, Method
+from perfexp.layers import LayerTimes, Method, Pass
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
-from perfexp.layers.events import Event
+from perfexp.layers.events import Event, Scope
 from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
-from perfexp.layers.ranges import Scope
-from perfexp.layers.replayed import Pattern
-from perfexp.layers.results import times_of
+from perfexp.layers.table import times_of
 from perfexp.layers.threads import Host
 from perfexp.modes import Step
 from perfexp.probes.depth import samples_in_queue
@@ -41,17 +41,14 @@ _ROUNDS_IN_VAIN = 3
 _MOST_STRANGE = 0.01
 #: A harmless warning at the start of each profile.
 _NO_NEWS = ".*Profiler clears events"
-
-
-class Profiler(Protocol):
-    """Returns the events of a run; scripted in tests."""
-
-    def __call__(self, run: Callable[[], object]) -> list[Event]:
-        """Run `run`, wait for the device, and return the observed events."""
+#: The phase in which a captured call is launched, as `perfexp.modes.graphed` names it.
+_GRAPH = "graph"
+#: Runs a function, waits for the device, and returns the observed events; scripted in tests.
+Profiler = Callable[[Callable[[], object]], list[Event]]
 
 
 def kineto(run: Callable[[], object]) -> list[Event]:
-    """See `Profiler`; torch's own, of host and device."""
+    """Events of host and device by torch's own profiler; a `Profiler`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_NEWS)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -89,19 +86,15 @@ def profile_layers(
     capture: Callable[[], Step | None] | None = None,
     profiler: Profiler = kineto,
 ) -> LayerTimes:
-    """The time of every row of a step on an asynchronous device.
+    """The time of every row of a step on an asynchronous device, or a reason why there are none.
 
     Call it when the step is warm and all timing is done, since profilers slow their process permanently.
 
     Args:
         clean_seconds: `device` time of a call without a profiler, or None.
-        calls: number of calls with times for every row.
         first: whether this is the first profile of the process.
         capture: captures the step as a graph, or returns None where that is impossible; for calls beyond the queue's
             depth.
-
-    Returns:
-        Times with rows, or with a reason why there are none.
     """
     try:
         with step.active():
@@ -136,32 +129,32 @@ class _Rounds:
     profiler: Profiler
     first: bool
     rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels
-    starved: int = 0
-    _kept: list[CallTimes] = field(default_factory=list)
 
     def take(self, calls: int) -> LayerTimes:
         """Profile in rounds until enough calls are usable; raises `Opaque` if the profiler sees no kernels."""
         self._begin()
         issue = self._issue_seconds()
         at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
-        factor, in_vain = _HOLD_FACTOR, 0
-        while len(self._kept) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
-            count = min(at_once, calls - len(self._kept))
+        usable: list[CallTimes] = []
+        factor, in_vain, starved = _HOLD_FACTOR, 0, 0
+        while len(usable) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
+            count = min(at_once, calls - len(usable))
             divided = self._round(count, factor * count * issue + _HOLD_EXTRA_SECONDS)
-            usable = [call for call in divided if not call.starved]
-            self._kept += usable
-            self.starved += count - len(usable)
-            in_vain = 0 if usable else in_vain + 1
-            if len(usable) < count:
-                factor, at_once = factor * _HOLD_GROWS, max(1, len(usable))
-        if self._kept:
-            return times_of(self._kept, Method.queue, self.starved)
-        return times_of(self._unheld(calls), Method.unheld, self.starved)
+            in_time = [call for call in divided if not call.starved]
+            usable += in_time
+            starved += count - len(in_time)
+            in_vain = 0 if in_time else in_vain + 1
+            if len(in_time) < count:
+                factor, at_once = factor * _HOLD_GROWS, max(1, len(in_time))
+        if usable:
+            return times_of(usable, Method.queue, starved)
+        return times_of(self._unheld(calls), Method.unheld, starved)
 
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
         """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
         self._begin()
-        pattern = Pattern(self._kernels())
+        events = self._profiled(self._call)
+        pattern = Pattern(kernel for kernel in attributed(Host(events), events) if kernel.call is not None)
         rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)
         try:
             times = rounds.take(calls)
@@ -175,15 +168,6 @@ class _Rounds:
         other = f"{strange:.0%} of its time is of other kernels, or of kernels that it lacks"
         times.no_graph = other if strange > _MOST_STRANGE else "nor could that"
         return times
-
-    def _kernels(self) -> list[Attributed]:
-        def run() -> None:
-            self._call()
-            self.device.synchronize()
-
-        self.device.synchronize()
-        events = self.profiler(run)
-        return [kernel for kernel in attributed(Host(events), events) if kernel.call is not None]
 
     def _begin(self) -> None:
         """Discard a process's first profile, which is late and slow."""
@@ -208,10 +192,8 @@ class _Rounds:
                 self.device.hold(hold_seconds)
             for number in range(count):
                 self._call(number)
-            self.device.synchronize()
 
-        self.device.synchronize()
-        return divide(self.profiler(run), held=hold_seconds > 0, rowed=self.rowed)
+        return divide(self._profiled(run), held=hold_seconds > 0, rowed=self.rowed)
 
     def _issue_seconds(self) -> float:
         """Host time to issue a call under the profiler on an idle device."""
@@ -221,13 +203,62 @@ class _Rounds:
             start = self.device.now_ns()
             self._call()
             taken.append((self.device.now_ns() - start) * 1e-9)
+
+        self._profiled(run)
+        return taken[0]
+
+    def _profiled(self, run: Callable[[], object]) -> list[Event]:
+        """Events of a run that begins and ends with an idle device."""
+
+        def complete() -> None:
+            run()
             self.device.synchronize()
 
         self.device.synchronize()
-        self.profiler(run)
-        return taken[0]
+        return self.profiler(complete)
 
     def _call(self, number: int = 0) -> None:
         self.marker.restart()
         with ranged(Scope.call, number):
             _parts(self.step)
+
+
+class Pattern:
+    """The kernels of a call that is made kernel by kernel, in the order in which the device began them.
+
+    A graph of the call has the same kernel names in the same order, except for those of the call's data. `least_found`
+    is the least share of its time that was matched in a replay.
+    """
+
+    def __init__(self, kernels: Iterable[Attributed]) -> None:
+        self._kernels = [kernel for kernel in kernels if kernel.key is None or kernel.key.which is not Pass.data]
+        self._names = [kernel.kernel.name for kernel in self._kernels]
+        self.replays, self.least_found = 0, 1.0
+
+    def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
+        """A profile's kernels in order of their start, where those that a graph launched have the rows of the pattern.
+
+        A kernel that the pattern lacks, or has elsewhere, has no row.
+        """
+        places: dict[int, list[int]] = defaultdict(list)
+        for place, kernel in enumerate(kernels):
+            if kernel.call is not None and kernel.key and kernel.key.path is None and kernel.key.kind == _GRAPH:
+                places[kernel.call].append(place)
+        rowed = list(kernels)
+        for of_call in places.values():
+            matches = self._matched([kernels[place].kernel.name for place in of_call])
+            for number, place in enumerate(of_call):
+                key = self._kernels[matches[number]].key if number in matches else None
+                rowed[place] = kernels[place]._replace(key=key)
+            self.replays += 1
+            whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
+            matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
+            self.least_found = min(self.least_found, matched / whole if whole else 0.0)
+        return rowed
+
+    def _matched(self, names: list[str]) -> Mapping[int, int]:
+        """Position in the pattern by position in a replay."""
+        if names == self._names:
+            return {place: place for place in range(len(names))}
+        blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
+        return {block.a + place: block.b + place for block in blocks for place in range(block.size)}

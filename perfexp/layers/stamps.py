@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 
+import msgspec
 import numpy as np
 import torch
 
@@ -13,11 +15,11 @@ from perfexp.devices import Device
 from perfexp.layers import Key, LayerTimes, Method, Pass
 from perfexp.layers.attribution import in_no_module
 from perfexp.layers.closure import close
+from perfexp.layers.events import Mark, Scope
 from perfexp.layers.marking import Marker, marking
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, Spent
-from perfexp.layers.ranges import Mark, Scope
-from perfexp.layers.results import times_of
+from perfexp.layers.table import times_of
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
 
@@ -43,18 +45,15 @@ class Stamps:
         self._last = 0
         self._rows: list[Key] = []
         # autograd's number of the next node when a row became current, and the row, in order
-        self._numbers: list[int] = []
-        self._made_in: list[Key] = []
+        self._made_in: list[tuple[int, Key]] = []
 
     def start(self) -> None:
         """Begin a call; until it begins, time is the marker's own work."""
-        self.spent, self.own_ns, self._rows = {}, 0, []
-        self._numbers, self._made_in = [], []
+        self.spent, self.own_ns, self._rows, self._made_in = {}, 0, [], []
         self._last = self._now()
 
     def begin_overhead(self) -> None:
-        now = self._now()
-        row = self._rows[-1] if self._rows else in_no_module(None)
+        now, row = self._now(), self._row
         self.spent[row] = self.spent.get(row, 0) + now - self._last
         self._last = now
 
@@ -65,13 +64,15 @@ class Stamps:
 
     @contextmanager
     def around(self, mark: Mark | None) -> Iterator[None]:
-        self._enter(self._key(mark) if mark else self._rows[-1] if self._rows else in_no_module(None))
+        self._rows.append(self._key(mark) if mark else self._row)
+        self._note()
         self.end_overhead()
         try:
             yield
         finally:
             self.begin_overhead()
-            self._leave()
+            self._rows.pop()
+            self._note()
 
     @contextmanager
     def following(self, loss: torch.Tensor) -> Iterator[None]:
@@ -81,31 +82,28 @@ class Stamps:
                 stack.callback(node.register_prehook(self._before(node)).remove)
             yield
 
+    @property
+    def _row(self) -> Key:
+        """The current row."""
+        return self._rows[-1] if self._rows else in_no_module(None)
+
     def _key(self, mark: Mark) -> Key:
         if mark.scope is Scope.phase:
             return in_no_module(mark.kind)
-        outer = self._rows[-1] if self._rows else in_no_module(None)
+        outer = self._row
         which = Pass.backward if outer.which is Pass.backward else Pass.forward
         if mark.scope is Scope.operation:
             return Key(path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which)
         return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
 
-    def _enter(self, row: Key) -> None:
-        self._rows.append(row)
-        self._note()
-
-    def _leave(self) -> None:
-        self._rows.pop()
-        self._note()
-
     def _note(self) -> None:
-        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        self._made_in.append(self._rows[-1] if self._rows else in_no_module(None))
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._made_in.append((number, self._row))
 
     def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
-        place = bisect_right(self._numbers, node._sequence_nr()) - 1
-        row = self._made_in[place] if place >= 0 else in_no_module(None)
-        key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.backward)
+        place = bisect_right(self._made_in, node._sequence_nr(), key=itemgetter(0)) - 1
+        row = self._made_in[place][1] if place >= 0 else in_no_module(None)
+        key = msgspec.structs.replace(row, which=Pass.backward)
 
         def hook(_: object) -> None:
             self.begin_overhead()
@@ -131,14 +129,9 @@ def nodes_behind(loss: torch.Tensor) -> list[torch.autograd.graph.Node]:
 def stamp_layers(
     step: Step, model: torch.nn.Module, device: Device, *, clean_seconds: float | None, calls: int = CALLS
 ) -> LayerTimes:
-    """The time of every row of a step on a synchronous device.
+    """The time of every row of a step on a synchronous device, or a reason why there are none.
 
-    Args:
-        clean_seconds: `latency` of a call without stamps, or None.
-        calls: number of calls with times for every row.
-
-    Returns:
-        Times with rows, or with a reason why there are none.
+    `clean_seconds` is the `latency` of a call without stamps, if known.
     """
     stamps = Stamps(device.now_ns)
     taken: list[CallTimes] = []

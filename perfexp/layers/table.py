@@ -1,4 +1,4 @@
-"""Join the times of layers with their work: one line per row and pass."""
+"""Times of rows over several calls, joined with their work: one line per row and pass."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfexp.layers import Key, LayerTimes, Pass, RowTimes
-from perfexp.layers.alignment import aligned
+from perfexp.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
+from perfexp.layers.partition import CallTimes, Spent
 from perfexp.statistics import estimators
-from perfexp.work import Row, Work
+from perfexp.work import Geometry, Row, Work
 
 #: Position in a call of the model: the module's path, the index of its call, the index of the operation.
 Place = tuple[str, int, int | None]
@@ -25,32 +25,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     high: float | None
 
 
-class Convolution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The geometry of a row's one convolution; see `perfexp.work.Geometry`."""
-
-    in_channels: int
-    out_channels: int
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    transposed: bool
-
-
 class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One row in one pass, with its time and its work.
 
     Attributes:
         key: key of the row; None for unattributed kernels.
-        gap_seconds: idle time before its kernels in a call.
         share: share of the sum of all lines' medians, gaps included; all shares sum to 1.
         macs: multiply-accumulates of the forward pass; None elsewhere, and for unknown work.
         bytes_min: least bytes read and written; forward pass only.
         parameters: elements that this row is the first to read; forward pass only.
         arithmetic_intensity: FLOPs per byte of the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
-        convolution: geometry, if the row has exactly one convolution.
         ran: cuDNN algorithm of these kernels, or several candidates (`fft or fft_tiling`); only for forward passes with
             a cuDNN algorithm, and None for unknown kernels.
     """
@@ -59,7 +44,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: str
     seconds: Spread
     gap_seconds: Spread
-    share: float
+    share: float = 0.0
     macs: int | None = None
     flops: int | None = None
     bytes_min: int | None = None
@@ -69,9 +54,36 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     flops_per_second: float | None = None
     inputs: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[tuple[int, ...], ...] = ()
-    convolution: Convolution | None = None
+    convolution: Geometry | None = None
     kernels: dict[str, float] = {}
     ran: str | None = None
+
+
+def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
+    """The times of all rows over several usable calls of the same step."""
+    keys = dict.fromkeys(key for call in calls for key in call.rows)
+    names = dict.fromkeys(name for call in calls for name in call.unattributed)
+    return LayerTimes(
+        method=method,
+        rows=[_times_of_row(key, [call.rows.get(key, Spent()) for call in calls]) for key in keys],
+        unattributed=[_times_of_row(None, [call.unattributed.get(name, Spent()) for call in calls]) for name in names],
+        call_seconds=[call.span_ns * 1e-9 for call in calls],
+        starved=starved,
+    )
+
+
+def _times_of_row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
+    names = dict.fromkeys(name for times in spent for name in times.kernels)
+    kernels = [(name, [times.kernels.get(name, (0, 0)) for times in spent]) for name in names]
+    return RowTimes(
+        key=key,
+        seconds=[times.busy_ns * 1e-9 for times in spent],
+        gap_seconds=[times.gap_ns * 1e-9 for times in spent],
+        kernels=[
+            Kernel(name=name, count=sum(count for count, _ in ran), seconds=sum(busy for _, busy in ran) * 1e-9)
+            for name, ran in kernels
+        ],
+    )
 
 
 def join(times: LayerTimes, work: Work | None) -> list[Line]:
@@ -120,13 +132,11 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
 
 def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
     key = row.key
-    kind = key.kind if key else "unattributed"
     line = Line(
         key=key,
-        kind=kind,
+        kind=key.kind if key else "unattributed",
         seconds=_spread(row.seconds),
         gap_seconds=_spread(row.gap_seconds),
-        share=0.0,
         kernels={kernel.name: kernel.count / calls for kernel in row.kernels},
     )
     work = rows.get((key.path, key.call, key.operation)) if key and key.path is not None else None
@@ -141,19 +151,16 @@ def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
 def _without_time(row: Row) -> Line:
     nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
     key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
-    line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, share=0.0, flops=row.flops)
+    line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, flops=row.flops)
     return _described(line, row, forward=True)
 
 
 def _described(line: Line, work: Row, *, forward: bool) -> Line:
     """The line with all values that do not depend on time."""
-    line.kind = work.kind
+    line.kind, line.inputs, line.outputs, line.convolution = work.kind, work.inputs, work.outputs, work.convolution
     if forward:
         line.macs, line.bytes_min, line.activation_bytes = work.macs, work.bytes_min, work.activation_bytes
         line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
-    line.inputs, line.outputs = work.inputs, work.outputs
-    if work.convolution is not None:
-        line.convolution = msgspec.convert(work.convolution, Convolution, from_attributes=True)
     return line
 
 
@@ -161,3 +168,34 @@ def _spread(seconds: list[float]) -> Spread:
     samples = np.asarray(seconds)
     interval = estimators.median_interval(samples)
     return Spread(mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high)
+
+
+def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """Matching positions in two sequences of names: as many as possible, in order, with contiguous runs preferred.
+
+    The longest common subsequence (Needleman and Wunsch, "A general method applicable to the search for similarities",
+    1970); of several, the one with the most contiguous neighbours, and of those the latest.
+
+    Both positions of the pairs increase. Takes O(n · m) time and memory.
+    """
+    match, rows, columns = len(left) + len(right) + 1, len(left), len(right)
+    # the best score of the prefixes i and j; and the best one that matches their last names, or -2 without a match
+    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+    ending = [[-2] * (columns + 1) for _ in range(rows + 1)]
+    for i in range(1, rows + 1):
+        for j in range(1, columns + 1):
+            if left[i - 1] == right[j - 1]:
+                ending[i][j] = match + max(best[i - 1][j - 1], ending[i - 1][j - 1] + 1)
+            best[i][j] = max(ending[i][j], best[i - 1][j], best[i][j - 1])
+    pairs: list[tuple[int, int]] = []
+    i, j, together = rows, columns, False
+    while i and j:
+        if together or best[i][j] == ending[i][j]:
+            pairs.append((i - 1, j - 1))
+            together = ending[i][j] == match + ending[i - 1][j - 1] + 1
+            i, j = i - 1, j - 1
+        elif best[i][j] == best[i - 1][j]:
+            i -= 1
+        else:
+            j -= 1
+    return pairs[::-1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
-from perfexp.layers.events import Event
-from perfexp.layers.ranges import Mark, Scope, parse
+from perfexp.layers.events import Event, Mark, Scope, parse
 
 #: Prefix of the engine's event around all its work for a node, the node's own event included.
 EVALUATE = "autograd::engine::evaluate_function: "
+#: Start and end of a range in nanoseconds, and its mark.
+_Period = tuple[int, int, Mark]
 
 
 class Host:
@@ -28,20 +30,12 @@ class Host:
         for index, event in enumerate(self.events):
             self._of_correlation.setdefault(event.correlation, index)
         # modules with a call of another module inside
-        self.outer = {
-            outer
-            for index in self._marked(Scope.module)
-            for outer in [next(self._around(index, Scope.module), None)]
-            if outer is not None
-        }
+        self.outer = {self._module_around(index) for index, _ in self._marked(Scope.module)} - {None}
         self._calls = self._periods(Scope.call)
         self._phases = self._periods(Scope.phase)
         # path of a parameter's module, by every event that is open when the gradient is accumulated
         self.parameters = {
-            around: mark.path
-            for index in self._marked(Scope.parameter)
-            if (mark := self.marks[index]) is not None
-            for around in self.upwards(index)
+            around: mark.path for index, mark in self._marked(Scope.parameter) for around in self.upwards(index)
         }
         self._forward = self._forward_operators()
 
@@ -69,19 +63,17 @@ class Host:
 
     def call_at(self, moment_ns: int) -> int | None:
         """Index of the call at a moment in the whole process, or None."""
-        index = _covering(self._calls, moment_ns)
-        mark = None if index is None else self.marks[index]
-        return None if mark is None else mark.number
+        mark = _mark_at(self._calls, moment_ns)
+        return mark.number if mark else None
 
     def phase_at(self, moment_ns: int) -> str | None:
         """Name of the phase at a moment in the whole process, or None."""
-        index = _covering(self._phases, moment_ns)
-        mark = None if index is None else self.marks[index]
-        return None if mark is None else mark.kind
+        mark = _mark_at(self._phases, moment_ns)
+        return mark.kind if mark else None
 
     def call_ends_ns(self) -> dict[int, int]:
         """End of the host's issue of each call, by index."""
-        return {mark.number: end for _, end, index in self._calls if (mark := self.marks[index]) is not None}
+        return {mark.number: end for _, end, mark in self._calls}
 
     def is_node(self, index: int) -> bool:
         """Whether an event is an autograd node, or the engine's work around one."""
@@ -93,17 +85,14 @@ class Host:
 
         An operator may make several nodes (one that changes a view in place makes three) and reports only the first
         number. Numbers grow in each thread, so the last operator with a number not beyond the node's made it, or is
-        part of the one that did.
-
-        Returns:
-            Index of the operator; None if the node has no number, or its operator ran before the profile.
+        part of the one that did. None if the node has no number, or its operator ran before the profile.
         """
         event = self.events[node]
         if event.sequence < 0:
             return None
-        numbers, indices = self._forward.get(event.forward_thread, ([], []))
-        place = bisect_right(numbers, event.sequence) - 1
-        return indices[place] if place >= 0 and indices[place] < node else None
+        operators = self._forward.get(event.forward_thread, [])
+        place = bisect_right(operators, event.sequence, key=itemgetter(0)) - 1
+        return operators[place][1] if place >= 0 and operators[place][1] < node else None
 
     def _nested(self) -> list[int | None]:
         parents: list[int | None] = []
@@ -124,30 +113,31 @@ class Host:
         around = self.upwards(last if last >= 0 else None)
         return next((index for index in around if self.events[index].end_ns > moment_ns), None)
 
-    def _marked(self, scope: Scope) -> Iterator[int]:
-        return (index for index, mark in enumerate(self.marks) if mark is not None and mark.scope is scope)
+    def _marked(self, scope: Scope) -> Iterator[tuple[int, Mark]]:
+        return ((index, mark) for index, mark in enumerate(self.marks) if mark is not None and mark.scope is scope)
 
-    def _around(self, index: int, scope: Scope) -> Iterator[int]:
+    def _module_around(self, index: int) -> int | None:
+        """The range of the module that calls another one."""
         for outer in self.upwards(self._parents[index]):
             mark = self.marks[outer]
-            if mark is not None and mark.scope is scope:
-                yield outer
+            if mark is not None and mark.scope is Scope.module:
+                return outer
+        return None
 
-    def _periods(self, scope: Scope) -> list[tuple[int, int, int]]:
-        return [(self.events[index].start_ns, self.events[index].end_ns, index) for index in self._marked(scope)]
+    def _periods(self, scope: Scope) -> list[_Period]:
+        return [(self.events[index].start_ns, self.events[index].end_ns, mark) for index, mark in self._marked(scope)]
 
-    def _forward_operators(self) -> dict[int, tuple[list[int], list[int]]]:
+    def _forward_operators(self) -> dict[int, list[tuple[int, int]]]:
         """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""
-        operators: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        operators: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, event in enumerate(self.events):
             if event.sequence >= 0 and event.forward_thread == 0:
-                numbers, indices = operators[event.thread]
-                numbers.append(max(event.sequence, numbers[-1] if numbers else 0))
-                indices.append(index)
-        return dict(operators)
+                before = operators[event.thread]
+                before.append((max(event.sequence, before[-1][0] if before else 0), index))
+        return operators
 
 
-def _covering(periods: list[tuple[int, int, int]], moment_ns: int) -> int | None:
-    """Index of the event whose period contains a moment; periods do not overlap."""
-    place = bisect_right(periods, (moment_ns, float("inf"), 0)) - 1
+def _mark_at(periods: list[_Period], moment_ns: int) -> Mark | None:
+    """The mark whose period contains a moment; periods do not overlap."""
+    place = bisect_right(periods, moment_ns, key=itemgetter(0)) - 1
     return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from perfexp.errors import Unsupported
-from perfexp.layers.ranges import Mark, Scope
+from perfexp.layers.events import Mark, Scope
 from perfexp.profilers import Marks, why_not_cuda
 
 

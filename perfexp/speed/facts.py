@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -33,12 +33,7 @@ _SCHEDULE = re.compile(r"lr[\d.]+|\d+x(?:b?\d+)?(?:-.*)?|\d+[ke](?:-.*)?")
 
 @dataclass(kw_only=True)
 class Facts:
-    """What is known about a training before it begins; None for unknown facts.
-
-    Attributes:
-        model: bare name.
-        batch_size: images per GPU and step.
-    """
+    """What is known about a training before it begins, with the batch size of a GPU; None for unknown facts."""
 
     model: str | None = None
     batch_size: int | None = None
@@ -47,20 +42,12 @@ class Facts:
 
     def or_else(self, other: Facts) -> Facts:
         """Return these facts, with unknown ones filled in from other facts of the same training."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Facts(**{name: getattr(other, name) if value is None else value for name, value in own.items()})
+        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
 
 
 @dataclass(kw_only=True)
 class Head:
-    """Collects facts from the lines of a log.
-
-    Attributes:
-        config: text of the configuration.
-        experiment: logged name of the experiment.
-        num_gpus: logged number of GPUs.
-        distributed: whether the log calls the training distributed.
-    """
+    """Collects facts from the lines of a log: the text of the configuration, and what is logged besides it."""
 
     config: str = ""
     experiment: str | None = None
@@ -157,10 +144,7 @@ def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None
 
 
 def _precision(config: Mapping[str, Any], text: str) -> str | None:
-    """Return the precision that a configuration sets, by default fp32.
-
-    None if there is no configuration, it sets a precision of another library, or that setting can't be parsed.
-    """
+    """Return the precision that a configuration sets, by default fp32; None without any, or if it can't be known."""
     wrapper = config.get("optim_wrapper")
     if isinstance(wrapper, dict):
         kind = str(wrapper.get("type", "OptimWrapper")).rsplit(".", 1)[-1]
@@ -197,5 +181,4 @@ def _before_schedule(name: str) -> str:
 
 
 def _count(value: object) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
-    return value if is_count and isinstance(value, int) else None
+    return value if type(value) is int and 1 <= value <= LARGEST else None

@@ -21,9 +21,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Length to which a line is cut; steps and errors are at its beginning.
 _LONGEST_LINE = 10_000
@@ -33,61 +32,52 @@ _POSITION = re.compile(
     r"\b(?:Epoch|Iter)(?:\((?P<mode>\w+)\))?\s*(?:\[\s*(?P<epoch>\d{1,12})\]\s*)?"
     r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
 )
-_TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})", re.IGNORECASE)
+TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})", re.IGNORECASE)
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
 #: Metrics of a validation: mIoU, aAcc, mDice, bbox_mAP, ….
 _METRIC = re.compile(r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d")
 _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
 #: Beginning of a line of mmengine and mmcv: time, logger, level.
-_LOGGER = re.compile(
+LOGGER = re.compile(
     r"(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d(?:,\d{1,3})? - (?:[\w.-]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
 )
-_EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|\s*$)")
-_FAILURES = (
-    (
-        "out of memory",
-        re.compile(
-            r"(?:CUDA|HIP)(?: error:)? out of memory|OutOfMemoryError|\bMemoryError\b|oom[-_]kill"
-            r"|can(?:'t|not) allocate memory",
-            re.IGNORECASE,
-        ),
-    ),
-    ("cancelled", re.compile(r"slurmstepd: .*\bCANCELLED\b")),
-    ("killed", re.compile(r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b")),
-    ("a traceback", re.compile(r"Traceback \(most recent call last\):?\s*$")),  # Jupyter writes no colon
+#: Last line of a traceback.
+EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|\s*$)")
+_OUT_OF_MEMORY = (
+    r"(?:CUDA|HIP)(?: error:)? out of memory|OutOfMemoryError|\bMemoryError\b|oom[-_]kill|can(?:'t|not) allocate memory"
 )
+#: Lines about a failure by its kind; of several kinds, the first one is reported.
+FAILURES = {
+    "out of memory": re.compile(_OUT_OF_MEMORY, re.IGNORECASE),
+    "cancelled": re.compile(r"slurmstepd: .*\bCANCELLED\b"),
+    "killed": re.compile(r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b"),
+    "a traceback": re.compile(r"Traceback \(most recent call last\):?\s*$"),  # Jupyter writes no colon
+}
 
 
 class Mark(Enum):
-    """Meaning of a line that is not a step.
-
-    Attributes:
-        START: a run begins.
-        PAUSE: a validation or a checkpoint, whose time is part of the next line's.
-        TEST: the model was tested without training.
-    """
+    """Meaning of a line that is not a step; the time of a PAUSE (validation, checkpoint) is part of the next line's."""
 
     START = auto()
     PAUSE = auto()
     TEST = auto()
+    UNREADABLE = auto()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """A line about training: the steps since the line before, or the last of them.
 
     Attributes:
         epoch: number of the epoch; None where the log counts steps only.
         iteration: number of the last step, within the epoch in text by epoch.
         seconds: mean time of a step; nan if the line has none.
-        finite: whether all losses are finite.
     """
 
     epoch: int | None
     iteration: int
     seconds: float
-    finite: bool = True
+    finite: bool
 
     @property
     def position(self) -> tuple[int, int]:
@@ -95,32 +85,15 @@ class Step:
         return self.epoch or 0, self.iteration
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A line about the failure of a training.
-
-    Attributes:
-        what: `out of memory`, `cancelled`, `killed`, `a traceback`.
-        text: the line.
-    """
+class Failure(NamedTuple):
+    """A line about the failure of a training: its kind, one of `FAILURES`, and its text."""
 
     what: str
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meta:
-    """The line of facts at the head of mmcv's JSON."""
-
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A line that begins like JSON and is not."""
-
-
-Parsed = Step | Failure | Meta | Mark
+#: A parsed line; a dictionary is the line of facts at the head of mmcv's JSON.
+Parsed = Step | Failure | dict[str, Any] | Mark
 
 
 def plain(line: str) -> str:
@@ -129,45 +102,25 @@ def plain(line: str) -> str:
 
 
 def of_text(text: str, *, whole: bool = True) -> Parsed | None:
-    """Parse a line of text; None if it is not about a training.
-
-    Args:
-        text: a line as `plain` returns it.
-        whole: whether the line is complete; the last one of a log may be cut off.
-    """
+    """Parse a line from `plain`, if not `whole` one that may be cut off; None if it is not about a training."""
     if position := _POSITION.search(text):
         return _of_position(position, text, whole=whole)
     if _STARTS.search(text):
         return Mark.START
     if _CHECKPOINT.search(text):
         return Mark.PAUSE
-    for what, pattern in _FAILURES:
+    for what, pattern in FAILURES.items():
         if pattern.search(text):
-            return Failure(what=what, text=text.strip())
+            return Failure(what, text.strip())
     return None
 
 
-def is_logged(text: str) -> bool:
-    """Return whether a line comes from the logger of mmengine or mmcv."""
-    return bool(_LOGGER.match(text))
-
-
-def has_time(text: str) -> bool:
-    """Return whether a line has the time of a step."""
-    return bool(_TIME.search(text))
-
-
-def is_exception(text: str) -> bool:
-    """Return whether a line is the last one of a traceback."""
-    return bool(_EXCEPTION.match(text))
-
-
-def of_json(line: str) -> Parsed | Unreadable | None:
+def of_json(line: str) -> Parsed | None:
     """Parse a line that begins with a brace; None if it is not about a training."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
-        return Unreadable()
+        return Mark.UNREADABLE
     if not isinstance(values, dict):
         return None
     mode, iteration = values.get("mode"), _whole(values.get("iter"))
@@ -175,17 +128,18 @@ def of_json(line: str) -> Parsed | Unreadable | None:
         if "step" in values:
             if not values.keys() & {"lr", "base_lr", "train/lr", "train/base_lr"}:
                 return Mark.PAUSE
-            iteration = _whole(values["step"])
-            return None if iteration is None else _step_of_json(values, iteration)
-        return Meta(facts=values) if values.keys() & {"env_info", "config", "exp_name"} else None
+            return _step_of_json(values, _whole(values["step"]))
+        return values if values.keys() & {"env_info", "config", "exp_name"} else None
     if mode not in (None, "train"):
         return Mark.TEST if mode == "test" else Mark.PAUSE
     if mode == "train" and "time" not in values and not any("loss" in name.lower() for name in values):
         return Mark.PAUSE  # a validation; its `iter` counts its own batches
-    return None if iteration is None else _step_of_json(values, iteration)
+    return _step_of_json(values, iteration)
 
 
-def _step_of_json(values: Mapping[str, Any], iteration: int) -> Step:
+def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> Step | None:
+    if iteration is None:
+        return None
     seconds = _real(values.get("time", values.get("train/time")))
     losses = [_real(value) for name, value in values.items() if "loss" in name.lower()]
     return Step(
@@ -204,7 +158,7 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed |
         return Mark.PAUSE
     if not position["total"]:
         return None
-    time = _TIME.search(text, position.end())
+    time = TIME.search(text, position.end())
     if not whole and not (time and text[time.end() :].strip(".,")):
         return None  # the time may be cut off
     losses = [_number(match[1]) for match in _LOSS.finditer(text, position.end())]

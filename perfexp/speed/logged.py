@@ -1,17 +1,20 @@
-"""Logged: the speed of a training from a log of mmengine or mmcv."""
+"""Logged: the speed of a training from a log of mmengine or mmcv, by the mean time of its steady steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from perfexp.errors import UserError
 from perfexp.speed.facts import Facts
-from perfexp.speed.lines import Step
-from perfexp.speed.reading import Log, Run, read
+from perfexp.speed.lines import FAILURES, Step
+from perfexp.speed.reading import Log, Run, facts_of, read
 from perfexp.speed.result import Mode, Speed
-from perfexp.speed.steady import Steady, steady
+from perfexp.statistics import estimators
 
 _OPTIONS = {
     "model": "--model NAME",
@@ -19,8 +22,21 @@ _OPTIONS = {
     "num_gpus": "--gpus N",
     "precision": "--precision P",
 }
-#: Kinds of failures, of which the first that occurred is reported.
-_WORST = ("out of memory", "cancelled", "killed", "a traceback")
+#: Lines that the rule needs to find the end of the warm-up.
+_LEAST_WINDOWS = 4
+#: Samples per mean of MSER-5.
+_BATCH = 5
+#: Longest plausible time of a step.
+_LONGEST_SECONDS = 1e9
+
+
+class Steady(NamedTuple):
+    """Mean time of a step, if any, and the numbers of lines: averaged, skipped before, left out between."""
+
+    seconds: float | None
+    windows: int
+    skipped: int
+    interrupted: int
 
 
 def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None, skip: int | None = None) -> Speed:
@@ -29,7 +45,6 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
     images/s = batch size per GPU × GPUs / mean time of a step.
 
     Args:
-        path: path of the log.
         options: facts from the command line, which override those of the log.
         mode: run mode; None to derive it from the number of GPUs.
         skip: first lines about steps to skip; None to skip until they are steady.
@@ -38,20 +53,20 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
         UserError: the file is not a readable training log, a fact is missing, or no line is left after skipping.
     """
     log = read(path)
-    if status := _why_unknown(log.run):
+    run = log.last_training
+    if status := _why_unknown(run):
         raise UserError(f"{path}: {status}. Nothing is written.")
-    facts = (options or Facts()).or_else(log.facts)
+    facts = (options or Facts()).or_else(facts_of(log, path))
     if mode is Mode.sp and facts.num_gpus is None:
         facts.num_gpus = 1
     model, batch_size, num_gpus, precision = _complete(facts, path)
     if mode is Mode.sp and num_gpus > 1:
-        raise UserError(
-            f"{path}: run mode sp is for one GPU, the training used {num_gpus}. Set --run-mode mp or --gpus 1."
-        )
-    left = steady(log.run.steps, log.run.slower, skip)
-    failure = _why_failed(log.run)
+        used = f"{path}: run mode sp is for one GPU, the training used {num_gpus}"
+        raise UserError(f"{used}. Set --run-mode mp or --gpus 1.")
+    left = steady(run.steps, run.slower, skip)
+    failure = _why_failed(run)
     if not failure and left.seconds is None:
-        raise UserError(f"{path}: --skip {skip} leaves no usable line of {len(log.run.steps)}.")
+        raise UserError(f"{path}: --skip {skip} leaves no usable line of {len(run.steps)}.")
     rate = batch_size * num_gpus / left.seconds if left.seconds else math.inf
     why = failure or ("" if math.isfinite(rate) else "the time of its steps is zero")
     return Speed(
@@ -90,17 +105,13 @@ def _why_unknown(run: Run) -> str:
 
 def _why_failed(run: Run) -> str:
     """Return why there is no figure; empty if there is one."""
-    for what in _WORST:
+    for what in FAILURES:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"
     if diverged := [step for step in run.steps if not step.finite]:
-        return f"the loss is not finite, first at {_place(diverged[0])}"
+        epoch = "" if diverged[0].epoch is None else f"epoch {diverged[0].epoch}, "
+        return f"the loss is not finite, first at {epoch}iteration {diverged[0].iteration}"
     return "" if run.steps else "no steps of a training in it"
-
-
-def _place(step: Step) -> str:
-    epoch = "" if step.epoch is None else f"epoch {step.epoch}, "
-    return f"{epoch}iteration {step.iteration}"
 
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
@@ -117,7 +128,36 @@ def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
 
 def _omitted(log: Log) -> Iterator[str]:
     """Yield what was left out of a log: unreadable lines, and all trainings but the last."""
-    if log.unreadable:
+    if log.is_json and log.unreadable:
         yield f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be read as JSON"
-    if others := log.runs - bool(log.run.steps):
+    if others := log.num_trainings - bool(log.last_training.steps):
         yield f"the last of {others + 1} trainings in the log"
+
+
+def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None) -> Steady:
+    """Skip lines until steps are steady, and return the mean of the others.
+
+    Lines without a time are left out, and those that time more than steps if there are others. The cut is that of MSER
+    (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean itself. Of fewer
+    than four lines the first is skipped, which holds the warm-up, if there is another.
+
+    Args:
+        interrupted: indices of those that time more than steps.
+        skip: first lines to skip instead of finding the cut.
+    """
+    timed = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
+    used = [index for index in timed if index not in interrupted] or timed
+    times = [steps[index].seconds for index in used]
+    cut = _cut(times) if skip is None else 0
+    return Steady(
+        seconds=math.fsum(times[cut:]) / len(times[cut:]) if times else None,
+        windows=len(times) - cut,
+        skipped=cut if skip is None else min(skip, len(steps)),
+        interrupted=len(timed) - len(used),
+    )
+
+
+def _cut(times: Sequence[float]) -> int:
+    if len(times) < _LEAST_WINDOWS:
+        return int(len(times) > 1)
+    return estimators.mser5_cut(np.repeat(times, _BATCH)) // _BATCH

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.records.paths import RunPaths
-from perfexp.speed.result import Speed, log_file_of
+from perfexp.speed.result import KEYS, Speed
 
 #: Size above which a file is not read, because it can't be a speed file.
 _LARGEST_BYTES = 100_000
@@ -17,12 +18,7 @@ _LARGEST_BYTES = 100_000
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
     """Write a speed file over an earlier one of its name, enter it in the folder's manifest, and return its path.
 
-    Args:
-        folder: an existing folder.
-        remedy: advice in the message if the file can't be written.
-
-    Raises:
-        UserError: another file is in its place, or the folder can't be written.
+    Raises UserError, with a remedy, if another file is in its place or the folder can't be written.
     """
     path = folder / speed.file_name
     refuse_foreign(path, remedy)
@@ -37,14 +33,7 @@ def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
 
 
 def refuse_foreign(path: Path, remedy: str) -> None:
-    """Check that nothing but a speed file is at a path.
-
-    Args:
-        remedy: advice in the message if something else is there.
-
-    Raises:
-        UserError: something else is there.
-    """
+    """Raise UserError, with a remedy, if anything but a speed file is at a path."""
     if (path.exists() or path.is_symlink()) and whose(path) is None:
         raise UserError(f"{path} can't be written: the file there is not a speed file. {remedy}")
 
@@ -54,27 +43,20 @@ def whose(path: Path) -> str | None:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
             return None
-        return log_file_of(path.read_bytes())
-    except OSError:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
+    return str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(KEYS) else None
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """Check that a folder exists and can be written.
-
-    Args:
-        remedy: advice besides creating it: `choose another …`.
-
-    Raises:
-        UserError: it does not exist or can't be written.
-    """
+    """Raise UserError, with a remedy besides creating it, if a folder does not exist or can't be written."""
     if not folder.is_dir():
         what = f"{folder} is not a folder" if folder.exists() else f"There is no folder {folder}"
         raise UserError(f"{what}. Create it, or {remedy}")
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return  # permissions alone do not show a read-only mount, nor that root may write anyway
+            pass  # permissions alone do not show a read-only mount, nor that root may write anyway
     except OSError as error:
-        raise UserError(
-            f"The folder {folder} can't be written: {error.strerror}. Make it writable, or {remedy}"
-        ) from error
+        why = f"The folder {folder} can't be written: {error.strerror}"
+        raise UserError(f"{why}. Make it writable, or {remedy}") from error

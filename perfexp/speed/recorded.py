@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,22 +20,17 @@ _SERIES = ("throughput", "latency")
 
 
 def of_record(record: Record, folder: Path) -> list[Speed]:
-    """Return the speed of every training point of a run, whatever its status.
+    """Return the speed of every training point of a run, whatever its status; `folder` is the run's.
 
     images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log.
-
-    Args:
-        folder: folder of the run.
     """
+    log_file = str(RunPaths(folder.resolve()).log)
     points = [point for point in record.points if point.key.phase == _PHASE]
-    speeds = [_of_point(point, record.plan, str(RunPaths(folder.resolve()).log)) for point in points]
-    alike: dict[str, list[Key]] = {}
-    for point, speed in zip(points, speeds, strict=True):
-        alike.setdefault(speed.file_name, []).append(point.key)
-    return [
-        replace(speed, label=_label(point.key, alike[speed.file_name])) if len(alike[speed.file_name]) > 1 else speed
-        for point, speed in zip(points, speeds, strict=True)
-    ]
+    speeds = [(point.key, _of_point(point, record.plan, log_file)) for point in points]
+    alike: dict[str, list[Key]] = defaultdict(list)
+    for key, speed in speeds:
+        alike[speed.file_name].append(key)
+    return [replace(speed, label=_label(key, alike[speed.file_name])) for key, speed in speeds]
 
 
 def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
@@ -48,7 +44,7 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
         remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {num_gpus} images"
     return Speed(
         log_file=log_file,
-        model=_name(plan, "model"),
+        model=_model(plan),
         mode=Mode.of(num_gpus),
         num_gpus=num_gpus,
         batch_size=point.key.batch_size,
@@ -88,11 +84,11 @@ def _num_gpus(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
     return 1
 
 
-def _name(plan: Mapping[str, Any], group: str) -> str:
-    """Return the name in a group's node, or the option that was chosen for the group."""
-    node = plan.get(group)
+def _model(plan: Mapping[str, Any]) -> str:
+    """Return the name in the model's node, or the option that was chosen for the group."""
+    node = plan.get("model")
     name = node.get("name") if isinstance(node, Mapping) else node
-    return str(name or plan.get("choices", {}).get(group) or "unknown")
+    return str(name or plan.get("choices", {}).get("model") or "unknown")
 
 
 def _label(key: Key, alike: list[Key]) -> str:

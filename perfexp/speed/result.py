@@ -17,7 +17,7 @@ UNIT = "images/s"
 #: Longest part of a file name.
 _LONGEST_NAME = 100
 #: Keys of the JSON in their order.
-_KEYS = (
+KEYS = (
     *("log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num"),
     *("FINAL_RESULT", "JOB_FAIL_FLAG", "UNIT"),
 )
@@ -40,11 +40,8 @@ class Speed:
     """Speed of one training.
 
     Attributes:
-        log_file: path of its log.
-        model: bare name.
         batch_size: images per GPU and step.
         images_per_second: over all GPUs; 0 if the training failed.
-        interval: interval of `images_per_second`; None if unknown.
         remark: how the figure came about, or why there is none.
         label: part of the file name that distinguishes trainings of one name; empty if there is only one.
     """
@@ -80,18 +77,9 @@ class Speed:
             *(self.log_file, self.model, MISSION, 0, str(self.mode), 1, self.num_gpus),
             *(float(f"{self.images_per_second:.6g}"), int(self.failed), UNIT),
         )
-        return dict(zip(_KEYS, values, strict=True))
+        return dict(zip(KEYS, values, strict=True))
 
     def to_json(self) -> bytes:
         """Return the JSON in UTF-8, one key per line."""
         text = json.dumps(self.document(), ensure_ascii=False, indent=0, allow_nan=False)
         return text.encode("utf-8", errors="replace") + b"\n"
-
-
-def log_file_of(content: bytes) -> str | None:
-    """Return the log file that a speed JSON names; None if the content of the file is not a speed JSON."""
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(_KEYS) else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfexp.records.record import Point, Record
 from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import label, subject, varying
-from perfexp.tables.csv_tables import Cell, Line
+from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: Engines whose times are compared with those of the chosen ones.
 _BASELINES = ("default", "benchmark")
@@ -18,48 +18,37 @@ _BASELINES = ("default", "benchmark")
 def lines(record: Record) -> list[Line]:
     """Return one line for each point, layer, shape and pass; none unless an algorithm was selected."""
     about = subject(record.plan, record.environment)
-    table: list[Line] = []
-    for point in record.points:
-        for layer, one_pass in _passes(point):
-            shape = layer["input_shape"]
-            table.append(
-                {
-                    "model": about.model,
-                    "algorithm": about.algorithm,
-                    "phase": point.key.phase,
-                    "input_size": point.key.size_label,
-                    "batch_size": point.key.batch_size,
-                    "precision": point.key.precision,
-                    "layer": layer["name"],
-                    "input_shape": "×".join(map(str, shape)),
-                    "dtype": layer["dtype"],
-                    "pass": one_pass["which"],
-                    "requested": layer["requested"],
-                    "selected": one_pass["selected"],
-                    "ran": one_pass["ran"],
-                    "status": one_pass["status"],
-                    "reason": one_pass["reason"],
-                    "math": layer["math"],
-                    "flops": one_pass["flops"],
-                    "workspace_bytes": one_pass["workspace_bytes"],
-                    **_tried(one_pass),
-                    "kernels": "; ".join(one_pass["kernels"]) or None,
-                }
-            )
-    return table
+    return [
+        {
+            **columns_of(about, point.key),
+            "layer": layer["name"],
+            "input_shape": "×".join(map(str, layer["input_shape"])),
+            "dtype": layer["dtype"],
+            "pass": one_pass["which"],
+            "requested": layer["requested"],
+            **{name: one_pass[name] for name in ("selected", "ran", "status", "reason")},
+            "math": layer["math"],
+            "flops": one_pass["flops"],
+            "workspace_bytes": one_pass["workspace_bytes"],
+            **_tried(one_pass),
+            "kernels": "; ".join(one_pass["kernels"]) or None,
+        }
+        for point in record.points
+        for layer, one_pass in passes(point)
+    ]
 
 
 def sentences(record: Record) -> list[str]:
     """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
-    points = [point for point in record.points if any(one_pass["seconds"] for _, one_pass in _passes(point))]
+    points = [point for point in record.points if any(one_pass["seconds"] for _, one_pass in passes(point))]
     fields = varying(point.key for point in points)
     return [f"{label(point.key, fields)}: {text}" if fields else text for point in points for text in _of(point)]
 
 
 def _of(point: Point) -> Iterator[str]:
-    passes = [one_pass for _, one_pass in _passes(point) if one_pass["seconds"]]
-    for which in dict.fromkeys(one_pass["which"] for one_pass in passes):
-        own = [one_pass for one_pass in passes if one_pass["which"] == which]
+    timed = [one_pass for _, one_pass in passes(point) if one_pass["seconds"]]
+    for which in dict.fromkeys(one_pass["which"] for one_pass in timed):
+        own = [one_pass for one_pass in timed if one_pass["which"] == which]
         chosen = Counter(one_pass["selected"] for one_pass in own)
         sums = {"chosen": sum(one_pass["seconds"][one_pass["selected"]] for one_pass in own)}
         for baseline in _BASELINES:
@@ -72,9 +61,9 @@ def _of(point: Point) -> Iterator[str]:
         yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{cached}"
 
 
-def _passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Layers with their passes; records of earlier versions have none."""
-    for layer in point.facts.get("algorithm", {}).get("layers", ()):
+def passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield layers with their passes; records of earlier versions have none."""
+    for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
         for one_pass in layer.get("passes", ()):
             yield layer, one_pass
 
@@ -84,10 +73,7 @@ def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
     seconds, errors = one_pass["seconds"], one_pass["errors"]
     if not seconds:
         return {}
-    names: Sequence[str] = sorted(errors, key=lambda name: (name not in _BASELINES, name))
-    times = {f"{name}_ms": 1e3 * seconds[name] if name in seconds else None for name in names}
-    return {
-        "selected_ms": 1e3 * seconds[one_pass["selected"]],
-        "selected_error": errors.get(one_pass["selected"]),
-        **times,
-    }
+    names = sorted(errors, key=lambda name: (name not in _BASELINES, name))
+    selected = one_pass["selected"]
+    times = {f"{name}_ms": to_ms(seconds.get(name)) for name in names}
+    return {"selected_ms": to_ms(seconds[selected]), "selected_error": errors.get(selected), **times}

@@ -14,29 +14,15 @@ from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import Subject, one_line, subject
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import (
-    ENERGY,
-    PEAK_MEMORY,
-    POWER,
-    find_metric,
-    percentile,
-    service_time,
-)
+from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, POWER, find_metric, percentile, service_time
 
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]
 
 #: The first columns of every table.
 FIRST_COLUMNS = (
-    "model",
-    "algorithm",
-    "input_size",
-    "mean",
-    "std",
-    "min",
-    "max",
-    "power_mean_w",
-    "energy_per_inference_j",
+    *("model", "algorithm", "input_size", "mean", "std", "min", "max"),
+    *("power_mean_w", "energy_per_inference_j"),
 )
 
 
@@ -55,10 +41,9 @@ def overall(record: Record) -> list[Line]:
         {
             **_time_columns(row, about),
             **_percentile_columns(row, percentiles),
-            **_rate_columns(row, phases),
-            **_metric_columns(row, metrics),
-            **_outcome_columns(row, about, record.doubts),
-            "processes": row.processes if row.status is Status.OK else 0,
+            **_figure_columns(row, phases, metrics),
+            "device": about.device,
+            **_outcome_columns(row, record.doubts),
         }
         for row in table
     ]
@@ -99,6 +84,23 @@ def cell_text(cell: Cell) -> str:
     return spreadsheet_text(one_line(cell))
 
 
+def columns_of(about: Subject, key: Key) -> Line:
+    """Return the columns that identify a point in the tables of layers and of convolutions."""
+    return {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "phase": key.phase,
+        "input_size": key.size_label,
+        "batch_size": key.batch_size,
+        "precision": key.precision,
+    }
+
+
+def to_ms(seconds: float | None) -> float | None:
+    """Return seconds as milliseconds; None for None."""
+    return None if seconds is None else seconds * 1e3
+
+
 def _time_columns(row: Row, about: Subject) -> Line:
     time, series, size = row.time, row.series, row.key.input_size
     width = time.median.relative_half_width if time else None
@@ -106,10 +108,10 @@ def _time_columns(row: Row, about: Subject) -> Line:
         "model": about.model,
         "algorithm": about.algorithm,
         "input_size": row.key.size_label if size[0] != size[1] else size[0],
-        "mean": _ms(time.mean.value) if time else None,
-        "std": _ms(time.std) if time else None,
-        "min": _ms(time.minimum) if time else None,
-        "max": _ms(time.maximum) if time else None,
+        "mean": to_ms(time.mean.value) if time else None,
+        "std": to_ms(time.std) if time else None,
+        "min": to_ms(time.minimum) if time else None,
+        "max": to_ms(time.maximum) if time else None,
         "power_mean_w": _metric(row, POWER),
         "energy_per_inference_j": _metric(row, ENERGY),
         "phase": row.key.phase,
@@ -117,9 +119,9 @@ def _time_columns(row: Row, about: Subject) -> Line:
         "precision": row.key.precision,
         "replicate": row.key.replicate,
         "time_kind": row.time_kind,
-        "median_ms": _ms(time.median.value) if time else None,
-        "ci_low_ms": _ms(time.median.low) if time else None,
-        "ci_high_ms": _ms(time.median.high) if time else None,
+        "median_ms": to_ms(time.median.value) if time else None,
+        "ci_low_ms": to_ms(time.median.low) if time else None,
+        "ci_high_ms": to_ms(time.median.high) if time else None,
         "half_width_percent": None if width is None else 100 * width,
         "n": time.n if time else None,
         "n_effective": time.n / time.tau if time else None,
@@ -135,38 +137,33 @@ def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
     line: Line = {"percentile_kind": service[0] if service else None}
     for number in percentiles:
         value = percentile(service[1], number) if service else None
-        line[f"p{number:g}_ms"] = _ms(value.value) if value else None
-        line[f"p{number:g}_low_ms"] = _ms(value.low) if value else None
-        line[f"p{number:g}_high_ms"] = _ms(value.high) if value else None
+        line[f"p{number:g}_ms"] = to_ms(value.value) if value else None
+        line[f"p{number:g}_low_ms"] = to_ms(value.low) if value else None
+        line[f"p{number:g}_high_ms"] = to_ms(value.high) if value else None
     return line
 
 
-def _rate_columns(row: Row, phases: Sequence[str]) -> Line:
-    rate = row.samples_per_second
+def _figure_columns(row: Row, phases: Sequence[str], metrics: Sequence[str]) -> Line:
+    """Rates, phases, `peak_memory_mib` always, and other metrics; `estimated` lists those that are derived."""
+    rate, peak = row.samples_per_second, _metric(row, PEAK_MEMORY)
     return {
         "samples_per_second": rate.value if rate else None,
         "samples_per_second_low": rate.low if rate else None,
         "samples_per_second_high": rate.high if rate else None,
-        **{f"phase_{name}_ms": _ms(row.phases.get(name)) for name in phases},
+        **{f"phase_{name}_ms": to_ms(row.phases.get(name)) for name in phases},
+        "peak_memory_mib": None if peak is None else peak / 2**20,
+        **{_column(name): _metric(row, name) for name in metrics if name not in (PEAK_MEMORY, POWER, ENERGY)},
+        "estimated": ";".join(_column(metric.name) for metric in row.metrics if metric.estimated),
     }
 
 
-def _metric_columns(row: Row, names: Sequence[str]) -> Line:
-    """`peak_memory_mib` always; others under their own names; `estimated` lists those that are derived."""
-    peak = _metric(row, PEAK_MEMORY)
-    line: Line = {"peak_memory_mib": None if peak is None else peak / 2**20}
-    line |= {_column(name): _metric(row, name) for name in names if name not in (PEAK_MEMORY, POWER, ENERGY)}
-    line["estimated"] = ";".join(_column(metric.name) for metric in row.metrics if metric.estimated)
-    return line
-
-
-def _outcome_columns(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
-    """Status and all diagnostics, the whole run's too, because a line is read alone."""
+def _outcome_columns(row: Row, run_doubts: Sequence[Diagnostic]) -> Line:
+    """Status, and all diagnostics: the whole run's too, because a line is read alone."""
     return {
-        "device": about.device,
         "status": row.status.value,
         "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
         "error": row.error if row.status is not Status.OK else None,
+        "processes": row.processes if row.status is Status.OK else 0,
     }
 
 
@@ -177,7 +174,3 @@ def _metric(row: Row, name: str) -> float | None:
 
 def _column(metric: str) -> str:
     return metric.replace("/", "_")
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3

@@ -1,67 +1,103 @@
-"""Layers: the time of a call by layer, as lines of a table and as a summary."""
+"""Layers: the time of a call by layer, as lines of a table, as a summary, and with the fastest algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, subject, varying
-from perfexp.tables.csv_tables import Line
+from perfexp.tables import convolutions
+from perfexp.tables.csv_tables import Cell, Line, columns_of, to_ms
 
 #: Rows on console and report; the table has all.
 _TOP = 7
+#: Columns that comparable lines have in common: everything but the algorithm.
+_COMPARABLE = (
+    *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
+    *("layer", "call", "operation", "pass"),
+)
+#: Status of passes that another algorithm computed than the selected one.
+_NOT_OWN = ("fallback", "substituted")
 _WORK = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithmetic_intensity", "flops_per_second")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of layers without the columns of the winner, and whether it can win.
+
+    Attributes:
+        is_leaf: whether it is a layer or an operation; not the model, a module around others, or outside of modules.
+        is_own: whether its algorithm computed it: `default` everything, another one all that it did not leave to torch.
+    """
+
+    line: Line
+    is_leaf: bool
+    is_own: bool
 
 
 def lines(record: Record) -> list[Line]:
     """Return one line for each point, row and pass; none unless layers were profiled."""
+    return [row.line for row in rows(record)]
+
+
+def rows(record: Record) -> list[Row]:
+    """Return the lines of a record's layers, with their parts in the comparison of algorithms."""
     about = subject(record.plan, record.environment)
     timed = {point.key: point for point in record.points}
-    table_lines: list[Line] = []
+    table_rows: list[Row] = []
     for point in points(record):
         key = timed_key(point.key)
-        engines, joules = _engines(timed.get(key)), _joules(timed.get(key))
-        for line in point.facts["layers"]["lines"]:
-            place, geometry = line["key"] or {}, line["convolution"] or {}
-            seconds, which = line["seconds"], place.get("which")
-            table_lines.append(
-                {
-                    "layer": _name(line),
-                    "in_channels": geometry.get("in_channels"),
-                    "out_channels": geometry.get("out_channels"),
-                    "kernel_size": _sizes(geometry.get("kernel")),
-                    "mean_ms": seconds["mean"] * 1e3,
-                    "percentage": line["share"] * 1e2,
-                    "model": about.model,
-                    "algorithm": about.algorithm,
-                    "phase": key.phase,
-                    "input_size": key.size_label,
-                    "batch_size": key.batch_size,
-                    "precision": key.precision,
-                    "kind": line["kind"],
-                    "pass": which,
-                    "call": place.get("call"),
-                    "operation": place.get("operation"),
-                    "p50_ms": seconds["median"] * 1e3,
-                    "p50_ci95_low_ms": _ms(seconds["low"]),
-                    "p50_ci95_high_ms": _ms(seconds["high"]),
-                    "gap_ms": line["gap_seconds"]["median"] * 1e3,
-                    "energy_apportioned_j": joules * line["share"] if joules is not None else None,
-                    **{name: line[name] for name in _WORK},
-                    **{name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")},
-                    "groups": geometry.get("groups"),
-                    "transposed": geometry.get("transposed"),
-                    "inputs": _shapes(line["inputs"]),
-                    "outputs": _shapes(line["outputs"]),
-                    "computed_by": engines.get((_path(line), which or "")),
-                    "ran": line.get("ran"),
-                    "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items()) or None,
-                }
+        of_point: Line = columns_of(about, key)
+        passes, joules = _passes(timed.get(key)), _joules(timed.get(key))
+        profiled = point.facts["layers"]["lines"]
+        around = _around(line["key"] or {} for line in profiled)
+        for line in profiled:
+            place = line["key"] or {}
+            own_passes = passes.get((place.get("path"), place.get("which")), [])
+            cells = _line(line, of_point, own_passes, joules)
+            is_own = about.algorithm == "default" or bool(own_passes and all(map(_is_own, own_passes)))
+            table_rows.append(
+                Row(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own and not _ran_another(cells))
             )
-    return table_lines
+    return table_rows
+
+
+def _line(
+    line: Mapping[str, Any], of_point: Line, own_passes: Sequence[Mapping[str, Any]], joules: float | None
+) -> Line:
+    place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
+    return {
+        "layer": _name(line),
+        "in_channels": geometry.get("in_channels"),
+        "out_channels": geometry.get("out_channels"),
+        "kernel_size": _sizes(geometry.get("kernel")),
+        "mean_ms": seconds["mean"] * 1e3,
+        "percentage": line["share"] * 1e2,
+        **of_point,
+        "kind": line["kind"],
+        "pass": place.get("which"),
+        "call": place.get("call"),
+        "operation": place.get("operation"),
+        "p50_ms": seconds["median"] * 1e3,
+        "p50_ci95_low_ms": to_ms(seconds["low"]),
+        "p50_ci95_high_ms": to_ms(seconds["high"]),
+        "gap_ms": line["gap_seconds"]["median"] * 1e3,
+        "energy_apportioned_j": joules * line["share"] if joules is not None else None,
+        **{name: line[name] for name in _WORK},
+        **{name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")},
+        "groups": geometry.get("groups"),
+        "transposed": geometry.get("transposed"),
+        "inputs": _shapes(line["inputs"]),
+        "outputs": _shapes(line["outputs"]),
+        "computed_by": ", ".join(dict.fromkeys(one_pass["selected"] for one_pass in own_passes)) or None,
+        "ran": line.get("ran"),
+        "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items()) or None,
+    }
 
 
 def representative_point(record: Record) -> Point | None:
@@ -103,37 +139,24 @@ def points(record: Record) -> Iterator[Point]:
     return (point for point in record.points if is_layers(point.key) and "layers" in point.facts)
 
 
-def _engines(timed: Point | None) -> dict[tuple[str, str], str]:
-    """Algorithms of each convolution in each pass, if one was selected."""
-    engines: dict[tuple[str, str], list[str]] = {}
-    for layer in (timed.facts.get("algorithm") or {}).get("layers", []) if timed else []:
-        for one_pass in layer["passes"]:
-            which = "forward" if one_pass["which"] == "forward" else "backward"
-            names = engines.setdefault((layer["name"], which), [])
-            if one_pass["selected"] not in names:
-                names.append(one_pass["selected"])
-    return {place: ", ".join(names) for place, names in engines.items()}
+def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
+    """Passes of the convolutions with a selected algorithm, by layer and direction."""
+    passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
+    for layer, one_pass in convolutions.passes(timed) if timed else ():
+        passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(one_pass)
+    return passes
 
 
 def _joules(timed: Point | None) -> float | None:
-    """Measured energy of a call."""
     metric = timed.metric("energy/per_call_joules") if timed else None
     return metric.value if metric else None
 
 
 def _name(line: Mapping[str, Any]) -> str:
     """The module's path, followed by the operation that its code calls."""
-    operation = line["key"] is not None and line["key"]["operation"] is not None
-    return ".".join(filter(None, (_path(line), line["kind"] if operation else ""))) or str(line["kind"])
-
-
-def _path(line: Mapping[str, Any]) -> str:
-    key = line["key"]
-    return str(key["path"] or "") if key else ""
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
+    key = line["key"] or {}
+    operation = line["kind"] if key.get("operation") is not None else ""
+    return ".".join(filter(None, (key.get("path"), operation))) or str(line["kind"])
 
 
 def _sizes(values: Any) -> str | None:
@@ -142,3 +165,61 @@ def _sizes(values: Any) -> str | None:
 
 def _shapes(shapes: Any) -> str | None:
     return "; ".join("×".join(map(str, shape)) or "scalar" for shape in shapes) or None
+
+
+def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Paths of the modules that contain others, or operations."""
+    paths: set[str] = set()
+    for key in keys:
+        if key.get("path") is not None:
+            parts = key["path"].split(".") if key["path"] else []
+            paths |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
+    return paths
+
+
+def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
+    """Whether a row is a layer or an operation."""
+    return key.get("path") is not None and (key["operation"] is not None or key["path"] not in around)
+
+
+def _is_own(one_pass: Mapping[str, Any]) -> bool:
+    """Whether the selected algorithm computed a convolution itself."""
+    return one_pass.get("status") not in _NOT_OWN and one_pass["selected"] != "default"
+
+
+def _ran_another(line: Line) -> bool:
+    """Whether the kernels of a row belong to another algorithm than the one handed to cuDNN."""
+    handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
+    return ran is not None and handed not in str(ran).split(" or ")
+
+
+def with_winners(competing: Sequence[Row]) -> list[Line]:
+    """Add to each line of layers the fastest algorithm for the same row, and the ratio of the times.
+
+    Rows that another algorithm computed neither win nor are compared. Only a layer or an operation has a winner, and
+    only if several algorithms were measured. The lines of the rows have the device and the execution.
+    """
+    fastest: dict[tuple[Cell, ...], Line] = {}
+    candidates = [row.line for row in competing if row.is_leaf and row.is_own and row.line["p50_ms"]]
+    for line in sorted(candidates, key=_milliseconds):
+        fastest.setdefault(_comparable(line), line)
+    algorithms: dict[tuple[Cell, ...], set[Cell]] = defaultdict(set)
+    for row in competing:
+        algorithms[_comparable(row.line)].add(row.line["algorithm"])
+    lines_with_winners: list[Line] = []
+    for row in competing:
+        place = _comparable(row.line)
+        best = fastest.get(place) if row.is_leaf and len(algorithms[place]) > 1 else None
+        is_compared = row.is_own and row.line["p50_ms"]
+        ratio = _milliseconds(row.line) / _milliseconds(best) if best and is_compared else None
+        winner: Line = {"fastest_algorithm": best["algorithm"] if best else None, "p50_over_fastest": ratio}
+        lines_with_winners.append(row.line | winner)
+    return lines_with_winners
+
+
+def _comparable(line: Line) -> tuple[Cell, ...]:
+    return tuple(line.get(name) for name in _COMPARABLE)
+
+
+def _milliseconds(line: Line) -> float:
+    return float(line["p50_ms"] or 0.0)

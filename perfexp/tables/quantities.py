@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,12 @@ from perfexp.summaries.wording import percentile, service_time
 CHART_POINTS = 320
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Quantity(NamedTuple):
     """One number.
 
     Attributes:
         group: `latency`, `throughput`, `memory`, …
         name: name within the group, ending in its unit.
-        value: None if unknown.
-        key: key of its point.
         step: the point's input width if points differ in a square size only, or else its index; the index of the sample
             in the group `samples`.
         reason: why there is no value.
@@ -44,14 +41,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class PointRun:
-    """The points of one phase and one batch size: all sizes and processes. Their metrics have the same names.
-
-    Attributes:
-        phase: `inference` or `train`.
-        batch_size: samples per call.
-        rows: points in the record's order.
-        first_predictions: cold starts with this batch size; a training has none.
-    """
+    """The points of one phase and one batch size, whose metrics have the same names; a training has no cold starts."""
 
     phase: str
     batch_size: int
@@ -81,13 +71,14 @@ def quantities(record: Record, run: PointRun) -> Iterator[Quantity]:
     steps = _steps(run.rows)
     for row, step in zip(run.rows, steps.values(), strict=True):
         for group, name, value in _of_row(row):
-            yield Quantity(group=group, name=name, value=value, key=row.key, step=step)
+            yield Quantity(group, name, value, row.key, step)
         yield from _percentiles(row, percentiles, step)
         yield from _metrics(row, step)
     yield from _scalings(run.rows, steps)
     yield from _first_predictions(run, steps)
-    if len(run.rows) == 1:
-        yield from _samples(run.rows[0])
+    if len(run.rows) == 1 and (series := run.rows[0].series):  # a chart of warm-up, drift and outliers
+        for index, value in decimate(series.samples):
+            yield Quantity("samples", f"{series.name}_ms", value * 1e3, run.rows[0].key, index)
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
@@ -129,8 +120,7 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
 def _of_time(time: estimators.Summary) -> Iterator[tuple[str, float]]:
     """Name and value of the statistics of one kind of time; `p50` is the median."""
     yield "p50_ms", time.median.value * 1e3
-    width = time.median.relative_half_width
-    if width is not None:
+    if (width := time.median.relative_half_width) is not None:
         yield "ci_half_width_percent", width * 100
     yield "mean_ms", time.mean.value * 1e3
     if time.std is not None:
@@ -143,58 +133,38 @@ def _of_time(time: estimators.Summary) -> Iterator[tuple[str, float]]:
 
 def _percentiles(row: Row, percentiles: Sequence[float], step: int) -> Iterator[Quantity]:
     """Percentiles of the service time above the median; one without an interval is an estimate."""
-    service = service_time(row)
-    if service is None:
-        return
-    kind, summary = service
-    for number in percentiles:
-        if number == 50:
-            continue
-        interval = percentile(summary, number)
-        yield Quantity(
-            group=kind,
-            name=f"p{number:g}_ms",
-            value=interval.value * 1e3,
-            key=row.key,
-            step=step,
-            estimated=interval.low is None,
-        )
+    if service := service_time(row):
+        kind, summary = service
+        for number in (number for number in percentiles if number != 50):
+            interval = percentile(summary, number)
+            is_estimate = interval.low is None
+            yield Quantity(kind, f"p{number:g}_ms", interval.value * 1e3, row.key, step, estimated=is_estimate)
 
 
 def _metrics(row: Row, step: int) -> Iterator[Quantity]:
     """The point's metrics; one without a group is put into that of its phase."""
     for metric in row.metrics:
         group, slash, rest = metric.name.partition("/")
-        name, value = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
-        yield Quantity(
-            group=group if slash else row.key.phase,
-            name=name,
-            value=None if metric.value is None else value,
-            key=row.key,
-            step=step,
-            reason=metric.reason,
-            estimated=metric.estimated,
-        )
+        name, number = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
+        value = None if metric.value is None else number
+        yield Quantity(group if slash else row.key.phase, name, value, row.key, step, metric.reason, metric.estimated)
 
 
 def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
     """Growth of a time with the size, at the step of the largest size; a missing exponent has a reason."""
     for scaling in scalings(rows):
-        fit, reason = scaling.fit, "the time does not grow with the size"
-        exponent = fit.exponent or estimators.Interval(value=math.nan, low=None, high=None)
+        fit, exponent = scaling.fit, scaling.fit.exponent
         values = {
-            "exponent": exponent.value if fit.exponent else None,
-            "exponent_low": exponent.low,
-            "exponent_high": exponent.high,
+            "exponent": exponent.value if exponent else None,
+            "exponent_low": exponent.low if exponent else None,
+            "exponent_high": exponent.high if exponent else None,
             "constant_ms": fit.a * 1e3,
             "per_megapixel_ms": fit.b * 1e3,
             "scatter_percent": fit.scatter * 100,
         }
         for name, value in values.items():
-            why = reason if value is None else None
-            yield Quantity(
-                group="scaling", name=name, value=value, key=scaling.key, step=steps[scaling.key], reason=why
-            )
+            reason = "the time does not grow with the size" if value is None else None
+            yield Quantity("scaling", name, value, scaling.key, steps[scaling.key], reason)
 
 
 def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
@@ -203,11 +173,4 @@ def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quan
     for index, first in enumerate(run.first_predictions):
         step = at.get(first.key.input_size, index)
         for name, seconds in (*first.parts.items(), ("total", first.total_seconds)):
-            yield Quantity(group="ttfp", name=f"{name}_ms", value=seconds * 1e3, key=first.key, step=step)
-
-
-def _samples(row: Row) -> Iterator[Quantity]:
-    """The samples of the only point, warm-up first: a chart of warm-up, drift and outliers."""
-    if row.series is not None:
-        for index, value in decimate(row.series.samples):
-            yield Quantity(group="samples", name=f"{row.series.name}_ms", value=value * 1e3, key=row.key, step=index)
+            yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)

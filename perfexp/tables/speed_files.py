@@ -19,21 +19,19 @@ _KEPT = "The measurements are kept, and the run's own folder has the file."
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
-    """Write the speed file of each training of a run.
+    """Write the speed file of each training of a finished run; return those in the run's folder.
 
-    Args:
-        record: finished record of any status.
-        paths: file names of the run's folder.
-        on_error: called with a message for each speed file that cannot be written to its place.
-
-    Returns:
-        Files in the run's folder.
-
-    Raises:
-        OSError: the run's folder cannot be written.
+    Calls `on_error` for each file that cannot be written to its place; raises OSError if that is the run's folder.
     """
     speeds = of_record(record, paths.root)
-    written = {path: speed for speed in speeds if _is_free(path := paths.root / speed.file_name, on_error)}
+    written: dict[Path, Speed] = {}
+    for speed in speeds:
+        path = paths.root / speed.file_name
+        try:
+            placing.refuse_foreign(path, _REPEAT)
+            written[path] = speed
+        except UserError as error:
+            on_error(str(error))
     if written:
         paths.claim(*written)  # all at once: a sweep of sizes has a hundred
     for path, speed in written.items():
@@ -46,8 +44,7 @@ def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> l
 
 def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
     """Return the trainings of a run, each with its speed file, in `speed_dir` if it has one; None without a file."""
-    root = folder.absolute()
-    places = [place for place in (_speed_dir(record, root), folder) if place is not None]
+    places = [place for place in (_speed_dir(record, folder.absolute()), folder) if place is not None]
     return [
         (speed, next((path for place in places if (path := _own(speed, place)) is not None), None))
         for speed in of_record(record, folder)
@@ -78,8 +75,7 @@ def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_erro
 
 def _own(speed: Speed, folder: Path) -> Path | None:
     """The file of a training in a folder, with any number; None if there is none."""
-    for named in _numbered(speed):
-        path = folder / named.file_name
+    for path in (folder / named.file_name for named in _numbered(speed)):
         log_file = placing.whose(path)
         if log_file is None or log_file == speed.log_file:
             return path if log_file else None
@@ -99,17 +95,7 @@ def _logs_of_sweep(record: Record, root: Path) -> list[str]:
         return []
     folder = root / record.sweep.directory
     try:
-        sweep = Sweep.load(folder)
+        children = Sweep.load(folder).children
     except UserError:
         return []
-    return [str(RunPaths((folder / child.directory).resolve()).log) for child in sweep.children]
-
-
-def _is_free(path: Path, on_error: Callable[[str], None]) -> bool:
-    """Whether a speed file may be written; if not, the reason is reported."""
-    try:
-        placing.refuse_foreign(path, _REPEAT)
-    except UserError as error:
-        on_error(str(error))
-        return False
-    return True
+    return [str(RunPaths((folder / child.directory).resolve()).log) for child in children]

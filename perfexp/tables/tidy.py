@@ -4,84 +4,47 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfexp.records.record import Key, Record, Series
+from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.subject import subject
 from perfexp.sweep import parse_sizes
-from perfexp.tables import csv_tables, layer_winners
+from perfexp.tables import csv_tables, layer_tables
 from perfexp.tables.csv_tables import Line
-from perfexp.tables.layer_winners import Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Columns that identify the run of a line, in their order.
 IDENTITY = (
-    "run_uid",
-    "run_name",
-    "folder",
-    "host",
-    "device_name",
-    "driver",
-    "torch",
-    "cudnn",
-    "git_commit",
-    "git_dirty",
-    "plan_hash",
-    "perfexp_version",
-    "started",
-    "sweep_uid",
-    "sweep_job",
+    *("run_uid", "run_name", "folder", "host", "device_name", "driver", "torch", "cudnn", "git_commit", "git_dirty"),
+    *("plan_hash", "perfexp_version", "started", "sweep_uid", "sweep_job"),
 )
 #: Columns of `csv_tables.overall` whose names do not end in their unit.
 _RENAMED = {"mean": "mean_ms", "std": "std_ms", "min": "min_ms", "max": "max_ms"}
 _AXIS = "axis_"
 #: Columns of texts, even without values; any other column without values is one of figures.
 _TEXTS = frozenset(IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
-    "model",
-    "algorithm",
-    "mode",
-    "execution",
-    "input_size",
-    "phase",
-    "precision",
-    "time_kind",
-    "stop_reason",
-    "percentile_kind",
-    "estimated",
-    "status",
-    "doubts",
-    "error",
-    "series",
+    *("model", "algorithm", "mode", "execution", "input_size", "phase", "precision", "time_kind", "stop_reason"),
+    *("percentile_kind", "estimated", "status", "doubts", "error", "series"),
     *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs"),
     *("computed_by", "ran", "kernels", "fastest_algorithm"),
 }
-
 #: Types of columns that may be without values.
 _DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """The samples of one series.
-
-    Attributes:
-        head: cells that its lines have in common.
-        unit: unit of the samples.
-        values: all samples, warm-up first.
-        warmup: number of warm-up samples.
-    """
-
-    head: Line
-    unit: str
-    values: Any
-    warmup: int
+#: Columns that the samples of a series have in common.
+_HEAD = (
+    *("run_uid", "phase", "input_size", "input_height_pixels", "input_width_pixels", "batch_size", "precision"),
+    *("replicate", "series", "calls_per_sample"),
+)
+#: A series: the cells of `_HEAD`, and `unit`, `values` (all samples, warm-up first) and `warmup` (number of those).
+Block = dict[str, Any]
 
 
 def points(record: Record, folder: Path) -> list[Line]:
@@ -95,10 +58,10 @@ def points(record: Record, folder: Path) -> list[Line]:
     return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
 
 
-def layers(record: Record, folder: Path) -> list[Row]:
+def layers(record: Record, folder: Path) -> list[layer_tables.Row]:
     """Return one line for each row and pass of each point with profiled layers, preceded by the run's identity."""
     about = _identity(record, folder) | {"execution": subject(record.plan, record.environment).execution}
-    return [replace(row, line=about | _point(row.line)) for row in layer_winners.rows(record)]
+    return [replace(row, line=about | _point(row.line)) for row in layer_tables.rows(record)]
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
@@ -138,12 +101,19 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
 def blocks(record: Record) -> list[Block]:
     """Return the series of all points of a run, those of a cold start (phase `ttfp`) included."""
     return [
-        Block(
-            head=_head(record.uid, point.key, series),
-            unit=series.unit,
-            values=np.asarray(series.samples, dtype=np.float64),
-            warmup=series.warmup,
-        )
+        {
+            "run_uid": record.uid,
+            "phase": point.key.phase,
+            **_size(*point.key.input_size),
+            "batch_size": point.key.batch_size,
+            "precision": point.key.precision,
+            "replicate": point.key.replicate,
+            "series": series.name,
+            "calls_per_sample": series.calls_per_sample,
+            "unit": series.unit,
+            "values": np.asarray(series.samples, dtype=np.float64),
+            "warmup": series.warmup,
+        }
         for point in record.points
         for series in point.series
     ]
@@ -157,17 +127,17 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
     """
     import pandas as pd
 
-    counts = [len(block.values) for block in series]
-    heads = pd.DataFrame([block.head for block in series], columns=list(_HEAD))
+    counts = [len(block["values"]) for block in series]
+    heads = pd.DataFrame(series, columns=list(_HEAD))
     for name in _TEXTS.intersection(heads):
         heads[name] = heads[name].map(text).astype("category")
     made = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
     made["sample_index"] = _joined((np.arange(count) for count in counts), np.int64)
-    made["is_warmup"] = _joined((np.arange(len(block.values)) < block.warmup for block in series), np.bool_)
+    made["is_warmup"] = made["sample_index"] < np.repeat([block["warmup"] for block in series], counts)
     made["calls_per_sample"] = made.pop("calls_per_sample")
-    values = _joined((block.values for block in series), np.float64)
-    units = np.repeat(np.asarray([block.unit for block in series], dtype=object), counts)
-    for unit in dict.fromkeys(["seconds", *(block.unit for block in series)]):
+    values = _joined((block["values"] for block in series), np.float64)
+    units = np.repeat(np.asarray([block["unit"] for block in series], dtype=object), counts)
+    for unit in dict.fromkeys(["seconds", *(block["unit"] for block in series)]):
         made[unit] = np.where(units == unit, values, np.nan)
     return made
 
@@ -185,20 +155,6 @@ def samples_csv(series: Sequence[Block]) -> bytes:
     made["is_warmup"] = np.where(made["is_warmup"], "true", "false")
     content: str = made.to_csv(index=False, lineterminator="\r\n")
     return content.encode("utf-8", errors="replace")
-
-
-_HEAD = (
-    "run_uid",
-    "phase",
-    "input_size",
-    "input_height_pixels",
-    "input_width_pixels",
-    "batch_size",
-    "precision",
-    "replicate",
-    "series",
-    "calls_per_sample",
-)
 
 
 def _identity(record: Record, folder: Path) -> Line:
@@ -251,43 +207,23 @@ def _size(height: int, width: int) -> Line:
     return {"input_size": label, "input_height_pixels": height, "input_width_pixels": width}
 
 
-def _head(uid: str, key: Key, series: Series) -> Line:
-    return {
-        "run_uid": uid,
-        "phase": key.phase,
-        **_size(*key.input_size),
-        "batch_size": key.batch_size,
-        "precision": key.precision,
-        "replicate": key.replicate,
-        "series": series.name,
-        "calls_per_sample": series.calls_per_sample,
-    }
-
-
 def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
     import pandas as pd
 
     if name == "started":
         return pd.to_datetime(pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce")
     if name.startswith(_AXIS):
-        return _axis(cells)
+        texts = pd.Series(cells, dtype="string")
+        if texts.dropna().str.lower().isin(("true", "false")).all():
+            return texts.str.lower().map({"true": True, "false": False}).astype("boolean")
+        with suppress(TypeError, ValueError):
+            return pd.to_numeric(texts)
+        return texts
     kinds = {type(cell) for cell in cells if cell is not None}
     if name in _TEXTS or str in kinds:
         return pd.Series([str(cell) if cell else None for cell in cells], dtype="string")
     dtype = "boolean" if kinds == {bool} else "Int64" if kinds == {int} else "float64"
     return pd.Series(cells, dtype=_DTYPES.get(name, dtype))
-
-
-def _axis(cells: Sequence[csv_tables.Cell]) -> pd.Series:
-    import pandas as pd
-
-    texts = pd.Series(cells, dtype="string")
-    if texts.dropna().str.lower().isin(("true", "false")).all():
-        return texts.str.lower().map({"true": True, "false": False}).astype("boolean")
-    try:
-        return pd.to_numeric(texts)
-    except (TypeError, ValueError):
-        return texts
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:

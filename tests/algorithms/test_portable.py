@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d as conv2d_of_torch
 from perfexp.convolutions import fourier
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.fourier import fast_length
-from perfexp.convolutions.portable import ALGORITHMS, conv2d
+from perfexp.convolutions.portable import ALGORITHMS, canonical, effective_dtype, misfit
 from perfexp.errors import UserError
 
 #: Torch's own remark on an even kernel with `same`.
@@ -22,6 +22,15 @@ BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.
 #: Those of F(4 × 4, 3 × 3), whose transforms cost it digits.
 NONFUSED = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 UNSTRIDED = {"stride": (1, 1), "dilation": (1, 1)}
+
+
+def conv2d(name, inputs, weight, bias=None, **arguments):
+    """`torch.nn.functional.conv2d` by a named algorithm, with its refusals."""
+    algorithm = ALGORITHMS[canonical(name, ALGORITHMS)]
+    convolution = Convolution.of(weight.shape, **arguments)
+    if reason := misfit(convolution, inputs.shape) or algorithm.supports(convolution, effective_dtype(inputs)):
+        raise ValueError(reason)
+    return algorithm.run(convolution, inputs, weight, bias)
 
 
 def bound(name, dtype):

@@ -12,8 +12,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from perfexp.layers.events import Event
-from perfexp.layers.ranges import Mark, Scope
+from perfexp.layers.events import Event, Mark, Scope
 
 FOLDER = Path(__file__).parent / "recordings"
 INFERENCE, TRAINING = ("resnet50_1_infer",), ("vgg16_8_train", "resnet50_16_train")

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfexp.layers.alignment import aligned
+from perfexp.layers.table import aligned
 
 NAMES = st.lists(st.sampled_from("abc"), max_size=12)
 

@@ -3,9 +3,8 @@
 import pytest
 
 from perfexp.layers import Key, Pass
-from perfexp.layers.events import Event
+from perfexp.layers.events import Event, Mark, Scope, parse
 from perfexp.layers.partition import divide
-from perfexp.layers.ranges import Mark, Scope, parse
 
 CALL = Mark(Scope.call, 0).name
 

@@ -10,12 +10,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from perfexp.layers import Pass
-from perfexp.layers.events import Event
+from perfexp.layers.events import Event, Scope
 from perfexp.layers.marking import Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import divide
 from perfexp.layers.profiling import event_of
-from perfexp.layers.ranges import Scope
 from perfexp.work.count import count
 
 

@@ -7,7 +7,7 @@ import pytest
 from perfexp.layers import Method, Pass
 from perfexp.layers.closure import close
 from perfexp.layers.partition import divide
-from perfexp.layers.results import times_of
+from perfexp.layers.table import times_of
 from tests.layers.recorded import EVERY, TRAINING, recording
 
 

@@ -5,7 +5,7 @@ import pytest
 from perfexp.layers import Key, Pass
 from perfexp.layers.attribution import Attributed, in_no_module
 from perfexp.layers.events import Event
-from perfexp.layers.replayed import Pattern
+from perfexp.layers.profiling import Pattern
 
 
 def kernel(name, start_ns=0):

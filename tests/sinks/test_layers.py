@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from perfexp.layers import Key as LayerKey
 from perfexp.layers import Pass
-from perfexp.layers.table import Convolution, Line, Spread
+from perfexp.layers.table import Line, Spread
 from perfexp.plots import layer_areas
 from perfexp.plots.layer_areas import Tile, squarify
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, layers_key
 from perfexp.reports.markdown import markdown
 from perfexp.tables import csv_tables, layer_tables
+from perfexp.work import Geometry
 
 
 def spread(seconds: float) -> Spread:
@@ -34,7 +35,7 @@ def line(path: str | None, kind: str, which: Pass, seconds: float, gap: float = 
 
 @pytest.fixture
 def record(build: Builder) -> Record:
-    geometry = Convolution(
+    geometry = Geometry(
         in_channels=3, out_channels=8, kernel=(3, 5), stride=(1, 1), padding=(1, 2), dilation=(1, 1), groups=1,
         transposed=False,
     )  # fmt: skip
