@@ -46,9 +46,7 @@ def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
             "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png",
         )
     if facts["label_ids"]:
-        return ok(
-            split, f"{observation}; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
-        )
+        observation += f"; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
     return ok(split, observation)
 
 

@@ -1,12 +1,13 @@
-"""Judge the host: locks, load, CPU cores, clock, and output folders."""
+"""Judge the host: locks, load, CPU cores, clock, and output folders; energy meters and profilers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
-from perfexp.diagnosis import Facts, Finding, fail, ok, warn
-from perfexp.diagnosis.devices import Chosen
+from perfexp.diagnosis import Facts, Finding, fail, meter_selftest, missing, ok, part, untested, warn, warn_if
+from perfexp.diagnosis.devices import Chosen, cuda_devices
 from perfexp.records import units
 
 #: Tolerated load of other processes, in cores or as a share of them.
@@ -15,6 +16,10 @@ _QUIET_CORES, _QUIET_SHARE = 0.5, 0.1
 _FINE_SECONDS = 1e-7
 _SLOW_CLOCKS = ("hpet", "acpi_pm")
 _LITTLE_BYTES = 2**30
+_NSIGHT = {
+    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
+    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
+}
 
 
 def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
@@ -41,9 +46,8 @@ def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
 def _load(cpu: Mapping[str, Any]) -> Finding:
     load, cores = cpu["load_average_1min"], cpu["logical_cores"] or 1
     observation = f"load average {load:.2f} on {cores} cores"
-    if load > max(_QUIET_CORES, _QUIET_SHARE * cores):
-        return warn("load", observation, "end other work on this machine before you measure")
-    return ok("load", observation)
+    is_busy = load > max(_QUIET_CORES, _QUIET_SHARE * cores)
+    return warn_if(is_busy, "load", observation, "end other work on this machine before you measure")
 
 
 def _governor(cpu: Mapping[str, Any]) -> Finding:
@@ -60,28 +64,23 @@ def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
     if quota_cores is not None and quota_cores < usable:
         observation = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
         return warn("processors", observation, remedy)
-    if usable < cores:
-        return warn("processors", f"{usable} of {cores} logical cores may be used", remedy)
-    return ok("processors", f"all {cores} logical cores may be used")
+    share = f"{usable} of" if usable < cores else "all"
+    return warn_if(usable < cores, "processors", f"{share} {cores} logical cores may be used", remedy)
 
 
 def _clock(clock: Mapping[str, Any]) -> Finding:
-    source = clock["source"]
-    observation = f"resolution {units.format_seconds(clock['resolution_seconds'], 2)}" + (
-        f", {source}" if source else ""
-    )
-    if clock["resolution_seconds"] > _FINE_SECONDS or source in _SLOW_CLOCKS:
-        return warn("clock", observation, "short calls are timed coarsely; Linux with the clock source tsc does better")
-    return ok("clock", observation)
+    resolution, source = clock["resolution_seconds"], clock["source"]
+    observation = f"resolution {units.format_seconds(resolution, 2)}{f', {source}' if source else ''}"
+    remedy = "short calls are timed coarsely; Linux with the clock source tsc does better"
+    return warn_if(resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy)
 
 
 def _outputs(folder: Mapping[str, Any]) -> Finding:
     if not folder["writable"]:
         return fail("outputs", f"{folder['path']} can't be written here", "go to another folder, or output_dir=DIR")
     observation = f"{folder['path']} can be written, {units.format_bytes(folder['free_bytes'])} free"
-    if folder["free_bytes"] < _LITTLE_BYTES:
-        return warn("outputs", observation, "free some space: a point stores all of its samples")
-    return ok("outputs", observation)
+    is_little = folder["free_bytes"] < _LITTLE_BYTES
+    return warn_if(is_little, "outputs", observation, "free some space: a point stores all of its samples")
 
 
 def _store(machine: Mapping[str, Any]) -> Finding:
@@ -91,3 +90,32 @@ def _store(machine: Mapping[str, Any]) -> Finding:
     if store["problem"] or not folder["writable"]:
         return warn("tracking store", f"{store['path']}: {store['problem'] or 'it cannot be created'}", remedy)
     return ok("tracking store", store["path"])
+
+
+def instrument_findings(facts: Facts) -> Iterator[Finding]:
+    """A line per check of energy meters and profilers."""
+    machine = facts["machine"]
+    energy = part(facts, "energy")
+    if "error" in energy:
+        yield missing("energy", str(energy["error"]), "energy will be null")
+    elif energy:
+        yield from meter_selftest.findings(energy)
+    rocm = bool(part(facts, "torch").get("rocm"))
+    if rocm or machine["amd"]["driver"]:
+        if machine["amd"]["amdsmi"]:
+            yield untested("amdsmi", "installed; ROCm has not been tried")
+        else:
+            yield missing("amdsmi", "not installed", "pip install /opt/rocm/share/amd_smi: energy of AMD's boards")
+        yield _tool("rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False)
+    if not rocm:
+        for name, remedy in _NSIGHT.items():
+            yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
+
+
+def _tool(name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True) -> Finding:
+    program = tools[name]
+    if program is None:
+        return missing(name, "not found" if needed else "not found; only CUDA devices need it", remedy)
+    if not program["on_path"]:
+        return warn(name, f"{program['path']}, not on the PATH", f"PATH={PurePath(program['path']).parent}:$PATH")
+    return ok(name, program["path"]) if tested else untested(name, program["path"])

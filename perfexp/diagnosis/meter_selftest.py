@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.diagnosis import Finding, missing, ok, untested, warn
+from perfexp.diagnosis import Finding, missing, ok, untested, warn, warn_if
 from perfexp.meters import Found, PowerKind
 from perfexp.meters.energy_metrics import Power
 from perfexp.meters.track import Track
@@ -69,22 +69,15 @@ def _power(meter: Mapping[str, Any]) -> Finding:
         return missing(check, meter["no_power"] or "too few readings", remedy)
     observation = f"{units.digits(meter['integral_watts'])} W at rest"
     if meter["power_kind"] == PowerKind.average:
-        return warn(
-            check,
-            f"{observation}, an average over about a second",
-            "a driver of 530 or later reports instantaneous power",
-        )
+        remedy = "a driver of 530 or later reports instantaneous power"
+        return warn(check, f"{observation}, an average over about a second", remedy)
     return ok(check, f"{observation}, instantaneous")
 
 
 def _query(meter: Mapping[str, Any]) -> Finding:
-    check, seconds = f"query {meter['name']}", meter["query_seconds"]
-    observation = f"took at most {units.format_seconds(seconds, 2)}"
-    if seconds > _SLOW_SECONDS:
-        return warn(
-            check, observation, "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
-        )
-    return ok(check, observation)
+    observation = f"took at most {units.format_seconds(meter['query_seconds'], 2)}"
+    remedy = "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
+    return warn_if(meter["query_seconds"] > _SLOW_SECONDS, f"query {meter['name']}", observation, remedy)
 
 
 def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:

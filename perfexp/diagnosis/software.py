@@ -51,11 +51,9 @@ def _system(machine: Mapping[str, Any]) -> Finding:
     if machine.get("container"):
         parts.append(f"in a container ({machine['container']})")
     observation = ", ".join(parts)
-    return (
-        ok("system", observation)
-        if machine["system"] == "Linux"
-        else untested("system", f"{observation}; tested is Linux only")
-    )
+    if machine["system"] != "Linux":
+        return untested("system", f"{observation}; tested is Linux only")
+    return ok("system", observation)
 
 
 def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
@@ -113,9 +111,8 @@ def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
     if version:
         return ok("MLflow", f"{version}, the full package")
     if skinny:
-        return warn(
-            "MLflow", f"mlflow-skinny {skinny}: it sends records, but has no user interface", "pip install mlflow"
-        )
+        observation = f"mlflow-skinny {skinny}: it sends records, but has no user interface"
+        return warn("MLflow", observation, "pip install mlflow")
     return missing("MLflow", "not installed: records stay on disk", "pip install mlflow, or tracking=none")
 
 
@@ -128,9 +125,8 @@ def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
     for name, requirement in rest.items():
         if not requirement["fits"]:
             here = requirement["version"] or "not installed"
-            yield fail(
-                name, f"{here}; perfexp needs {requirement['wanted'] or 'it'}", f"{_INSTALL}, or pip install '{name}'"
-            )
+            observation = f"{here}; perfexp needs {requirement['wanted'] or 'it'}"
+            yield fail(name, observation, f"{_INSTALL}, or pip install '{name}'")
     if all(requirement["fits"] for requirement in rest.values()):
         named = [f"{name} {rest[name]['version']}" for name in _NAMED if name in rest]
         yield ok("packages", ", ".join([*named, f"{len(rest) - len(named)} others"]) + ": all fit")

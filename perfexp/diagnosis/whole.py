@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfexp.diagnosis import Choice, Facts, Finding, Verdict, devices, gpu, host, instruments, software
+from perfexp.diagnosis import Choice, Facts, Finding, Verdict, devices, host, software
 
 
 def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
@@ -11,8 +11,8 @@ def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
     return [
         *software.findings(facts, choice),
         *devices.findings(facts, choice, chosen),
-        *(gpu.findings(facts, chosen) if chosen.kind == "cuda" else ()),
-        *instruments.findings(facts),
+        *(devices.state_findings(facts, chosen) if chosen.kind == "cuda" else ()),
+        *host.instrument_findings(facts),
         *host.findings(facts, chosen),
     ]
 

@@ -13,9 +13,7 @@ Source: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightCompute
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +23,13 @@ from perfexp.profilers import (
     WHOLE,
     About,
     Found,
-    Marks,
     Place,
+    Profiler,
     ProfilerFailed,
-    Settings,
     ncu_metrics,
     refuse_other_devices,
 )
-from perfexp.profilers.reports import ranked
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    last_words,
-    missing_library,
-)
+from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, missing_library, ranked, reason
 from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
@@ -75,8 +63,8 @@ _IMPORT_SECONDS = 1800.0
 _DURATION = "gpu__time_duration.sum"
 
 
-class Ncu(Settings):
-    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Settings`.
+class Ncu(Profiler):
+    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Profiler`.
 
     Args:
         metrics: counters; by default the chip's counters for a roofline.
@@ -128,14 +116,9 @@ class Ncu(Settings):
             f"--metrics={','.join(counters)}",
             *(f"--section={section}" for section in self._sections),
             "--force-overwrite",
-            f"--export={escaped(place.base)}",
+            f"--export={escaped(place.file())}",
             *self._options,
         ]
-
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        from perfexp.profilers.marks import captured
-
-        return captured(device)
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         tool = find("ncu", self._tool)
@@ -152,7 +135,7 @@ class Ncu(Settings):
                 f"ncu's table of {report.name} can't be used: {error}", [report.name, table.name]
             ) from error
         results = Found(files=[report.name, table.name])
-        kernels = _kernels(launches)
+        kernels = ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
         results.facts = {
             "version": tool.version,
@@ -183,13 +166,7 @@ def exported(tool: Tool, report: Path) -> bytes:
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
     if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
-        output = f"{answer.out}\n{answer.err}"
-        why = (
-            missing_library(output)
-            or first_line_with(output, ("error", "warning"))
-            or last_words(output)
-            or "it is empty"
-        )
+        why = reason(answer.text, ("error", "warning")) or "it is empty"
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
     return ("\n".join(lines[begin:]) + "\n").encode()
 
@@ -203,17 +180,8 @@ def _is_duration(name: str) -> bool:
     return name == _DURATION
 
 
-def _kernels(launches: Sequence[listing.Launch]) -> list[dict[str, Any]]:
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    for launch in launches:
-        counts[launch.kernel] += 1
-        seconds[launch.kernel] += launch.metrics.get(_DURATION, 0.0)  # type: ignore[assignment]
-    return ranked((name, count, float(seconds[name])) for name, count in counts.items())
-
-
 def _why(said: str) -> str:
     meaning = next((text for pattern, text in _FAILURES if pattern.search(said)), None)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
-    message = first_line_with(lines, ("error",)) or last_words(said)
+    message = first_line_with(lines, ("error",)) or reason(said)
     return meaning or missing_library(said) or (f"{message}; see run.log" if message else "without a message")

@@ -72,7 +72,7 @@ def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[s
     output = ""
     for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
         answer = ask(command, _QUERY_SECONDS)
-        output += f"{answer.out}\n{answer.err}"
+        output += answer.text
         if names := frozenset(_NAME.findall(answer.out)):
             return names
     why = first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"

@@ -6,19 +6,14 @@ https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 
 from __future__ import annotations
 
-import csv
-import io
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.host.untrusted import printable, spreadsheet_text
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, refuse_other_devices
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
@@ -28,8 +23,10 @@ from perfexp.profilers.tools import (
     escaped,
     find,
     first_line_with,
-    last_words,
     missing_library,
+    ranked,
+    reason,
+    to_csv,
 )
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -47,8 +44,8 @@ DATABASE = ".sqlite"
 _RANGES = "_ranges.csv"
 
 
-class Nsys(Settings):
-    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Settings`.
+class Nsys(Profiler):
+    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Profiler`.
 
     Args:
         trace: traced interfaces (`nsys profile --trace`).
@@ -88,25 +85,8 @@ class Nsys(Settings):
         """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
         refuse_other_devices(about.device)
         tool = find("nsys", self._tool)
-        return [
-            tool.path,
-            "profile",
-            f"--trace={','.join(self._trace)}",
-            f"--sample={self._sample}",
-            f"--cpuctxsw={self._cpuctxsw}",
-            "--capture-range=cudaProfilerApi",
-            "--capture-range-end=stop",  # the default would end the program there
-            "--kill=none",
-            "--cuda-graph-trace=node",  # forced cuDNN passes are launched as graphs too
-            "--force-overwrite=true",
-            f"--output={escaped(place.base)}",
-            *self._options,
-        ]
-
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        from perfexp.profilers.marks import captured
-
-        return captured(device)
+        recording = recording_command(self._trace, self._sample, self._cpuctxsw)
+        return [tool.path, *recording, "--force-overwrite=true", f"--output={escaped(place.file())}", *self._options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         tool = find("nsys", self._tool)
@@ -117,6 +97,18 @@ class Nsys(Settings):
         results = evaluate(tool, profile, self._reports, place, claim, whole=WHOLE[about.phase], top=self.top)
         results.facts |= {"version": tool.version, "trace": self._trace}
         return results
+
+
+def recording_command(trace: Sequence[str] = TRACE, sample: str = "none", cpuctxsw: str = "none") -> list[str]:
+    """The arguments of nsys that record between cudaProfilerStart and Stop.
+
+    By default, the program would end at Stop. Nodes of graphs are traced: forced cuDNN passes are launched as graphs.
+    """
+    traced = ["profile", f"--trace={','.join(trace)}", f"--sample={sample}", f"--cpuctxsw={cpuctxsw}"]
+    return [
+        *traced,
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--kill=none", "--cuda-graph-trace=node"),
+    ]
 
 
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
@@ -153,9 +145,11 @@ def evaluate(
     if ranges:
         path = place.file(_RANGES)
         claim(path)
-        write_atomically(path, _csv(ranges))
+        write_atomically(path, to_csv(ranges, list(ranges[0])))
         results.files.append(path.name)
-    kernels = stats.kernels(sheets) or _kernels(work)
+    kernels = stats.kernels(sheets) or ranked(
+        (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9) for one in work if one.kernel is not None
+    )
     empty = {report: "nothing was copied or filled" for report, why in problems.items() if _no_copies(why, work)}
     problems = {report: why for report, why in problems.items() if report not in empty}
     results.facts = {
@@ -188,22 +182,16 @@ def imported(tool: Tool, stream: Path) -> Path:
     command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
     answer = ask(command, _IMPORT_SECONDS)
     if not _has_content(target):
-        output = f"{answer.out}\n{answer.err}"
-        raise ProfilerFailed(
-            f"{stream.name} can't be imported: {missing_library(output) or _libdw() or last_words(output)}"
-        )
+        why = missing_library(answer.text) or _libdw() or reason(answer.text)
+        raise ProfilerFailed(f"{stream.name} can't be imported: {why}")
     return target
 
 
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
     if _has_content(stream):
-        why = (
-            missing_library(said)
-            or _libdw()
-            or first_line_with(said, ("importer", "import failed"))
-            or "without a message"
-        )
+        why = missing_library(said) or _libdw() or first_line_with(said, ("importer", "import failed"))
+        why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
             f"perfexp stats {place.folder}",
@@ -211,7 +199,7 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
         return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
-    why = missing_library(said) or first_line_with(said, _COMPLAINTS) or last_words(said) or "without a message"
+    why = reason(said, _COMPLAINTS) or "without a message"
     return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")
 
 
@@ -252,30 +240,6 @@ def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
 def _no_copies(why: str, work: Sequence[Work]) -> bool:
     """Whether nsys skipped a report for lack of copies and fills, and the recorded work confirms it."""
     return stats.NO_COPIES in why and bool(work) and all(activity.kernel is not None for activity in work)
-
-
-def _kernels(work: Iterable[Work]) -> list[dict[str, Any]]:
-    """Kernels from the database, where no report has them."""
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    for activity in work:
-        if activity.kernel is not None:
-            counts[activity.kernel] += 1
-            seconds[activity.kernel] += activity.end_ns - activity.start_ns
-    return stats.ranked((name, count, seconds[name] * 1e-9) for name, count in counts.items())
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    content = io.StringIO()
-    writer = csv.DictWriter(content, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return content.getvalue().encode(errors="replace")
-
-
-def _cell(value: object) -> object:
-    """Text without control characters and formulas, since the profiled program chooses the names of ranges."""
-    return spreadsheet_text(printable(value)) if isinstance(value, str) else value
 
 
 def _has_content(path: Path) -> bool:

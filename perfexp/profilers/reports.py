@@ -20,7 +20,7 @@ from typing import Any
 from perfexp.errors import UserError, nearest
 from perfexp.host.files import safe_name, write_atomically
 from perfexp.profilers import Place, ProfilerFailed
-from perfexp.profilers.tools import Tool, ask, first_line_with, last_words, missing_library
+from perfexp.profilers.tools import Tool, ask, ranked, reason
 
 #: Default reports.
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
@@ -94,7 +94,7 @@ def check(reports: Iterable[str]) -> list[str]:
 def known(tool: Tool) -> frozenset[str]:
     """The reports of a version of nsys; empty if unknown."""
     answer = ask([tool.path, "stats", "--help-reports"])
-    return frozenset(_KNOWN.findall(f"{answer.out}\n{answer.err}"))
+    return frozenset(_KNOWN.findall(answer.text))
 
 
 def names_of(report: str, those: frozenset[str]) -> list[str]:
@@ -114,7 +114,7 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
         if made.is_file() and made.stat().st_size:
             made.replace(target)
             return None
-    return missing_library(f"{answer.out}\n{answer.err}") or answer.last_words or "nsys export wrote nothing"
+    return reason(answer.text) or "nsys export wrote nothing"
 
 
 def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
@@ -139,9 +139,8 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
         for text in (*texts, answer.out):
             if (sheet := read(text, name)) is not None:
                 return sheet
-        output = f"{answer.out}\n{answer.err}"
-        output = "\n".join(line for line in output.splitlines() if not line.startswith(_NO_NEWS))
-        why = missing_library(output) or first_line_with(output, _REFUSALS) or last_words(output) or "it has no rows"
+        output = "\n".join(line for line in answer.text.splitlines() if not line.startswith(_NO_NEWS))
+        why = reason(output, _REFUSALS) or "it has no rows"
     raise ProfilerFailed(why)
 
 
@@ -149,9 +148,7 @@ def read(text: str, name: str = "") -> Sheet | None:
     """The CSV table of a report within a file or output of nsys; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
-        if line.count(",") < 2 or line.startswith(
-            ("Processing", "Generating", "SKIPPED", "NOTICE", "WARNING", "ERROR")
-        ):
+        if line.count(",") < 2 or line.startswith((*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")):
             continue
         table = [tuple(row) for row in csv.reader(io.StringIO("\n".join(lines[index:]))) if row]
         header, rows = table[0], tuple(row for row in table[1:] if len(row) == len(table[0]))
@@ -201,16 +198,6 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
                     for name, count, time in zip(names, counts, times, strict=True)
                 )
     return []
-
-
-def ranked(found: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
-    """Kernels or operators (name, count, total seconds) by decreasing total time."""
-    rows = sorted(found, key=lambda row: -row[2])
-    whole = sum(seconds for _, _, seconds in rows)
-    return [
-        {"name": name, "count": count, "seconds": seconds, "share": seconds / whole if whole else 0.0}
-        for name, count, seconds in rows
-    ]
 
 
 def _factor(sheet: Sheet) -> float | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from perfexp.diagnosis import machine
+from perfexp.diagnosis import environment
 from perfexp.host import interrupts
+from perfexp.host.untrusted import printable, spreadsheet_text
 from perfexp.profilers import ProfilerFailed
 
 #: Default time limit of a tool.
@@ -55,9 +60,9 @@ class Answer:
     err: str
 
     @property
-    def last_words(self) -> str:
-        """The last non-empty lines."""
-        return last_words(f"{self.out}\n{self.err}")
+    def text(self) -> str:
+        """Both streams."""
+        return f"{self.out}\n{self.err}"
 
 
 def find(name: str, given: str | None = None) -> Tool:
@@ -72,7 +77,7 @@ def find(name: str, given: str | None = None) -> Tool:
             raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
         path = given
     else:
-        installed = machine.tool(name)
+        installed = environment.tool(name)
         if installed is None:
             raise ProfilerFailed(
                 f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
@@ -80,11 +85,10 @@ def find(name: str, given: str | None = None) -> Tool:
         path = str(installed["path"])
     path = str(Path(path).absolute())  # a relative path would fail in another working directory
     answer = ask([path, "--version"])
-    match = _VERSION.search(f"{answer.out}\n{answer.err}")
+    match = _VERSION.search(answer.text)
     if match is None:
         if answer.code != 0:
-            why = answer.last_words or f"exit code {answer.code}"
-            raise ProfilerFailed(f"{path} can't be run: {missing_library(why) or why}")
+            raise ProfilerFailed(f"{path} can't be run: {reason(answer.text) or f'exit code {answer.code}'}")
         return Tool(name=name, path=path, version=None)
     version = match[0].split()[-1]
     if (int(match[1]), int(match[2])) < least:
@@ -157,19 +161,43 @@ def missing_library(text: str) -> str | None:
     return f"the library {match[1]} is missing" + (f": install {package}" if package else "")
 
 
-def last_words(text: str, lines: int = 2) -> str:
-    """The last non-empty lines of a text."""
-    filled = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(filled[-lines:])
-
-
-def first_line_with(text: str, words: Iterable[str]) -> str | None:
+def first_line_with(text: str, words: Sequence[str]) -> str | None:
     """The first line that contains one of some lower-case words, or None."""
-    wanted = list(words)
-    matching = (line.strip() for line in text.splitlines() if any(word in line.lower() for word in wanted))
+    matching = (line.strip() for line in text.splitlines() if any(word in line.lower() for word in words))
     return next(matching, None)
+
+
+def reason(output: str, words: Sequence[str] = ()) -> str:
+    """Why a tool failed, by its output: a missing library, the first line with one of the words, or the last lines."""
+    filled = [line.strip() for line in output.splitlines() if line.strip()]
+    return missing_library(output) or first_line_with(output, words) or " | ".join(filled[-2:])
 
 
 def escaped(path: Path) -> str:
     """A path in the output syntax of nsys and ncu, where `%` begins a variable."""
     return str(path).replace("%", "%%")
+
+
+def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
+    """Kernels or operators (name, count, seconds) with the totals of each name, by decreasing time."""
+    counts: Counter[str] = Counter()
+    totals: dict[str, float] = {}
+    for name, count, seconds in kernels:
+        counts[name] += count
+        totals[name] = totals.get(name, 0.0) + seconds
+    whole = sum(totals.values())
+    return [
+        {"name": name, "count": counts[name], "seconds": seconds, "share": seconds / whole if whole else 0.0}
+        for name, seconds in sorted(totals.items(), key=lambda item: -item[1])
+    ]
+
+
+def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    """CSV of some columns, in texts without control characters and formulas: the profiled program chooses names."""
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        cells = (row[name] for name in columns)
+        writer.writerow([spreadsheet_text(printable(cell)) if isinstance(cell, str) else cell for cell in cells])
+    return content.getvalue().encode(errors="replace")
