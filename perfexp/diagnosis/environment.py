@@ -87,11 +87,12 @@ class _File(msgspec.Struct):
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Differences between two environments that make times incomparable: name, old and new."""
     places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
-    pairs = ((place, _at(before, place), _at(now, place)) for place in places)
+    pairs = ((place, fact_at(before, place), fact_at(now, place)) for place in places)
     return [(place, old, new) for place, old, new in pairs if old != new]
 
 
-def _at(facts: dict[str, Any], place: str) -> Any:
+def fact_at(facts: dict[str, Any], place: str) -> Any:
+    """The fact at a dotted place; None if there is none."""
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts

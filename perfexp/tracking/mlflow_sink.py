@@ -22,7 +22,7 @@ from perfexp.host.process import python_command
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
-from perfexp.tracking import payload
+from perfexp.tracking import Tracker, payload
 from perfexp.tracking.descriptions import clean
 from perfexp.tracking.payload import Payload
 from perfexp.tracking.sender import Delivery, TrackingFailed, reason
@@ -58,12 +58,11 @@ class DeadlineMissed(TrackingFailed):
     """There was no answer before the deadline."""
 
 
-class MlflowSink:
+class MlflowSink(Tracker):
     """A tracking store of MLflow.
 
-    Records are on disk before they are sent, with their own times and status. The run of a record, found by its uid,
-    is completed and updated; nothing is stored twice. Parameters, which MLflow never changes, and a description or a
-    name that a person changed stay.
+    The run of a record, found by its uid, is completed and updated; nothing is stored twice. Parameters, which MLflow
+    never changes, and a description or a name that a person changed stay.
 
     Args:
         uri: database (`sqlite:///FILE`, `postgresql://…`) or server (`http://…`). By default `MLFLOW_TRACKING_URI`, or
@@ -162,10 +161,9 @@ class SenderProcess:
         return self._process.poll() is not None
 
     def request(self, line: bytes, deadline: float) -> bytes:
-        """Write a line and return the answer.
+        """Write a line and return the answer; without a line, the first answer says that the process is ready.
 
         Args:
-            line: request with its line break; empty for the first answer, which says that the process is ready.
             deadline: end of the wait, on the clock `time.monotonic`.
 
         Raises:
