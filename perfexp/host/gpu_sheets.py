@@ -17,8 +17,6 @@ class GpuFacts:
     """Data-sheet figures of one device, dense (without structured sparsity).
 
     Attributes:
-        product: full name.
-        architecture: family name.
         compute_capability: NVIDIA's number, or AMD's gfx name.
         peak_flops_per_second: peak rate by data type (`fp32`, `tf32`, `fp16`, …); operations per second for integers.
         memory_bytes: nominal size; the driver's own figure differs a little.
@@ -65,9 +63,6 @@ class GpuFile:
 def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
     """Return the files of the gpu group by name; a file of a later folder replaces one of an earlier folder.
 
-    Args:
-        folders: configuration folders with a group `gpu`.
-
     Raises:
         UserError: a file is not YAML, or its `match` is not a regular expression.
     """
@@ -83,11 +78,6 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
 
 
 def matching(files: Mapping[str, GpuFile], product: str) -> str | None:
-    """Return the name of the one file that is for a device; None if there is none, or several.
-
-    Args:
-        files: files of the gpu group.
-        product: device name from the driver; empty if unknown.
-    """
+    """Return the name of the one file for a device with this name; None if there is none, or several."""
     names = [name for name, file in files.items() if product and file.match and file.is_of(product)]
     return names[0] if len(names) == 1 else None

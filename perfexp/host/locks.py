@@ -25,10 +25,6 @@ _descriptors: set[int] = set()
 def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
     """Open a lock file; closing it releases the lock, and a process that is forked in between does not hold it.
 
-    Args:
-        name: name of the lock, unique among this user's locks.
-        flags: flags as for `os.open`.
-
     Raises:
         UserError: the folder of the locks is missing, or another user could have prepared it.
     """
@@ -99,9 +95,8 @@ def _open(path: Path, flags: int) -> int:
             os.close(descriptor)
             raise PermissionError(errno.EPERM, "it has an entry that is not a file")
     except OSError as error:
-        raise UserError(
-            f"Lock files can't be kept in {path.parent}: {error.strerror}. Have that folder removed."
-        ) from error
+        why = error.strerror
+        raise UserError(f"Lock files can't be kept in {path.parent}: {why}. Have that folder removed.") from error
     return descriptor
 
 

@@ -22,25 +22,14 @@ MAX_BYTES = 1 << 28
 _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
 #: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_KINDS = {
-    stat.S_IFLNK: "a link",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+_KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file and return its descriptor; anything else is refused before it is opened.
+    """Open a file with flags as for `os.open`; anything but a regular file is refused before it is opened.
 
-    Args:
-        path: file; its folder may be reached through links, the file itself may not be one.
-        flags: flags as for `os.open`.
-
-    Raises:
-        OSError: the path is not a regular file, or cannot be opened.
+    Its folder may be reached through links, the file itself may not be one.
     """
     try:
         _refuse_irregular(path, path.lstat().st_mode)  # opening a device or a FIFO can already do something
@@ -65,11 +54,7 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: the path is not a regular file, is larger than the limit in bytes, or cannot be read.
-    """
+    """Return the content of a regular file; raises `OSError` for one that is larger than the limit in bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB", str(path))
@@ -80,9 +65,6 @@ def open_append(path: Path) -> BinaryIO:
     """Open a regular file for reading and appending; create it if it is missing.
 
     A file that has another name elsewhere (a hard link) becomes a copy first: the other name keeps its content.
-
-    Raises:
-        OSError: the path is not a regular file, or cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
     descriptor = open_regular(path, flags)
