@@ -19,16 +19,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import (
-    WHOLE,
-    About,
-    Found,
-    Place,
-    Profiler,
-    ProfilerFailed,
-    ncu_metrics,
-    refuse_other_devices,
-)
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, ncu_metrics, refuse_other_devices
 from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, missing_library, ranked, reason
 from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths

@@ -18,11 +18,7 @@ from perfexp.profilers.tools import Tool, ask, first_line_with
 #: Counters for every chip; of several in one entry, the first available one.
 _WANTED: tuple[tuple[str, ...], ...] = (
     ("gpu__time_duration.sum",),
-    *(
-        (f"smsp__sass_thread_inst_executed_op_{kind}{operation}_pred_on.sum",)
-        for kind in "fhd"
-        for operation in ("add", "mul", "fma")
-    ),
+    *((f"smsp__sass_thread_inst_executed_op_{k}{do}_pred_on.sum",) for k in "fhd" for do in ("add", "mul", "fma")),
     ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
     ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
     ("dram__bytes.sum",),
@@ -31,42 +27,22 @@ _WANTED: tuple[tuple[str, ...], ...] = (
     ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
     ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
     ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed",),
-    ("dram__bytes.sum.peak_sustained",),
-    ("lts__t_bytes.sum.peak_sustained",),
-    ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",),
-    ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained",),
-    ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained",),
-    ("dram__cycles_elapsed.avg.per_second",),
-    ("lts__cycles_elapsed.avg.per_second",),
-    ("sm__cycles_elapsed.avg.per_second",),
+    *((f"{name}.sum.peak_sustained",) for name in ("dram__bytes", "lts__t_bytes")),
+    *((f"sm__sass_thread_inst_executed_op_{kind}fma_pred_on.sum.peak_sustained",) for kind in "fhd"),
+    *((f"{unit}__cycles_elapsed.avg.per_second",) for unit in ("dram", "lts", "sm")),
 )
 #: Operations of the tensor cores by type, sparse and dense together; integer operations are not FLOPs.
 _OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
 #: Instructions of the tensor pipe, on chips without counters of operations.
 _INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
-_CHIPS = {
-    "7.0": "gv100",
-    "7.2": "gv11b",
-    "7.5": "tu102",
-    "8.0": "ga100",
-    "8.6": "ga102",
-    "8.7": "ga10b",
-    "8.9": "ad102",
-    "9.0": "gh100",
-    "10.0": "gb100",
-    "10.3": "gb110",
-    "12.0": "gb202",
-}
+_CHIPS = {"7.0": "gv100", "7.2": "gv11b", "7.5": "tu102", "8.0": "ga100", "8.6": "ga102", "8.7": "ga10b"}
+_CHIPS |= {"8.9": "ad102", "9.0": "gh100", "10.0": "gb100", "10.3": "gb110", "12.0": "gb202"}
 _NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
 _QUERY_SECONDS = 120.0
 
 
 def available(tool: Tool, capability: str | None, index: int = 0) -> frozenset[str]:
-    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device.
-
-    Raises:
-        ProfilerFailed: ncu lists none.
-    """
+    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device."""
     chip = _CHIPS.get(capability or "")
     by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
     output = ""

@@ -17,17 +17,7 @@ from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFail
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    missing_library,
-    ranked,
-    reason,
-    to_csv,
-)
+from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, missing_library, ranked, reason, to_csv
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
-    """Profile a few calls of a step.
-
-    Returns:
-        Numbers of calls, names of ranges, and the profiler's results, as JSON values.
+    """Profile a few calls of a step; returns their numbers, names of ranges, and the profiler's results.
 
     Raises:
         UserError: the request cannot be fulfilled for any point.

@@ -25,32 +25,16 @@ from perfexp.profilers.tools import Tool, ask, ranked, reason
 #: Default reports.
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
 #: Names of reports since 2023.1, and before.
-_RENAMED = (
-    ("cuda_api_gpu_sum", "apigpusum"),
-    ("cuda_api_sum", "cudaapisum"),
-    ("cuda_api_trace", "cudaapitrace"),
-    ("cuda_gpu_kern_gb_sum", "gpukerngbsum"),
-    ("cuda_gpu_kern_sum", "gpukernsum"),
-    ("cuda_gpu_mem_size_sum", "gpumemsizesum"),
-    ("cuda_gpu_mem_time_sum", "gpumemtimesum"),
-    ("cuda_gpu_sum", "gpusum"),
-    ("cuda_gpu_trace", "gputrace"),
-    ("cuda_kern_exec_sum", "kernexecsum"),
-    ("cuda_kern_exec_trace", "kernexectrace"),
-    ("nvtx_gpu_proj_trace", "nvtxgpuproj"),
-    ("nvtx_gpu_proj_sum", "nvtxgpuproj"),
-    ("nvtx_kern_sum", "nvtxkernsum"),
-    ("nvtx_pushpop_sum", "nvtxppsum"),
-    ("nvtx_pushpop_trace", "nvtxpptrace"),
-    ("nvtx_startend_sum", "nvtxsesum"),
-    ("nvtx_sum", "nvtxsum"),
-    ("openacc_sum", "openaccsum"),
-    ("openmp_sum", "openmpevtsum"),
-    ("osrt_sum", "osrtsum"),
-    ("um_cpu_page_faults_sum", "umcpupagefaults"),
-    ("um_sum", "unifiedmemory"),
-    ("um_total_sum", "unifiedmemorytotals"),
-)
+_NAMES = """
+    cuda_api_gpu_sum=apigpusum cuda_api_sum=cudaapisum cuda_api_trace=cudaapitrace cuda_gpu_kern_gb_sum=gpukerngbsum
+    cuda_gpu_kern_sum=gpukernsum cuda_gpu_mem_size_sum=gpumemsizesum cuda_gpu_mem_time_sum=gpumemtimesum
+    cuda_gpu_sum=gpusum cuda_gpu_trace=gputrace cuda_kern_exec_sum=kernexecsum cuda_kern_exec_trace=kernexectrace
+    nvtx_gpu_proj_trace=nvtxgpuproj nvtx_gpu_proj_sum=nvtxgpuproj nvtx_kern_sum=nvtxkernsum
+    nvtx_pushpop_sum=nvtxppsum nvtx_pushpop_trace=nvtxpptrace nvtx_startend_sum=nvtxsesum nvtx_sum=nvtxsum
+    openacc_sum=openaccsum openmp_sum=openmpevtsum osrt_sum=osrtsum um_cpu_page_faults_sum=umcpupagefaults
+    um_sum=unifiedmemory um_total_sum=unifiedmemorytotals
+"""
+_RENAMED = [pair.split("=") for pair in _NAMES.split()]
 #: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
