@@ -80,7 +80,7 @@ def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
     return devices
 
 
-def board_of(facts: Facts, device: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _board_of(facts: Facts, device: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """NVML's facts of a CUDA device; None if NVML has no board with its UUID."""
     uuid = str(device["uuid"]).removeprefix("GPU-")
     boards = part(facts, "boards").get("boards", ())
@@ -106,9 +106,8 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
     check = f"gpu={choice.name}" + (f" gpu.index={choice.index}" if choice.index else "")
     if chosen.kind is None:
         remedy = "choose gpu=auto, another gpu.index, or the machine that has it"
-        return fail(
-            check, chosen.name, remedy if _are_known(facts) else "fix the failures above, then repeat the command"
-        )
+        remedy = remedy if _are_known(facts) else "fix the failures above, then repeat the command"
+        return fail(check, chosen.name, remedy)
     if chosen.kind == "mps":
         return fail(check, "Apple's GPU is here, but this version of perfexp does not measure it", "gpu=cpu")
     if chosen.kind == "fake":
@@ -126,13 +125,12 @@ def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
     capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
     description = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
     check, file = f"cuda:{device['index']}", _file_of(facts, device["name"])
-    observation = "; ".join(
-        [", ".join(description), f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"]
-    )
+    observation = f"{', '.join(description)}; "
+    observation += f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"
     remedy = "" if file else "gpu=auto measures it; add conf/gpu/NAME.yaml for its peaks"
     if rocm:
         return untested(check, f"{observation}; ROCm has not been tried", remedy)
-    return ok(check, observation) if file else warn(check, observation, remedy)
+    return warn_if(not file, check, observation, remedy)
 
 
 def _unusable(facts: Facts) -> Iterator[Finding]:
@@ -143,11 +141,8 @@ def _unusable(facts: Facts) -> Iterator[Finding]:
         return
     if boards and not devices:
         observation = f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
-        remedy = (
-            "check CUDA_VISIBLE_DEVICES and the driver's version"
-            if torch.get("cuda")
-            else "install a CUDA build of torch: https://pytorch.org/get-started/locally"
-        )
+        remedy = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
+        remedy = "check CUDA_VISIBLE_DEVICES and the driver's version" if torch.get("cuda") else remedy
         yield warn("CUDA devices", f"{observation}{f': {reason}' if reason else ''}", remedy)
     elif torch.get("cuda") and not devices:
         yield warn("CUDA devices", f"none: {reason or 'torch finds none'}", "on a cluster: run it in a job with a GPU")
@@ -170,21 +165,19 @@ def _files(facts: Facts) -> dict[str, GpuFile]:
 
 def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     """A line per check of the chosen CUDA device: driver, clocks, heat, power, neighbors, slices, meters."""
-    device = chosen.device or {}
+    clocks = part(facts, "clocks")
     if part(facts, "torch").get("rocm"):
-        yield from _clocks(part(facts, "clocks"), {})
+        yield from _clocks(clocks, {})
         return
-    board = board_of(facts, device)
+    board = _board_of(facts, chosen.device or {})
     yield _driver(facts, board)
-    yield from _clocks(part(facts, "clocks"), board or {})
+    yield from _clocks(clocks, board or {})
     if board is None:
         yield _no_board(facts)
         return
-    yield from _heat(part(facts, "clocks"), board["state"])
-    yield _power(board, facts["gpu_files"].get(chosen.file, {}))
-    yield _neighbours(board["state"])
-    yield _slices(board["facts"])
-    yield _error_correction(board["facts"])
+    yield from _heat_and_power(board, clocks.get("busy", {}), facts["gpu_files"].get(chosen.file, {}))
+    yield from _sharing(board["facts"], board["state"])
+    yield ok("ECC", {True: "on", False: "off", None: "this board has none"}[board["facts"].get("ecc")])
     yield ok("NVML", "answers")
 
 
@@ -234,10 +227,9 @@ def _no_board(facts: Facts) -> Finding:
     return warn("NVML", f"shows no board with this UUID{why}", remedy)
 
 
-def _heat(clocks: Mapping[str, Any], idle: Mapping[str, Any]) -> Iterator[Finding]:
-    # throttling only shows under load
-    state = clocks.get("busy") or idle
-    reasons, celsius = state.get("throttling"), state.get("temperature_celsius")
+def _heat_and_power(board: Mapping[str, Any], busy: Mapping[str, Any], sheet: Mapping[str, Any]) -> Iterator[Finding]:
+    busy = busy or board["state"]  # throttling only shows under load
+    reasons, celsius = busy.get("throttling"), busy.get("temperature_celsius")
     if reasons is None:
         yield _not_reported("throttling")
     else:
@@ -245,41 +237,33 @@ def _heat(clocks: Mapping[str, Any], idle: Mapping[str, Any]) -> Iterator[Findin
         observation = f"slowed down by: {', '.join(reasons)}" if reasons else "none"
         yield warn_if(bool(reasons), "throttling", observation, remedy)
     yield _not_reported("temperature") if celsius is None else ok("temperature", f"{celsius} °C")
+    watts, limit = board["state"].get("power_watts"), board["facts"].get("power_limit_watts")
+    sold = sheet.get("power_watts") or 0.0
+    if limit is None:
+        yield _not_reported("power limit")
+        return
+    is_lower = limit < _POWER_SHARE * sold
+    observation = f"{limit:.0f} W" + (f"; {watts:.0f} W now" if watts is not None else "")
+    observation += f"; the data sheet has {sold:.0f} W" if is_lower else ""
+    yield warn_if(is_lower, "power limit", observation, "figures are those of this limit")
 
 
 def _not_reported(check: str) -> Finding:
     return missing(check, "not reported by the driver", "a newer driver may")
 
 
-def _power(board: Mapping[str, Any], sheet: Mapping[str, Any]) -> Finding:
-    watts, limit = board["state"].get("power_watts"), board["facts"].get("power_limit_watts")
-    sold = sheet.get("power_watts")
-    if limit is None:
-        return _not_reported("power limit")
-    observation = f"{limit:.0f} W" + (f"; {watts:.0f} W now" if watts is not None else "")
-    if sold and limit < _POWER_SHARE * sold:
-        return warn("power limit", f"{observation}; the data sheet has {sold:.0f} W", "figures are those of this limit")
-    return ok("power limit", observation)
-
-
-def _neighbours(state: Mapping[str, Any]) -> Finding:
-    """Other users, read before the survey's own process used the device."""
-    seen = neighbours(state)
-    if not seen:
-        return missing("neighbours", "the driver does not report who uses the device", "run nvidia-smi as root")
-    remedy = "measure when nobody else uses the device (nvidia-smi shows who)"
-    return warn_if(is_used(state), "neighbours", ", ".join(seen), remedy)
-
-
-def _slices(facts: Mapping[str, Any]) -> Finding:
+def _sharing(facts: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Finding]:
+    """Other users, read before the survey's own process used the device, and slices."""
+    if seen := neighbours(state):
+        remedy = "measure when nobody else uses the device (nvidia-smi shows who)"
+        yield warn_if(is_used(state), "neighbours", ", ".join(seen), remedy)
+    else:
+        yield missing("neighbours", "the driver does not report who uses the device", "run nvidia-smi as root")
     if facts.get("mig"):
         remedy = "measure on a whole board, or read the figures as those of the slice and its neighbours"
-        return warn("MIG", "on: slices share the board's power and clocks", remedy)
-    return ok("MIG", "off" if facts.get("mig") is False else "this board has none")
-
-
-def _error_correction(facts: Mapping[str, Any]) -> Finding:
-    return ok("ECC", {True: "on", False: "off", None: "this board has none"}[facts.get("ecc")])
+        yield warn("MIG", "on: slices share the board's power and clocks", remedy)
+    else:
+        yield ok("MIG", "off" if facts.get("mig") is False else "this board has none")
 
 
 def _cudnn_version(number: int) -> str:

@@ -27,9 +27,7 @@ def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     machine = facts["machine"]
     if chosen.lock_name:
         yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))
-    yield _load(machine["cpu"])
-    yield _governor(machine["cpu"])
-    yield _processors(machine["cpu"], machine["cpu_quota_cores"])
+    yield from _cpu(machine["cpu"], machine["cpu_quota_cores"])
     yield _clock(machine["clock"])
     yield _outputs(machine["folders"]["outputs"])
     yield _store(machine)
@@ -43,29 +41,22 @@ def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
     return ok("device lock", "free")
 
 
-def _load(cpu: Mapping[str, Any]) -> Finding:
-    load, cores = cpu["load_average_1min"], cpu["logical_cores"] or 1
-    observation = f"load average {load:.2f} on {cores} cores"
+def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]:
+    load, governor, cores = cpu["load_average_1min"], cpu["governor"], cpu["logical_cores"] or 1
     is_busy = load > max(_QUIET_CORES, _QUIET_SHARE * cores)
-    return warn_if(is_busy, "load", observation, "end other work on this machine before you measure")
-
-
-def _governor(cpu: Mapping[str, Any]) -> Finding:
-    governor = cpu["governor"]
-    if governor in (None, "performance"):
-        return ok("governor", governor or "unknown: the system has no setting (a virtual machine, a container)")
-    return warn("governor", governor, "as root: cpupower frequency-set -g performance")
-
-
-def _processors(cpu: Mapping[str, Any], quota_cores: float | None) -> Finding:
-    cores = cpu["logical_cores"] or 1
+    remedy = "end other work on this machine before you measure"
+    yield warn_if(is_busy, "load", f"load average {load:.2f} on {cores} cores", remedy)
+    is_slow = governor not in (None, "performance")
+    governor = governor or "unknown: the system has no setting (a virtual machine, a container)"
+    yield warn_if(is_slow, "governor", governor, "as root: cpupower frequency-set -g performance")
     usable = len(cpu["affinity"] or []) or cores
     remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
     if quota_cores is not None and quota_cores < usable:
         observation = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
-        return warn("processors", observation, remedy)
-    share = f"{usable} of" if usable < cores else "all"
-    return warn_if(usable < cores, "processors", f"{share} {cores} logical cores may be used", remedy)
+        yield warn("processors", observation, remedy)
+    else:
+        share = f"{usable} of" if usable < cores else "all"
+        yield warn_if(usable < cores, "processors", f"{share} {cores} logical cores may be used", remedy)
 
 
 def _clock(clock: Mapping[str, Any]) -> Finding:
@@ -86,10 +77,9 @@ def _outputs(folder: Mapping[str, Any]) -> Finding:
 def _store(machine: Mapping[str, Any]) -> Finding:
     """The tracking store of the folder; a record that cannot be sent stays on disk."""
     store, folder = machine["store"], machine["folders"]["store"]
+    problem = store["problem"] or ("" if folder["writable"] else "it cannot be created")
     remedy = "tracking.uri=URI, or tracking=none; records stay on disk, perfexp log sends them later"
-    if store["problem"] or not folder["writable"]:
-        return warn("tracking store", f"{store['path']}: {store['problem'] or 'it cannot be created'}", remedy)
-    return ok("tracking store", store["path"])
+    return warn_if(bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy)
 
 
 def instrument_findings(facts: Facts) -> Iterator[Finding]:

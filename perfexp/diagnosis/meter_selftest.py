@@ -25,11 +25,7 @@ _NULL = "energy will be null, with this reason"
 def try_meters(
     found: Found, *, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
-    """Watch the meters for about a second while perfexp is idle.
-
-    Returns:
-        JSON values: `reason`, `doubts`, and `meters` with the observations of each.
-    """
+    """Watch the meters for about a second while perfexp is idle; their observations, and the reason for none."""
     if not found.meters:
         return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
     tracks = [Track(meter, now) for meter in found.meters]

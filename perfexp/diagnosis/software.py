@@ -30,10 +30,8 @@ def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 def build_name(torch: Mapping[str, Any]) -> str:
     """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`, from the survey's facts of torch."""
-    for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")):
-        if torch.get(key):
-            return f"{kind} {torch[key]} build"
-    return "CPU build"
+    names = (f"{kind} {torch[key]} build" for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")) if torch.get(key))
+    return next(names, "CPU build")
 
 
 def _python(machine: Mapping[str, Any]) -> Finding:
@@ -47,10 +45,8 @@ def _python(machine: Mapping[str, Any]) -> Finding:
 
 
 def _system(machine: Mapping[str, Any]) -> Finding:
-    parts = [f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"]
-    if machine.get("container"):
-        parts.append(f"in a container ({machine['container']})")
-    observation = ", ".join(parts)
+    observation = f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"
+    observation += f", in a container ({machine['container']})" if machine.get("container") else ""
     if machine["system"] != "Linux":
         return untested("system", f"{observation}; tested is Linux only")
     return ok("system", observation)

@@ -21,6 +21,7 @@ from perfexp.errors import UserError, nearest
 from perfexp.host.files import safe_name, write_atomically
 from perfexp.profilers import Place, ProfilerFailed
 from perfexp.profilers.tools import Tool, ask, ranked, reason
+from perfexp.roofline.numbers import factor, number
 
 #: Default reports.
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
@@ -44,6 +45,8 @@ _REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
 NO_COPIES = "does not contain GPU memory data"
 #: Beginnings of messages for every report.
 _NO_NEWS = ("Processing", "Generating")
+#: The title of total times with their unit; nanoseconds without any.
+_TOTAL_TIME = re.compile(r"\s*total\s*time\s*(?:\(\s*([a-zµ]+)\s*\))?", re.IGNORECASE)
 #: Time limit of a report of a large profile, and of its SQLite export.
 _SECONDS = 1800.0
 
@@ -52,7 +55,6 @@ _SECONDS = 1800.0
 class Sheet:
     """A report with rows."""
 
-    name: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text: str
@@ -121,14 +123,14 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
             answer = ask([*command, "--force-overwrite=true", str(source.absolute())], _SECONDS, Path(folder))
             texts = [file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))]
         for text in (*texts, answer.out):
-            if (sheet := read(text, name)) is not None:
+            if (sheet := read(text)) is not None:
                 return sheet
         output = "\n".join(line for line in answer.text.splitlines() if not line.startswith(_NO_NEWS))
         why = reason(output, _REFUSALS) or "it has no rows"
     raise ProfilerFailed(why)
 
 
-def read(text: str, name: str = "") -> Sheet | None:
+def read(text: str) -> Sheet | None:
     """The CSV table of a report within a file or output of nsys; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
@@ -136,11 +138,11 @@ def read(text: str, name: str = "") -> Sheet | None:
             continue
         table = [tuple(row) for row in csv.reader(io.StringIO("\n".join(lines[index:]))) if row]
         header, rows = table[0], tuple(row for row in table[1:] if len(row) == len(table[0]))
-        if not rows or any(_number(cell) is not None for cell in header):
+        if not rows or any(number(cell) is not None for cell in header):
             return None
         content = io.StringIO()
         csv.writer(content, lineterminator="\n").writerows([header, *rows])
-        return Sheet(name=name, header=header, rows=rows, text=content.getvalue())
+        return Sheet(header=header, rows=rows, text=content.getvalue())
     return None
 
 
@@ -175,29 +177,15 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
             times = sheet.column("Total Time")
-            factor = _factor(sheet)
-            if names and counts and times and factor:
+            unit = next((match[1] for name in sheet.header if (match := _TOTAL_TIME.match(name))), None)
+            unit_seconds = factor(unit or "ns")
+            if names and counts and times and unit_seconds:
                 return ranked(
-                    (name, int(_number(count) or 0), (_number(time) or 0.0) * factor)
+                    (name, int(number(count) or 0), (number(time) or 0.0) * unit_seconds)
                     for name, count, time in zip(names, counts, times, strict=True)
                 )
     return []
 
 
-def _factor(sheet: Sheet) -> float | None:
-    """Seconds per unit of the total times; nanoseconds without a unit."""
-    title = next((name for name in sheet.header if _plain(name).startswith("totaltime")), "")
-    unit = re.search(r"\(\s*([a-zµ]+)\s*\)", title)
-    units = {"ns": 1e-9, "nsec": 1e-9, "us": 1e-6, "usec": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0}
-    return units.get(unit[1]) if unit else 1e-9
-
-
 def _plain(title: str) -> str:
     return "".join(title.lower().split())
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None

@@ -75,11 +75,6 @@ class Delivery:
         """Return one line of JSON, for another process of this machine."""
         return json.dumps(asdict(self), default=lambda path: str(path.absolute())).encode() + b"\n"
 
-    @classmethod
-    def from_line(cls, line: bytes) -> Delivery:
-        """Return the delivery of a line."""
-        return msgspec.convert(json.loads(line), cls, dec_hook=lambda kind, value: kind(value))
-
 
 def main(parent: int) -> None:
     """Send until stdin ends, or the process `parent`, which reads the answers."""
@@ -100,7 +95,8 @@ def main(parent: int) -> None:
 
 def _answer(line: bytes) -> dict[str, Any]:
     try:
-        return {"link": send(Delivery.from_line(line))}
+        delivery = msgspec.convert(json.loads(line), Delivery, dec_hook=lambda kind, value: kind(value))
+        return {"link": send(delivery)}
     except Exception as error:
         return {"error": reason(error), "is_late": isinstance(error, LockTimeout)}
 
