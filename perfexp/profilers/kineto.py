@@ -17,7 +17,7 @@ from typing import Any
 
 from perfexp.host.files import write_atomically
 from perfexp.profilers import About, Found, Marks, Place, Profiler, ProfilerFailed
-from perfexp.profilers.tools import ranked, to_csv
+from perfexp.profilers.tools import has_content, ranked, to_csv
 
 #: Endings of the files; TensorBoard's plug-in finds the trace by its ending.
 _TRACE, _OPERATORS, _MEMORY = ".pt.trace.json.gz", "_operators.csv", "_memory.csv"
@@ -109,7 +109,7 @@ class Torch(Profiler):
         return self._told
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        files = [path.name for path in self.outputs(place) if path.is_file() and path.stat().st_size]
+        files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)
         return Found(files=files)

@@ -20,7 +20,17 @@ from typing import Any
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, ncu_metrics, refuse_other_devices
-from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, missing_library, ranked, reason
+from perfexp.profilers.tools import (
+    Tool,
+    ask,
+    escaped,
+    find,
+    first_line_with,
+    has_content,
+    missing_library,
+    ranked,
+    reason,
+)
 from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
@@ -33,22 +43,20 @@ _NOT_PERMITTED = (
     "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
     f"See {PERMISSION}"
 )
-#: Error messages of ncu, and their meaning.
-_FAILURES = (
-    (re.compile(r"ERR_NVGPUCTRPERM"), _NOT_PERMITTED),
-    (
-        re.compile(r"driver resource was unavailable", re.IGNORECASE),
-        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause",
+#: Patterns of ncu's error messages, and their meaning.
+_FAILURES = {
+    "ERR_NVGPUCTRPERM": _NOT_PERMITTED,
+    "driver resource was unavailable": (
+        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause"
     ),
-    (re.compile(r"No kernels were profiled"), "it saw no kernel between cudaProfilerStart and Stop; see run.log"),
-    (
-        re.compile(
-            r"unsupported gpu|not supported on this device|driver version is (?:too old|not supported)", re.IGNORECASE
-        ),
-        "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute",
+    "no kernels were profiled": "it saw no kernel between cudaProfilerStart and Stop; see run.log",
+    "unsupported gpu|not supported on this device|driver version is (?:too old|not supported)": (
+        "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute"
     ),
-    (re.compile(r"Failed to find metric", re.IGNORECASE), "the chip has no such counter: see ncu --query-metrics"),
-)
+    "failed to find metric": "the chip has no such counter: see ncu --query-metrics",
+}
+#: Options for every profile.
+_OPTIONS = ("--target-processes=all", "--replay-mode=kernel", "--clock-control=none", "--profile-from-start=off")
 _METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
 _IMPORT_SECONDS = 1800.0
 _DURATION = "gpu__time_duration.sum"
@@ -96,36 +104,24 @@ class Ncu(Profiler):
         counters = list(self._metrics or ()) or ncu_metrics.chosen(
             ncu_metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
         )
-        return [
-            tool.path,
-            "--target-processes=all",
-            "--replay-mode=kernel",
-            "--clock-control=none",
-            f"--cache-control={self._cache_control}",
-            "--profile-from-start=off",
-            "--nvtx",
-            f"--metrics={','.join(counters)}",
-            *(f"--section={section}" for section in self._sections),
-            "--force-overwrite",
-            f"--export={escaped(place.file())}",
-            *self._options,
-        ]
+        counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self._sections)]
+        counting += [f"--cache-control={self._cache_control}", "--nvtx", "--force-overwrite"]
+        return [tool.path, *_OPTIONS, *counting, f"--export={escaped(place.file())}", *self._options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         tool = find("ncu", self._tool)
-        report, table = place.file(".ncu-rep"), place.file("_ncu.csv")
-        if not (report.is_file() and report.stat().st_size):
+        report, table = self.outputs(place)
+        files = [report.name, table.name]
+        if not has_content(report):
             raise ProfilerFailed(f"ncu left no profile: {_why(said)}")
         RunPaths(place.folder).claim(table)
         content = exported(tool, report)
         write_atomically(table, content)
         try:
-            launches = listing.parse(content.decode(), str(table), _is_duration).launches
+            launches = listing.parse(content.decode(), str(table), lambda name: name == _DURATION).launches
         except UserError as error:
-            raise ProfilerFailed(
-                f"ncu's table of {report.name} can't be used: {error}", [report.name, table.name]
-            ) from error
-        results = Found(files=[report.name, table.name])
+            raise ProfilerFailed(f"ncu's table of {report.name} can't be used: {error}", files) from error
+        results = Found(files=files)
         kernels = ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
         results.facts = {
@@ -139,14 +135,12 @@ class Ncu(Profiler):
         }
         forward, backward = within.get("forward", 0), within.get("backward", 0)
         if about.phase == "train" and 0 < backward < forward:
-            results.doubts.append(
-                diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
-            )
-        if (no_permission := "ERR_NVGPUCTRPERM" in said) or not any(
-            _is_in(one, WHOLE[about.phase]) for one in launches
-        ):
-            reason = _NOT_PERMITTED if no_permission else "ncu named no range, so kernels have no phase"
-            results.doubts.append(diagnostics.make("profile_incomplete", reason=reason))
+            doubt = diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
+            results.doubts.append(doubt)
+        is_named = any(_is_in(launch, WHOLE[about.phase]) for launch in launches)
+        why = "" if is_named else "ncu named no range, so kernels have no phase"
+        if why := _NOT_PERMITTED if "ERR_NVGPUCTRPERM" in said else why:
+            results.doubts.append(diagnostics.make("profile_incomplete", reason=why))
         return results
 
 
@@ -167,12 +161,9 @@ def _is_in(launch: listing.Launch, name: str) -> bool:
     return any(span == name or span.endswith(f":{name}") for span in (*launch.spans, *launch.stack))
 
 
-def _is_duration(name: str) -> bool:
-    return name == _DURATION
-
-
 def _why(said: str) -> str:
-    meaning = next((text for pattern, text in _FAILURES if pattern.search(said)), None)
+    meanings = (text for pattern, text in _FAILURES.items() if re.search(pattern, said, re.IGNORECASE))
+    meaning = next(meanings, None) or missing_library(said)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
     message = first_line_with(lines, ("error",)) or reason(said)
-    return meaning or missing_library(said) or (f"{message}; see run.log" if message else "without a message")
+    return meaning or (f"{message}; see run.log" if message else "without a message")

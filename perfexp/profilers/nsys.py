@@ -7,7 +7,8 @@ https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFail
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
-from perfexp.profilers.tools import Tool, ask, escaped, find, first_line_with, missing_library, ranked, reason, to_csv
+from perfexp.profilers.tools import (
+    Tool,
+    ask,
+    escaped,
+    find,
+    first_line_with,
+    has_content,
+    missing_library,
+    ranked,
+    reason,
+    to_csv,
+)
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
@@ -80,7 +92,7 @@ class Nsys(Profiler):
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         tool = find("nsys", self._tool)
-        profile = next((place.file(ending) for ending in ENDINGS if _has_content(place.file(ending))), None)
+        profile = next((place.file(ending) for ending in ENDINGS if has_content(place.file(ending))), None)
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
@@ -94,11 +106,8 @@ def recording_command(trace: Sequence[str] = TRACE, sample: str = "none", cpuctx
 
     By default, the program would end at Stop. Nodes of graphs are traced: forced cuDNN passes are launched as graphs.
     """
-    traced = ["profile", f"--trace={','.join(trace)}", f"--sample={sample}", f"--cpuctxsw={cpuctxsw}"]
-    return [
-        *traced,
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--kill=none", "--cuda-graph-trace=node"),
-    ]
+    capture = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--kill=none", "--cuda-graph-trace=node")
+    return ["profile", f"--trace={','.join(trace)}", f"--sample={sample}", f"--cpuctxsw={cpuctxsw}", *capture]
 
 
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
@@ -131,7 +140,11 @@ def evaluate(
         problem = stats.export(tool, profile, database)
     sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
     results.files += [stats.file_of(place, report).name for report in sheets]
-    ranges, work = ([], []) if problem else _projected(database)
+    ranges: list[dict[str, Any]] = []
+    work: list[Work] = []
+    if not problem:
+        with suppress(sqlite3.Error):  # another version has other tables; the reports are unaffected
+            ranges, work = project(database)
     if ranges:
         path = place.file(_RANGES)
         claim(path)
@@ -140,8 +153,10 @@ def evaluate(
     kernels = stats.kernels(sheets) or ranked(
         (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9) for one in work if one.kernel is not None
     )
-    empty = {report: "nothing was copied or filled" for report, why in problems.items() if _no_copies(why, work)}
+    has_no_copies = bool(work) and all(activity.kernel is not None for activity in work)
+    empty = [report for report, why in problems.items() if has_no_copies and stats.NO_COPIES in why]
     problems = {report: why for report, why in problems.items() if report not in empty}
+    problems |= {"sqlite": problem} if problem else {}
     results.facts = {
         "kernels": kernels[:top],
         "kernel_names": len(kernels),
@@ -150,10 +165,10 @@ def evaluate(
         "reports": {
             report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)} for report, s in sheets.items()
         },
-        "empty": empty,
-        "problems": problems | ({"sqlite": problem} if problem else {}),
+        "empty": dict.fromkeys(empty, "nothing was copied or filled"),
+        "problems": problems,
     }
-    results.doubts = [*_without_reports(results.facts["problems"]), *_without_backward(ranges, whole)]
+    results.doubts = list(_doubts(problems, ranges, whole))
     return results
 
 
@@ -171,7 +186,7 @@ def imported(tool: Tool, stream: Path) -> Path:
         target.unlink()
     command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
     answer = ask(command, _IMPORT_SECONDS)
-    if not _has_content(target):
+    if not has_content(target):
         why = missing_library(answer.text) or _libdw() or reason(answer.text)
         raise ProfilerFailed(f"{stream.name} can't be imported: {why}")
     return target
@@ -179,7 +194,7 @@ def imported(tool: Tool, stream: Path) -> Path:
 
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
-    if _has_content(stream):
+    if has_content(stream):
         why = missing_library(said) or _libdw() or first_line_with(said, ("importer", "import failed"))
         why = why or "without a message"
         return ProfilerFailed(
@@ -204,33 +219,13 @@ def _libdw() -> str | None:
     return None
 
 
-def _without_reports(problems: Mapping[str, str]) -> list[Diagnostic]:
-    if not problems:
-        return []
-    reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
-    return [diagnostics.make("reports_missing", reports=reports)]
-
-
-def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Diagnostic]:
-    """Diagnostic of a training step with an incomplete backward pass."""
+def _doubts(
+    problems: Mapping[str, str], ranges: Sequence[Mapping[str, Any]], whole: str | None
+) -> Iterator[Diagnostic]:
+    if problems:
+        reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
+        yield diagnostics.make("reports_missing", reports=reports)
     kernels = {entry["name"]: entry["kernels"] for entry in ranges}
-    if whole != WHOLE["train"] or "backward" not in kernels or kernels["backward"] >= kernels.get("forward", 0):
-        return []
-    forward, backward = kernels["forward"], kernels["backward"]
-    return [diagnostics.make("backward_incomplete", profiler="nsys", forward=forward, backward=backward)]
-
-
-def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
-    try:
-        return project(database)
-    except sqlite3.Error:  # another version has other tables; the reports are unaffected
-        return [], []
-
-
-def _no_copies(why: str, work: Sequence[Work]) -> bool:
-    """Whether nsys skipped a report for lack of copies and fills, and the recorded work confirms it."""
-    return stats.NO_COPIES in why and bool(work) and all(activity.kernel is not None for activity in work)
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
+    forward, backward = kernels.get("forward", 0), kernels.get("backward", 0)
+    if whole == WHOLE["train"] and "backward" in kernels and backward < forward:
+        yield diagnostics.make("backward_incomplete", profiler="nsys", forward=forward, backward=backward)

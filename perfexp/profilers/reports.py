@@ -20,7 +20,7 @@ from typing import Any
 from perfexp.errors import UserError, nearest
 from perfexp.host.files import safe_name, write_atomically
 from perfexp.profilers import Place, ProfilerFailed
-from perfexp.profilers.tools import Tool, ask, ranked, reason
+from perfexp.profilers.tools import Tool, ask, has_content, ranked, reason
 from perfexp.roofline.numbers import factor, number
 
 #: Default reports.
@@ -97,7 +97,7 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
         made = Path(folder) / target.name  # beside the target, which survives a failure
         command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(source)]
         answer = ask(command, _SECONDS)
-        if made.is_file() and made.stat().st_size:
+        if has_content(made):
             made.replace(target)
             return None
     return reason(answer.text) or "nsys export wrote nothing"

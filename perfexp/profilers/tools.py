@@ -161,6 +161,11 @@ def missing_library(text: str) -> str | None:
     return f"the library {match[1]} is missing" + (f": install {package}" if package else "")
 
 
+def has_content(path: Path) -> bool:
+    """Whether a path is a file that is not empty."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 def first_line_with(text: str, words: Sequence[str]) -> str | None:
     """The first line that contains one of some lower-case words, or None."""
     matching = (line.strip() for line in text.splitlines() if any(word in line.lower() for word in words))
