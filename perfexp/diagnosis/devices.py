@@ -187,7 +187,9 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
     observation = f"driver {driver}, CUDA {torch['cuda']}"
     if not torch["cudnn"]:
         return warn("CUDA", f"{observation}, no cuDNN", "convolutions are slow without it: install torch with cuDNN")
-    return ok("CUDA", f"{observation}, cuDNN {_cudnn_version(torch['cudnn'])}")
+    # 90100 is version 9.1.0, 8902 is 8.9.2
+    major, rest = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
+    return ok("CUDA", f"{observation}, cuDNN {major}.{rest // 100}.{rest % 100}")
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:
@@ -264,12 +266,6 @@ def _sharing(facts: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Fin
         yield warn("MIG", "on: slices share the board's power and clocks", remedy)
     else:
         yield ok("MIG", "off" if facts.get("mig") is False else "this board has none")
-
-
-def _cudnn_version(number: int) -> str:
-    """Version of a number: 90100 is 9.1.0, 8902 is 8.9.2."""
-    major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _megahertz(hertz: float) -> str:

@@ -36,6 +36,11 @@ _TOOLS = {
     "ncu": ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu"),
     "rocprofv3": ("/opt/rocm*/bin/rocprofv3",),
 }
+#: Sources of NVIDIA's profilers.
+NSIGHT = {
+    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
+    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
+}
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 

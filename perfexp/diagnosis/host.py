@@ -6,7 +6,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from perfexp.diagnosis import Facts, Finding, fail, meter_selftest, missing, ok, part, untested, warn, warn_if
+from perfexp.diagnosis import (
+    Facts,
+    Finding,
+    environment,
+    fail,
+    meter_selftest,
+    missing,
+    ok,
+    part,
+    untested,
+    warn,
+    warn_if,
+)
 from perfexp.diagnosis.devices import Chosen, cuda_devices
 from perfexp.records import units
 
@@ -16,10 +28,6 @@ _QUIET_CORES, _QUIET_SHARE = 0.5, 0.1
 _FINE_SECONDS = 1e-7
 _SLOW_CLOCKS = ("hpet", "acpi_pm")
 _LITTLE_BYTES = 2**30
-_NSIGHT = {
-    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
-    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
-}
 
 
 def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
@@ -29,8 +37,7 @@ def findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
         yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))
     yield from _cpu(machine["cpu"], machine["cpu_quota_cores"])
     yield _clock(machine["clock"])
-    yield _outputs(machine["folders"]["outputs"])
-    yield _store(machine)
+    yield from _folders(machine["folders"], machine["store"])
 
 
 def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
@@ -66,20 +73,18 @@ def _clock(clock: Mapping[str, Any]) -> Finding:
     return warn_if(resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy)
 
 
-def _outputs(folder: Mapping[str, Any]) -> Finding:
-    if not folder["writable"]:
-        return fail("outputs", f"{folder['path']} can't be written here", "go to another folder, or output_dir=DIR")
-    observation = f"{folder['path']} can be written, {units.format_bytes(folder['free_bytes'])} free"
-    is_little = folder["free_bytes"] < _LITTLE_BYTES
-    return warn_if(is_little, "outputs", observation, "free some space: a point stores all of its samples")
-
-
-def _store(machine: Mapping[str, Any]) -> Finding:
-    """The tracking store of the folder; a record that cannot be sent stays on disk."""
-    store, folder = machine["store"], machine["folders"]["store"]
-    problem = store["problem"] or ("" if folder["writable"] else "it cannot be created")
+def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:
+    """The output folder and its tracking store; a record that cannot be sent stays on disk."""
+    path, free_bytes = folders["outputs"]["path"], folders["outputs"]["free_bytes"]
+    if folders["outputs"]["writable"]:
+        observation = f"{path} can be written, {units.format_bytes(free_bytes)} free"
+        remedy = "free some space: a point stores all of its samples"
+        yield warn_if(free_bytes < _LITTLE_BYTES, "outputs", observation, remedy)
+    else:
+        yield fail("outputs", f"{path} can't be written here", "go to another folder, or output_dir=DIR")
+    problem = store["problem"] or ("" if folders["store"]["writable"] else "it cannot be created")
     remedy = "tracking.uri=URI, or tracking=none; records stay on disk, perfexp log sends them later"
-    return warn_if(bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy)
+    yield warn_if(bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy)
 
 
 def instrument_findings(facts: Facts) -> Iterator[Finding]:
@@ -98,7 +103,7 @@ def instrument_findings(facts: Facts) -> Iterator[Finding]:
             yield missing("amdsmi", "not installed", "pip install /opt/rocm/share/amd_smi: energy of AMD's boards")
         yield _tool("rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False)
     if not rocm:
-        for name, remedy in _NSIGHT.items():
+        for name, remedy in environment.NSIGHT.items():
             yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
 
 

@@ -30,7 +30,10 @@ def try_meters(
         return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
     tracks = [Track(meter, now) for meter in found.meters]
     power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
-    meters = [_seen(track, facts) for track, facts in zip(tracks, power.facts(), strict=True)]
+    meters = []
+    for track, facts in zip(tracks, power.facts(), strict=True):
+        short = {name: value for name, value in facts.items() if name not in ("counter", "power")}  # no raw answers
+        meters.append({**short, "no_energy": track.no_energy, "no_power": track.no_power})
     return {"reason": "", "doubts": msgspec.to_builtins([*found.doubts, *power.doubts]), "meters": meters}
 
 
@@ -74,9 +77,3 @@ def _query(meter: Mapping[str, Any]) -> Finding:
     observation = f"took at most {units.format_seconds(meter['query_seconds'], 2)}"
     remedy = "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
     return warn_if(meter["query_seconds"] > _SLOW_SECONDS, f"query {meter['name']}", observation, remedy)
-
-
-def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Observations of a meter, without its raw answers."""
-    short = {name: value for name, value in facts.items() if name not in ("counter", "power")}
-    return {**short, "no_energy": track.no_energy, "no_power": track.no_power}

@@ -28,7 +28,15 @@ def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
     Raises:
         UserError: the folder of the locks is missing, or another user could have prepared it.
     """
-    descriptor = _open(lock_path(name), flags)
+    path = private_folder() / lock_path(name).name
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, "it has an entry that is not a file")
+    except OSError as error:
+        why = error.strerror
+        raise UserError(f"Lock files can't be kept in {path.parent}: {why}. Have that folder removed.") from error
     _descriptors.add(descriptor)
     try:
         yield descriptor
@@ -85,19 +93,6 @@ def private_folder() -> Path:
     except OSError as error:
         raise UserError(f"Files can't be kept in {path}: {error.strerror}. Have that folder removed.") from error
     return path
-
-
-def _open(path: Path, flags: int) -> int:
-    private_folder()
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise PermissionError(errno.EPERM, "it has an entry that is not a file")
-    except OSError as error:
-        why = error.strerror
-        raise UserError(f"Lock files can't be kept in {path.parent}: {why}. Have that folder removed.") from error
-    return descriptor
 
 
 def _forked() -> None:

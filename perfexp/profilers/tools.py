@@ -27,18 +27,15 @@ _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 #: Time between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 5.0
-#: Sources of the tools, and the first version that supports the command lines of this package.
-_SOURCES = {
-    "nsys": ("Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems", (2022, 4)),
-    "ncu": ("Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute", (2021, 1)),
-}
+#: The first versions that support the command lines of this package.
+_LEAST = {"nsys": (2022, 4), "ncu": (2021, 1)}
 _VERSION = re.compile(r"version:?\s+(\d{4})\.(\d+)((?:\.\d+)*)", re.IGNORECASE)
 _LIBRARY = re.compile(r"(lib[\w+.-]+\.so[\d.]*): cannot open shared object")
 #: Packages of Debian and Red Hat with libraries that importers are known to lack.
 _PACKAGES = {"libdw": "libdw1 (Debian, Ubuntu) or elfutils-libs (Red Hat)", "libelf": "libelf1 or elfutils-libelf"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tool:
     """An installed program."""
 
@@ -71,7 +68,7 @@ def find(name: str, given: str | None = None) -> Tool:
     Raises:
         ProfilerFailed: it is missing, cannot run, or is too old.
     """
-    source, least = _SOURCES[name]
+    source, least = environment.NSIGHT[name], _LEAST[name]
     if given is not None:
         if not os.access(given, os.X_OK):
             raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
@@ -89,12 +86,12 @@ def find(name: str, given: str | None = None) -> Tool:
     if match is None:
         if answer.code != 0:
             raise ProfilerFailed(f"{path} can't be run: {reason(answer.text) or f'exit code {answer.code}'}")
-        return Tool(name=name, path=path, version=None)
+        return Tool(name, path, None)
     version = match[0].split()[-1]
     if (int(match[1]), int(match[2])) < least:
         wanted = ".".join(map(str, least))
         raise ProfilerFailed(f"{path} is {name} {version}, which is too old: at least {wanted} is needed. {source}")
-    return Tool(name=name, path=path, version=version)
+    return Tool(name, path, version)
 
 
 def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None) -> Answer:
