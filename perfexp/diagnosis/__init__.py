@@ -35,11 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The requested device, as by `gpu=NAME gpu.index=INDEX`.
-
-    Attributes:
-        name: name of a file of conf/gpu.
-    """
+    """The requested device, as by `gpu=NAME gpu.index=INDEX`; the name is that of a file of conf/gpu."""
 
     name: str = "auto"
     index: int = 0

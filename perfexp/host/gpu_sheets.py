@@ -45,12 +45,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFile:
-    """A file of conf/gpu.
-
-    Attributes:
-        match: case-insensitive regular expression, searched in the driver's name of the device; None matches any name.
-        facts: figures of the data sheet; without sources if there is no sheet.
-    """
+    """A file of conf/gpu, with a case-insensitive pattern of device names (None for any) and the facts of its sheet."""
 
     match: str | None
     facts: GpuFacts
@@ -61,11 +56,7 @@ class GpuFile:
 
 
 def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
-    """Return the files of the gpu group by name; a file of a later folder replaces one of an earlier folder.
-
-    Raises:
-        UserError: a file is not YAML, or its `match` is not a regular expression.
-    """
+    """Return the files of the gpu group by name, the last of several with one name; `UserError` for an invalid file."""
     files: dict[str, GpuFile] = {}
     for file in (file for folder in folders for file in sorted(folder.glob("gpu/*.yaml"))):
         try:

@@ -23,11 +23,7 @@ _descriptors: set[int] = set()
 
 @contextmanager
 def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """Open a lock file; closing it releases the lock, and a process that is forked in between does not hold it.
-
-    Raises:
-        UserError: the folder of the locks is missing, or another user could have prepared it.
-    """
+    """Open a lock file; closing it releases the lock, and a process that is forked in between does not hold it."""
     path = private_folder() / lock_path(name).name
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -79,11 +75,7 @@ def lock_path(name: str) -> Path:
 
 
 def private_folder() -> Path:
-    """Return a folder of this user alone for files that need not outlive the machine's next start.
-
-    Raises:
-        UserError: another user could have prepared it.
-    """
+    """Return a folder for temporary files of this user alone; `UserError` if another user could have prepared it."""
     path = TEMPORARY / f"perfexp-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)

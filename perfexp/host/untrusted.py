@@ -76,11 +76,7 @@ def open_append(path: Path) -> BinaryIO:
 
 
 def json_data(content: bytes) -> Any:
-    """Return JSON as plain data.
-
-    Raises:
-        ValueError: it is not JSON (half a surrogate pair, which no file can hold, is not), or nested too deeply.
-    """
+    """Return JSON as plain data; `ValueError` for other content, half a surrogate pair, and too deep nesting."""
     try:
         return msgspec.json.decode(content)
     except msgspec.MsgspecError as error:
@@ -90,10 +86,9 @@ def json_data(content: bytes) -> Any:
 
 
 def yaml_data(content: bytes) -> Any:
-    """Return YAML as plain data. Aliases, which can stand for billions of nodes, are refused.
+    """Return YAML as plain data; `ValueError` for an alias, which can stand for billions of nodes, and other content.
 
-    Raises:
-        ValueError: it is not YAML, holds an alias, or is larger or nested more deeply than any plan.
+    Content that is larger or nested more deeply than any plan is refused, too.
     """
     if len(content) > _MAX_YAML_BYTES:
         raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
@@ -118,10 +113,7 @@ def _is_number(text: str) -> bool:
 
 
 def printable(line: str) -> str:
-    """Return a line in which control characters, and those that reverse text, are question marks.
-
-    Tabs and line breaks count as control characters, a no-break space does not.
-    """
+    """Return a line with question marks for control characters (tabs and line breaks, too) and reversals of text."""
     return "".join(letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line)
 
 

@@ -74,11 +74,7 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
 
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
-    """Check that no file is overwritten that is not in the folder's manifest.
-
-    Raises:
-        ProfilerFailed: a file exists that the manifest does not name.
-    """
+    """Raise `ProfilerFailed` if a file exists that the folder's manifest does not name."""
     claimed = RunPaths(folder).claimed()
     unclaimed = [path.name for path in files if path.name not in claimed and (path.is_symlink() or path.exists())]
     if unclaimed:
@@ -107,11 +103,7 @@ def refuse_other_devices(device: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Inputs of a profiler's command line.
-
-    Attributes:
-        device: facts of the device from the timed run; empty if nothing was timed.
-    """
+    """Inputs of a profiler's command line; the facts of the device are empty if nothing was timed."""
 
     phase: str
     device: Mapping[str, Any] = field(default_factory=dict)
@@ -136,11 +128,7 @@ class Marks:
 
 @contextmanager
 def captured(device: Any) -> Iterator[Marks]:
-    """While entered, tools that wait for cudaProfilerStart record; earlier work on the device is finished first.
-
-    Raises:
-        Unsupported: the device is not a CUDA device, or torch was built without NVTX.
-    """
+    """While entered, tools that wait for cudaProfilerStart record; raises `Unsupported` without CUDA and NVTX."""
     import torch
 
     if why := why_not_cuda(device.kind, device.name, rocm=torch.version.hip is not None):
@@ -210,23 +198,15 @@ class Profiler:
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
-        """Prefix of the worker's command line.
-
-        Raises:
-            Unsupported: the device is known to be unsupported.
-            ProfilerFailed: the tool is missing or too old.
-        """
+        """Prefix of the worker's command line; raises `Unsupported` for the device, `ProfilerFailed` for the tool."""
         return []
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """Results of the profile, after the worker has ended.
+        """Results of the profile, after the worker has ended; raises `ProfilerFailed` if there is none.
 
         Args:
             said: log of tool and worker.
             observations: values of the worker's `observations`; empty if it failed before.
-
-        Raises:
-            ProfilerFailed: there is no profile.
         """
         return Found()
 

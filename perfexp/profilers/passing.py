@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
-    """Profile a few calls of a step; returns their numbers, names of ranges, and the profiler's results.
-
-    Raises:
-        UserError: the request cannot be fulfilled for any point.
-        Exception: any error of the calls.
-    """
+    """Profile a few calls of a step; returns their numbers, names of ranges, and the profiler's observations."""
     timed = profiled_key(key)
     with procedure.step(timed) as (step, batches):
         procedure.first_call(step, batches)

@@ -41,12 +41,9 @@ class Work(NamedTuple):
 def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
     """The ranges of a profile with their launched work, and all work of the device.
 
-    Returns:
-        For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds`
-            (with any of them active) and `span_seconds` (from the first start to the last end); and the work.
-
-    Raises:
-        sqlite3.Error: the file is not such a database, or takes too long.
+    For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds` (with
+    any of them active) and `span_seconds` (from the first start to the last end). Raises `sqlite3.Error` if the file is
+    not such a database, or takes too long.
     """
     deadline = time.monotonic() + _MOST_SECONDS
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:

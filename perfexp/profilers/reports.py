@@ -104,11 +104,7 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
 
 
 def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
-    """Make one report.
-
-    Raises:
-        ProfilerFailed: it has no rows; the message has the reason.
-    """
+    """Make one report; raises `ProfilerFailed` with the reason if it has no rows."""
     names = names_of(report, those)
     if not names:
         near = nearest(report.partition(":")[0], those)

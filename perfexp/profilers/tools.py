@@ -46,11 +46,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Output of a tool.
-
-    Attributes:
-        code: exit code, which is unreliable; None after a timeout.
-    """
+    """Output of a tool, and its exit code, which is unreliable; None after a timeout."""
 
     code: int | None
     out: str
@@ -63,11 +59,7 @@ class Answer:
 
 
 def find(name: str, given: str | None = None) -> Tool:
-    """The tool at the user's path, on the PATH, or the newest in an installer's folder.
-
-    Raises:
-        ProfilerFailed: it is missing, cannot run, or is too old.
-    """
+    """The tool at the user's path, on the PATH, or the newest of an installer; `ProfilerFailed` if none can be used."""
     source, least = environment.NSIGHT[name], _LEAST[name]
     if given is not None:
         if not os.access(given, os.X_OK):
@@ -95,11 +87,9 @@ def find(name: str, given: str | None = None) -> Tool:
 
 
 def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None) -> Answer:
-    """Run a tool and return its output. An interrupt, held or not, ends it with all its children.
+    """Run a tool and return its output; raises `ProfilerFailed` if it cannot be started.
 
-    Raises:
-        ProfilerFailed: it cannot be started.
-        KeyboardInterrupt: it was interrupted.
+    An interrupt, held or not, ends it with all its children.
     """
     try:
         process = subprocess.Popen(

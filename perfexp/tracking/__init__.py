@@ -19,11 +19,7 @@ class Tracker:
     def publish(self, record: Record, folder: Path) -> str | None:
         """Send a finished record of any status, with the artifacts in its folder; sending it again changes nothing.
 
-        Returns:
-            Lines for the console that lead to it; None for none.
-
-        Raises:
-            PerfexpError: it could not be sent. The record is on disk.
+        Returns lines for the console that lead to it; raises `PerfexpError` if it could not be sent.
         """
         return None
 

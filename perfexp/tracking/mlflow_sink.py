@@ -163,11 +163,8 @@ class SenderProcess:
     def request(self, line: bytes, deadline: float) -> bytes:
         """Write a line and return the answer; without a line, the first answer says that the process is ready.
 
-        Args:
-            deadline: end of the wait, on the clock `time.monotonic`.
-
         Raises:
-            DeadlineMissed: there was no answer in time.
+            DeadlineMissed: there was no answer before the deadline (`time.monotonic`).
             TrackingFailed: the process has ended.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -212,9 +209,7 @@ _sender: SenderProcess | None = None
 
 
 def deliver(delivery: Delivery) -> str:
-    """Send a payload by the sending process and return the lines for the console that lead to it.
-
-    The start of that process is not part of the deadline.
+    """Send a payload by the sending process, whose start is not part of the deadline; return lines for the console.
 
     Raises:
         DeadlineMissed: it takes longer; the process has been killed.

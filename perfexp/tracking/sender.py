@@ -58,7 +58,6 @@ class Delivery:
     """A payload and its destination, as it passes from the measuring process to the sender.
 
     Attributes:
-        uri: tracking store, from `store_uri`.
         artifacts: URI of the folder for the artifacts of a new experiment; None if the server decides.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline: end of the wait for other processes, on the clock `time.monotonic`.
@@ -111,12 +110,7 @@ def _limit_memory() -> None:
 
 
 def send(delivery: Delivery) -> str:
-    """Send a payload, or update the run that the store already has; return lines for the console that lead to it.
-
-    Raises:
-        LockTimeout: another process creates runs in the same database.
-        Exception: any error of MLflow.
-    """
+    """Send a payload, or update the run that the store already has; return lines for the console that lead to it."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -47,13 +47,10 @@ def mlflow_environment() -> dict[str, str]:
 
 
 def store_uri(uri: str | None) -> str:
-    """Return the URI of a store in a form that does not depend on the working directory.
+    """Return the URI of a store for any working directory; raises `UserError` if MLflow has no such store.
 
     Args:
         uri: None for `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory.
-
-    Raises:
-        UserError: MLflow has no such store.
     """
     source = ""
     if uri is None:
@@ -154,9 +151,6 @@ def is_foreign_place(place: str, uri: str) -> bool:
     """Whether artifacts would leave the store: another host than the server's, or another folder than the database's.
 
     A database that the user named may keep its artifacts in any folder.
-
-    Args:
-        place: URI of a run's artifacts in the store at `uri`.
     """
     scheme, _, rest = place.partition(":")
     if is_server(uri):
