@@ -58,7 +58,7 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
     return Chosen(kind="cuda", name=device["name"], device=device, file=_file_of(facts, device["name"]))
 
 
-def findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
+def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
     """The choice first, then all devices."""
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")

@@ -15,7 +15,7 @@ _NAMED = ("hydra-core", "omegaconf", "msgspec")
 _INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
 
 
-def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
+def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
     """A line per check."""
     machine = facts["machine"]
     yield _python(machine)

@@ -5,21 +5,24 @@
 * Counting covers all threads between cudaProfilerStart and Stop; a filter on a pushed range would leave out the
   backward pass.
 * The clock is not changed (`--clock-control none`), so that rates are those of the timed run.
+* Counters are those of a hierarchical roofline on the chip: tensor cores count operations (`sm__ops_path_tensor_*`) or
+  instructions (`sm__inst_executed_pipe_tensor*`), memories `dram__bytes_read` or `dram__bytes_op_read`.
 
-Source: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, and its Profiling Guide,
-"Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html
+Sources: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html (`--query-metrics`,
+`--list-chips`); its Profiling Guide, "Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html; and
+its section files SpeedOfLight_Hierarchical*RooflineChart.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, ncu_metrics, refuse_other_devices
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices
 from perfexp.profilers.tools import (
     Tool,
     ask,
@@ -35,13 +38,11 @@ from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
-#: NVIDIA's instructions to permit counters.
-PERMISSION = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 _NOT_PERMITTED = (
     "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the machine can permit it: "
     "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of /etc/modprobe.d, then load the driver again; or "
     "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
-    f"See {PERMISSION}"
+    "See https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
 #: Patterns of ncu's error messages, and their meaning.
 _FAILURES = {
@@ -60,6 +61,30 @@ _OPTIONS = ("--target-processes=all", "--replay-mode=kernel", "--clock-control=n
 _METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
 _IMPORT_SECONDS = 1800.0
 _DURATION = "gpu__time_duration.sum"
+#: Counters for every chip; of several in one entry, the first available one.
+_WANTED: tuple[tuple[str, ...], ...] = (
+    (_DURATION,),
+    *((f"smsp__sass_thread_inst_executed_op_{k}{do}_pred_on.sum",) for k in "fhd" for do in ("add", "mul", "fma")),
+    ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+    ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    ("dram__bytes.sum",),
+    ("lts__t_bytes.sum",),
+    ("l1tex__t_bytes.sum",),
+    ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+    ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed",),
+    *((f"{name}.sum.peak_sustained",) for name in ("dram__bytes", "lts__t_bytes")),
+    *((f"sm__sass_thread_inst_executed_op_{kind}fma_pred_on.sum.peak_sustained",) for kind in "fhd"),
+    *((f"{unit}__cycles_elapsed.avg.per_second",) for unit in ("dram", "lts", "sm")),
+)
+#: Operations of the tensor cores by type, sparse and dense together; integer operations are not FLOPs.
+_OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
+#: Instructions of the tensor pipe, on chips without counters of operations.
+_INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
+_CHIPS = {"7.0": "gv100", "7.2": "gv11b", "7.5": "tu102", "8.0": "ga100", "8.6": "ga102", "8.7": "ga10b"}
+_CHIPS |= {"8.9": "ad102", "9.0": "gh100", "10.0": "gb100", "10.3": "gb110", "12.0": "gb202"}
+_NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
+_QUERY_SECONDS = 120.0
 
 
 class Ncu(Profiler):
@@ -101,8 +126,8 @@ class Ncu(Profiler):
     def command(self, place: Place, about: About) -> list[str]:
         refuse_other_devices(about.device)
         tool = find("ncu", self._tool)
-        counters = list(self._metrics or ()) or ncu_metrics.chosen(
-            ncu_metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
+        counters = list(self._metrics or ()) or roofline_counters(
+            available_counters(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
         )
         counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self._sections)]
         counting += [f"--cache-control={self._cache_control}", "--nvtx", "--force-overwrite"]
@@ -167,3 +192,33 @@ def _why(said: str) -> str:
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
     message = first_line_with(lines, ("error",)) or reason(said)
     return meaning or (f"{message}; see run.log" if message else "without a message")
+
+
+def available_counters(tool: Tool, capability: str | None, index: int = 0) -> frozenset[str]:
+    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device."""
+    chip = _CHIPS.get(capability or "")
+    by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
+    output = ""
+    for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
+        answer = ask(command, _QUERY_SECONDS)
+        output += answer.text
+        if names := frozenset(_NAME.findall(answer.out)):
+            return names
+    why = first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"
+    raise ProfilerFailed(
+        f"ncu {tool.version or ''} does not list the counters of a device of compute capability "
+        f"{capability or 'unknown'}: {why}. A newer Nsight Compute knows newer chips; "
+        "profiler.metrics=[…] names counters without this query."
+    )
+
+
+def roofline_counters(there: Iterable[str]) -> list[str]:
+    """The counters for a roofline among available ones without suffixes."""
+    names = frozenset(there)
+    wanted = [
+        next((counter for counter in alternatives if counter.partition(".")[0] in names), None)
+        for alternatives in _WANTED
+    ]
+    operations = sorted(name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name)
+    tensor = operations or sorted(name for name in names if _INSTRUCTIONS.fullmatch(name))
+    return [*(name for name in wanted if name), *(f"{name}.sum" for name in tensor)]
