@@ -22,18 +22,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    has_content,
-    missing_library,
-    ranked,
-    reason,
-)
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
 from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
@@ -125,19 +114,19 @@ class Ncu(Profiler):
 
     def command(self, place: Place, about: About) -> list[str]:
         refuse_other_devices(about.device)
-        tool = find("ncu", self._tool)
+        tool = tools.find("ncu", self._tool)
         counters = list(self._metrics or ()) or roofline_counters(
             available_counters(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
         )
         counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self._sections)]
         counting += [f"--cache-control={self._cache_control}", "--nvtx", "--force-overwrite"]
-        return [tool.path, *_OPTIONS, *counting, f"--export={escaped(place.file())}", *self._options]
+        return [tool.path, *_OPTIONS, *counting, f"--export={tools.escaped(place.file())}", *self._options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        tool = find("ncu", self._tool)
+        tool = tools.find("ncu", self._tool)
         report, table = self.outputs(place)
         files = [report.name, table.name]
-        if not has_content(report):
+        if not tools.has_content(report):
             raise ProfilerFailed(f"ncu left no profile: {_why(said)}")
         RunPaths(place.folder).claim(table)
         content = exported(tool, report)
@@ -147,7 +136,7 @@ class Ncu(Profiler):
         except UserError as error:
             raise ProfilerFailed(f"ncu's table of {report.name} can't be used: {error}", files) from error
         results = Found(files=files)
-        kernels = ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
+        kernels = tools.ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
         results.facts = {
             "version": tool.version,
@@ -169,14 +158,14 @@ class Ncu(Profiler):
         return results
 
 
-def exported(tool: Tool, report: Path) -> bytes:
+def exported(tool: tools.Tool, report: Path) -> bytes:
     """The raw page of a report as CSV in base units, with the ranges of kernels; `ProfilerFailed` without any."""
     command = [tool.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
-    answer = ask(command, _IMPORT_SECONDS)
+    answer = tools.ask(command, _IMPORT_SECONDS)
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
     if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
-        why = reason(answer.text, ("error", "warning")) or "it is empty"
+        why = tools.reason(answer.text, ("error", "warning")) or "it is empty"
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
     return ("\n".join(lines[begin:]) + "\n").encode()
 
@@ -188,23 +177,23 @@ def _is_in(launch: listing.Launch, name: str) -> bool:
 
 def _why(said: str) -> str:
     meanings = (text for pattern, text in _FAILURES.items() if re.search(pattern, said, re.IGNORECASE))
-    meaning = next(meanings, None) or missing_library(said)
+    meaning = next(meanings, None) or tools.missing_library(said)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
-    message = first_line_with(lines, ("error",)) or reason(said)
+    message = tools.first_line_with(lines, ("error",)) or tools.reason(said)
     return meaning or (f"{message}; see run.log" if message else "without a message")
 
 
-def available_counters(tool: Tool, capability: str | None, index: int = 0) -> frozenset[str]:
+def available_counters(tool: tools.Tool, capability: str | None, index: int = 0) -> frozenset[str]:
     """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device."""
     chip = _CHIPS.get(capability or "")
     by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
     output = ""
     for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
-        answer = ask(command, _QUERY_SECONDS)
+        answer = tools.ask(command, _QUERY_SECONDS)
         output += answer.text
         if names := frozenset(_NAME.findall(answer.out)):
             return names
-    why = first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"
+    why = tools.first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"
     raise ProfilerFailed(
         f"ncu {tool.version or ''} does not list the counters of a device of compute capability "
         f"{capability or 'unknown'}: {why}. A newer Nsight Compute knows newer chips; "

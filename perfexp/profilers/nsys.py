@@ -14,22 +14,10 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    has_content,
-    missing_library,
-    ranked,
-    reason,
-    to_csv,
-)
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
@@ -86,13 +74,14 @@ class Nsys(Profiler):
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
         refuse_other_devices(about.device)
-        tool = find("nsys", self._tool)
+        tool = tools.find("nsys", self._tool)
         recording = recording_command(self._trace, self._sample, self._cpuctxsw)
-        return [tool.path, *recording, "--force-overwrite=true", f"--output={escaped(place.file())}", *self._options]
+        recording += ["--force-overwrite=true", f"--output={tools.escaped(place.file())}"]
+        return [tool.path, *recording, *self._options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        tool = find("nsys", self._tool)
-        profile = next((place.file(ending) for ending in ENDINGS if has_content(place.file(ending))), None)
+        tool = tools.find("nsys", self._tool)
+        profile = next((place.file(ending) for ending in ENDINGS if tools.has_content(place.file(ending))), None)
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
@@ -116,7 +105,7 @@ def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
 
 
 def evaluate(
-    tool: Tool,
+    tool: tools.Tool,
     profile: Path,
     wanted: Sequence[str],
     place: Place,
@@ -148,9 +137,9 @@ def evaluate(
     if ranges:
         path = place.file(_RANGES)
         claim(path)
-        write_atomically(path, to_csv(ranges, list(ranges[0])))
+        write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
         results.files.append(path.name)
-    kernels = stats.kernels(sheets) or ranked(
+    kernels = stats.kernels(sheets) or tools.ranked(
         (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9) for one in work if one.kernel is not None
     )
     has_no_copies = bool(work) and all(activity.kernel is not None for activity in work)
@@ -172,7 +161,7 @@ def evaluate(
     return results
 
 
-def imported(tool: Tool, stream: Path) -> Path:
+def imported(tool: tools.Tool, stream: Path) -> Path:
     """Import a .qdstrm recording that nsys itself could not import; raises `ProfilerFailed` if that fails too."""
     own = Path(tool.path).resolve().parent
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
@@ -185,17 +174,17 @@ def imported(tool: Tool, stream: Path) -> Path:
     if target.is_symlink():  # the importer would follow it
         target.unlink()
     command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
-    answer = ask(command, _IMPORT_SECONDS)
-    if not has_content(target):
-        why = missing_library(answer.text) or _libdw() or reason(answer.text)
+    answer = tools.ask(command, _IMPORT_SECONDS)
+    if not tools.has_content(target):
+        why = tools.missing_library(answer.text) or _libdw() or tools.reason(answer.text)
         raise ProfilerFailed(f"{stream.name} can't be imported: {why}")
     return target
 
 
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
-    if has_content(stream):
-        why = missing_library(said) or _libdw() or first_line_with(said, ("importer", "import failed"))
+    if tools.has_content(stream):
+        why = tools.missing_library(said) or _libdw() or tools.first_line_with(said, ("importer", "import failed"))
         why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
@@ -204,7 +193,7 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
         return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
-    why = reason(said, _COMPLAINTS) or "without a message"
+    why = tools.reason(said, _COMPLAINTS) or "without a message"
     return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")
 
 
@@ -215,7 +204,7 @@ def _libdw() -> str | None:
     try:
         ctypes.CDLL("libdw.so.1")
     except OSError:
-        return missing_library("libdw.so.1: cannot open shared object")
+        return tools.missing_library("libdw.so.1: cannot open shared object")
     return None
 
 
