@@ -34,19 +34,14 @@ def cuda_devices() -> dict[str, Any]:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return {"devices": [], "reason": str(error)}
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "devices": [
-            {
-                "index": index,
-                "name": properties.name,
-                "uuid": str(properties.uuid),
-                "memory_bytes": properties.total_memory,
-                "compute_capability": f"{properties.major}.{properties.minor}",
-            }
-            for index, properties in enumerate(devices)
-        ]
-    }
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        facts = {"index": index, "name": properties.name, "uuid": str(properties.uuid)}
+        facts["memory_bytes"] = properties.total_memory
+        facts["compute_capability"] = f"{properties.major}.{properties.minor}"
+        devices.append(facts)
+    return {"devices": devices}
 
 
 def apple_gpu() -> dict[str, Any]:

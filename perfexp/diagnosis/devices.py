@@ -80,13 +80,6 @@ def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
     return devices
 
 
-def _board_of(facts: Facts, device: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """NVML's facts of a CUDA device; None if NVML has no board with its UUID."""
-    uuid = str(device["uuid"]).removeprefix("GPU-")
-    boards = part(facts, "boards").get("boards", ())
-    return next((board for board in boards if board["uuid"].removeprefix("GPU-") == uuid), None)
-
-
 def _none(facts: Facts, choice: Choice) -> Chosen:
     """No device, with the requested and the existing ones in the job's own words."""
     wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
@@ -169,7 +162,8 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     if part(facts, "torch").get("rocm"):
         yield from _clocks(clocks, {})
         return
-    board = _board_of(facts, chosen.device or {})
+    boards = {board["uuid"].removeprefix("GPU-"): board for board in part(facts, "boards").get("boards", ())}
+    board = boards.get(str(chosen.device["uuid"]).removeprefix("GPU-")) if chosen.device else None
     yield _driver(facts, board)
     yield from _clocks(clocks, board or {})
     if board is None:

@@ -61,7 +61,7 @@ def collect() -> dict[str, Any]:
             "name": processor_name(),
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
-            "affinity": _affinity(),
+            "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             "load_average_1min": round(psutil.getloadavg()[0], 2),
         },
@@ -153,10 +153,6 @@ def _container() -> str | None:
     if Path("/run/.containerenv").exists():
         return "podman"
     return "apptainer" if "APPTAINER_NAME" in os.environ else None
-
-
-def _affinity() -> list[int] | None:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _read(path: Path | str) -> str | None:

@@ -44,7 +44,10 @@ def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
     for meter in tried["meters"]:
         yield _counter(meter)
         yield _power(meter)
-        yield _query(meter)
+        seconds = meter["query_seconds"]
+        observation = f"took at most {units.format_seconds(seconds, 2)}"
+        remedy = "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
+        yield warn_if(seconds > _SLOW_SECONDS, f"query {meter['name']}", observation, remedy)
     for doubt in tried["doubts"]:
         if doubt["code"] not in ("meter_stuck", "meter_average"):  # reported above
             verdict = untested if doubt["code"] == "meter_untested" else warn
@@ -71,9 +74,3 @@ def _power(meter: Mapping[str, Any]) -> Finding:
         remedy = "a driver of 530 or later reports instantaneous power"
         return warn(check, f"{observation}, an average over about a second", remedy)
     return ok(check, f"{observation}, instantaneous")
-
-
-def _query(meter: Mapping[str, Any]) -> Finding:
-    observation = f"took at most {units.format_seconds(meter['query_seconds'], 2)}"
-    remedy = "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
-    return warn_if(meter["query_seconds"] > _SLOW_SECONDS, f"query {meter['name']}", observation, remedy)

@@ -20,7 +20,6 @@ class GpuFacts:
         compute_capability: NVIDIA's number, or AMD's gfx name.
         peak_flops_per_second: peak rate by data type (`fp32`, `tf32`, `fp16`, …); operations per second for integers.
         memory_bytes: nominal size; the driver's own figure differs a little.
-        memory_bytes_per_second: peak bandwidth of the device's memory.
         power_watts: limit of the board.
         sources: documents, with the facts that each of them gives.
         notes: variants, divided-out factors, uncertain facts.

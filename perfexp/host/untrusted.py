@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,15 +102,10 @@ def yaml_data(content: bytes) -> Any:
 
 def spreadsheet_text(text: str) -> str:
     """Return a text for a cell of a CSV, with an apostrophe first if a spreadsheet would run it as a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
+    with suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return True
+        return text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def printable(line: str) -> str:

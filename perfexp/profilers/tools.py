@@ -61,17 +61,11 @@ class Answer:
 def find(name: str, given: str | None = None) -> Tool:
     """The tool at the user's path, on the PATH, or the newest of an installer; `ProfilerFailed` if none can be used."""
     source, least = environment.NSIGHT[name], _LEAST[name]
-    if given is not None:
-        if not os.access(given, os.X_OK):
-            raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
-        path = given
-    else:
-        installed = environment.tool(name)
-        if installed is None:
-            raise ProfilerFailed(
-                f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
-            )
-        path = str(installed["path"])
+    if given is not None and not os.access(given, os.X_OK):
+        raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
+    path = given or (environment.tool(name) or {}).get("path")
+    if path is None:
+        raise ProfilerFailed(f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}")
     path = str(Path(path).absolute())  # a relative path would fail in another working directory
     answer = ask([path, "--version"])
     match = _VERSION.search(answer.text)

@@ -19,13 +19,9 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-.: ]+")
 
 
 class Figure(NamedTuple):
-    """One value of one metric.
+    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point since 1970.
 
-    Attributes:
-        name: `GROUP/NAME_UNIT`, with exactly one slash.
-        step: see `Quantity`.
-        time_ms: end of the point since 1970, from the record alone: a store keeps one of several values with the same
-            name, step and time.
+    The time comes from the record alone: a store keeps one of several values with the same name, step and time.
     """
 
     name: str

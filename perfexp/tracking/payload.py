@@ -64,7 +64,6 @@ class Payload:
         identity: tags that the run is found by; `tags` has all others.
         status: `FINISHED`, `FAILED`, `KILLED`, or `SCHEDULED` while the outcome is open.
         started: date and time, ISO 8601, as of `ended`.
-        note: description, Markdown.
         parent: the sweep's own run, as it is created if it is missing.
         children: nested runs, one for each phase and batch size if there are several.
         placeholder: name that this one replaces; any other name was set by a person and stays.
