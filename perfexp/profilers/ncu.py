@@ -152,8 +152,9 @@ class Ncu(Profiler):
             doubt = diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
             results.doubts.append(doubt)
         is_named = any(_is_in(launch, WHOLE[about.phase]) for launch in launches)
-        why = "" if is_named else "ncu named no range, so kernels have no phase"
-        if why := _NOT_PERMITTED if "ERR_NVGPUCTRPERM" in said else why:
+        is_permitted = "ERR_NVGPUCTRPERM" not in said
+        if not (is_permitted and is_named):
+            why = "ncu named no range, so kernels have no phase" if is_permitted else _NOT_PERMITTED
             results.doubts.append(diagnostics.make("profile_incomplete", reason=why))
         return results
 
