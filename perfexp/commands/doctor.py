@@ -14,7 +14,7 @@ from perfexp.commands.app import app
 from perfexp.commands.output import echo
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
-from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, machine, whole
+from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets, installation
 from perfexp.orchestration import capabilities
@@ -72,7 +72,7 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
         raise UserError(f"There is no gpu '{choice.name}'. {did_you_mean(choice.name, gpu_files)}")
     store = database(store_uri(None))
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
-    here = machine.facts(
+    here = environment.machine_facts(
         folders | ({"store": store.parent} if store else {}), store
     )  # first, since the survey is a load itself
     surveyed = capabilities.conduct(None if choice.name in ("cpu", "fake", "mps") else choice.index)

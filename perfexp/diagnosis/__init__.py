@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 #: `machine` (machine.facts), `survey` (capabilities.conduct), `gpu_files` (by name: match, product, power_watts) and
@@ -22,51 +23,32 @@ class Verdict(StrEnum):
     untested = "untested"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Result of one check."""
 
     check: str
-    verdict: Verdict
+    verdict: Verdict = field(kw_only=True)
     found: str
     remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The requested device, as by `gpu=NAME gpu.index=INDEX`.
-
-    Attributes:
-        name: name of a file of conf/gpu.
-    """
+    """The requested device, as by `gpu=NAME gpu.index=INDEX`; the name is that of a file of conf/gpu."""
 
     name: str = "auto"
     index: int = 0
 
 
-def ok(check: str, found: str) -> Finding:
-    """A finding that needs no action."""
-    return Finding(check=check, verdict=Verdict.ok, found=found)
+#: Findings, from check, observation and remedy: nothing to do, works with restrictions, something optional is missing,
+#: measuring does not work, may work but is untested.
+ok, warn, missing, fail, untested = (partial(Finding, verdict=verdict) for verdict in Verdict)
 
 
-def warn(check: str, found: str, remedy: str) -> Finding:
-    """A finding that measuring works with restrictions."""
-    return Finding(check=check, verdict=Verdict.warn, found=found, remedy=remedy)
-
-
-def missing(check: str, found: str, remedy: str) -> Finding:
-    """A finding that something optional is missing."""
-    return Finding(check=check, verdict=Verdict.missing, found=found, remedy=remedy)
-
-
-def fail(check: str, found: str, remedy: str) -> Finding:
-    """A finding that measuring does not work."""
-    return Finding(check=check, verdict=Verdict.fail, found=found, remedy=remedy)
-
-
-def untested(check: str, found: str, remedy: str = "") -> Finding:
-    """A finding that measuring may work but is untested."""
-    return Finding(check=check, verdict=Verdict.untested, found=found, remedy=remedy)
+def warn_if(is_wrong: bool, check: str, found: str, remedy: str) -> Finding:
+    """A finding with a remedy if something is wrong, otherwise without one."""
+    return warn(check, found, remedy) if is_wrong else ok(check, found)
 
 
 def part(facts: Facts, name: str) -> Mapping[str, Any]:

@@ -27,7 +27,10 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 yield fail(split, f"there is no folder {missing}", facts["where"])
         else:
             yield _counts(split, of_split)
-            yield from _lonely_masks(split, of_split)
+            if of_split["without_picture"]:
+                lonely = of_split["masks"] - of_split["pairs"]
+                observation = f"{lonely} masks have no picture, the first is {of_split['without_picture'][0]}"
+                yield warn(f"{split} masks", observation, "get the pictures; these masks are not used")
             yield from _read(split, of_split)
     if facts["made"]:
         remedy = "use it to try out and to time; no accuracy is reported"
@@ -40,28 +43,15 @@ def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
         return fail(split, observation, "put pictures CITY/*_leftImg8bit.png there")
     if facts["without_mask"]:
         missing = facts["pictures"] - facts["pairs"]
-        return fail(
-            split,
-            f"{observation}; {missing} without a mask, the first is {facts['without_mask'][0]}",
-            "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png",
-        )
+        observation += f"; {missing} without a mask, the first is {facts['without_mask'][0]}"
+        return fail(split, observation, "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png")
     if facts["label_ids"]:
-        return ok(
-            split, f"{observation}; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
-        )
+        observation += f"; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
     return ok(split, observation)
 
 
-def _lonely_masks(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    if facts["without_picture"]:
-        lonely = facts["masks"] - facts["pairs"]
-        observation = f"{lonely} masks have no picture, the first is {facts['without_picture'][0]}"
-        yield warn(f"{split} masks", observation, "get the pictures; these masks are not used")
-
-
 def _read(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    check = f"{split} files"
-    problems = facts["problems"]
+    check, problems = f"{split} files", facts["problems"]
     for problem in problems[:_LISTED]:
         yield fail(check, problem, "")
     if len(problems) > _LISTED:

@@ -34,7 +34,14 @@ def cuda_devices() -> dict[str, Any]:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return {"devices": [], "reason": str(error)}
-    return {"devices": [_cuda_device(index) for index in range(torch.cuda.device_count())]}
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        facts = {"index": index, "name": properties.name, "uuid": str(properties.uuid)}
+        facts["memory_bytes"] = properties.total_memory
+        facts["compute_capability"] = f"{properties.major}.{properties.minor}"
+        devices.append(facts)
+    return {"devices": devices}
 
 
 def apple_gpu() -> dict[str, Any]:
@@ -65,14 +72,3 @@ def try_energy(index: int | None) -> dict[str, Any]:
     here = index is not None and cuda.is_available(index)
     device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
     return try_meters(device.meters())
-
-
-def _cuda_device(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    return {
-        "index": index,
-        "name": properties.name,
-        "uuid": str(properties.uuid),
-        "memory_bytes": properties.total_memory,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-    }

@@ -1,4 +1,4 @@
-"""Judge the detected devices, and whether the requested one is among them."""
+"""Judge the detected devices, whether the requested one is among them, and the state of a CUDA device."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfexp.diagnosis import Choice, Facts, Finding, fail, ok, part, untested, warn
+from perfexp.devices.nvml import is_used, neighbours
+from perfexp.diagnosis import Choice, Facts, Finding, fail, missing, ok, part, untested, warn, warn_if
 from perfexp.diagnosis.software import build_name
 from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
 from perfexp.records import units
+
+#: Tolerated difference between the measured clock and the driver's, which are not simultaneous.
+_CLOCK_TOLERANCE = 0.05
+#: A power limit below this share of the data sheet's power gives a warning.
+_POWER_SHARE = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
     return Chosen(kind="cuda", name=device["name"], device=device, file=_file_of(facts, device["name"]))
 
 
-def findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
+def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
     """The choice first, then all devices."""
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")
@@ -74,13 +80,6 @@ def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
     return devices
 
 
-def board_of(facts: Facts, device: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """NVML's facts of a CUDA device; None if NVML has no board with its UUID."""
-    uuid = str(device["uuid"]).removeprefix("GPU-")
-    boards = part(facts, "boards").get("boards", ())
-    return next((board for board in boards if board["uuid"].removeprefix("GPU-") == uuid), None)
-
-
 def _none(facts: Facts, choice: Choice) -> Chosen:
     """No device, with the requested and the existing ones in the job's own words."""
     wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
@@ -100,9 +99,8 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
     check = f"gpu={choice.name}" + (f" gpu.index={choice.index}" if choice.index else "")
     if chosen.kind is None:
         remedy = "choose gpu=auto, another gpu.index, or the machine that has it"
-        return fail(
-            check, chosen.name, remedy if _are_known(facts) else "fix the failures above, then repeat the command"
-        )
+        remedy = remedy if _are_known(facts) else "fix the failures above, then repeat the command"
+        return fail(check, chosen.name, remedy)
     if chosen.kind == "mps":
         return fail(check, "Apple's GPU is here, but this version of perfexp does not measure it", "gpu=cpu")
     if chosen.kind == "fake":
@@ -120,13 +118,12 @@ def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
     capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
     description = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
     check, file = f"cuda:{device['index']}", _file_of(facts, device["name"])
-    observation = "; ".join(
-        [", ".join(description), f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"]
-    )
+    observation = f"{', '.join(description)}; "
+    observation += f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"
     remedy = "" if file else "gpu=auto measures it; add conf/gpu/NAME.yaml for its peaks"
     if rocm:
         return untested(check, f"{observation}; ROCm has not been tried", remedy)
-    return ok(check, observation) if file else warn(check, observation, remedy)
+    return warn_if(not file, check, observation, remedy)
 
 
 def _unusable(facts: Facts) -> Iterator[Finding]:
@@ -137,11 +134,8 @@ def _unusable(facts: Facts) -> Iterator[Finding]:
         return
     if boards and not devices:
         observation = f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
-        remedy = (
-            "check CUDA_VISIBLE_DEVICES and the driver's version"
-            if torch.get("cuda")
-            else "install a CUDA build of torch: https://pytorch.org/get-started/locally"
-        )
+        remedy = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
+        remedy = "check CUDA_VISIBLE_DEVICES and the driver's version" if torch.get("cuda") else remedy
         yield warn("CUDA devices", f"{observation}{f': {reason}' if reason else ''}", remedy)
     elif torch.get("cuda") and not devices:
         yield warn("CUDA devices", f"none: {reason or 'torch finds none'}", "on a cluster: run it in a job with a GPU")
@@ -160,3 +154,113 @@ def _file_of(facts: Facts, name: str) -> str | None:
 
 def _files(facts: Facts) -> dict[str, GpuFile]:
     return {name: GpuFile(match=file["match"], facts=GpuFacts()) for name, file in facts["gpu_files"].items()}
+
+
+def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
+    """A line per check of the chosen CUDA device: driver, clocks, heat, power, neighbors, slices, meters."""
+    clocks = part(facts, "clocks")
+    if part(facts, "torch").get("rocm"):
+        yield from _clocks(clocks, {})
+        return
+    boards = {board["uuid"].removeprefix("GPU-"): board for board in part(facts, "boards").get("boards", ())}
+    board = boards.get(str(chosen.device["uuid"]).removeprefix("GPU-")) if chosen.device else None
+    yield _driver(facts, board)
+    yield from _clocks(clocks, board or {})
+    if board is None:
+        yield _no_board(facts)
+        return
+    yield from _heat_and_power(board, clocks.get("busy", {}), facts["gpu_files"].get(chosen.file, {}))
+    yield from _sharing(board["facts"], board["state"])
+    yield ok("ECC", {True: "on", False: "off", None: "this board has none"}[board["facts"].get("ecc")])
+    yield ok("NVML", "answers")
+
+
+def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
+    torch = part(facts, "torch")
+    driver = (board or {}).get("facts", {}).get("driver") or "unknown"
+    observation = f"driver {driver}, CUDA {torch['cuda']}"
+    if not torch["cudnn"]:
+        return warn("CUDA", f"{observation}, no cuDNN", "convolutions are slow without it: install torch with cuDNN")
+    # 90100 is version 9.1.0, 8902 is 8.9.2
+    major, rest = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
+    return ok("CUDA", f"{observation}, cuDNN {major}.{rest // 100}.{rest % 100}")
+
+
+def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:
+    """Events and calibration kernel, the first kernels on the device."""
+    if not clocks:  # the survey's own line says why
+        return
+    if error := clocks.get("error"):
+        remedy = "try nvidia-smi; a build of torch for this compute capability: https://pytorch.org/get-started/locally"
+        yield fail("kernels", f"the device runs none: {error}", remedy)
+        return
+    if reason := clocks.get("not_tried"):
+        yield warn("kernels", f"not tried: {reason}", "repeat when the device is free")
+        return
+    tick, record = (units.format_seconds(clocks[name], 2) for name in ("event_tick_seconds", "record_seconds"))
+    yield ok("event clock", f"tick {tick}, a record costs {record}")
+    yield _canary(clocks, board)
+
+
+def _canary(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Finding:
+    spin, reported = clocks["canary_hertz"], clocks["busy"].get("sm_clock_hertz")
+    if reported is None:
+        return ok("clock canary", f"{_megahertz(spin)}; no clock of the driver's to compare with")
+    highest = board.get("facts", {}).get("max_sm_clock_hertz")
+    observation = f"{_megahertz(spin)}, the driver reports {_megahertz(reported)}"
+    observation += f" of at most {_megahertz(highest)}" if highest else ""
+    remedy = "the clock varies: repeat when the device is idle and cool"
+    return warn_if(abs(spin / reported - 1) > _CLOCK_TOLERANCE, "clock canary", observation, remedy)
+
+
+def _no_board(facts: Facts) -> Finding:
+    boards = part(facts, "boards")
+    if error := boards.get("error"):
+        return missing("NVML", f"does not answer: {error}", "pip install nvidia-ml-py, and the driver's libnvidia-ml")
+    sliced = any(board["facts"].get("mig") for board in boards.get("boards", ()))
+    why = "; MIG is on, and slices have identities of their own" if sliced else ""
+    remedy = "state, power and energy stay unknown; measure on a whole board" if sliced else "check nvidia-smi -L"
+    return warn("NVML", f"shows no board with this UUID{why}", remedy)
+
+
+def _heat_and_power(board: Mapping[str, Any], busy: Mapping[str, Any], sheet: Mapping[str, Any]) -> Iterator[Finding]:
+    busy = busy or board["state"]  # throttling only shows under load
+    reasons, celsius = busy.get("throttling"), busy.get("temperature_celsius")
+    if reasons is None:
+        yield _not_reported("throttling")
+    else:
+        remedy = "let it cool, check its power limit (nvidia-smi -q -d PERFORMANCE), then repeat"
+        observation = f"slowed down by: {', '.join(reasons)}" if reasons else "none"
+        yield warn_if(bool(reasons), "throttling", observation, remedy)
+    yield _not_reported("temperature") if celsius is None else ok("temperature", f"{celsius} °C")
+    watts, limit = board["state"].get("power_watts"), board["facts"].get("power_limit_watts")
+    sold = sheet.get("power_watts") or 0.0
+    if limit is None:
+        yield _not_reported("power limit")
+        return
+    is_lower = limit < _POWER_SHARE * sold
+    observation = f"{limit:.0f} W" + (f"; {watts:.0f} W now" if watts is not None else "")
+    observation += f"; the data sheet has {sold:.0f} W" if is_lower else ""
+    yield warn_if(is_lower, "power limit", observation, "figures are those of this limit")
+
+
+def _not_reported(check: str) -> Finding:
+    return missing(check, "not reported by the driver", "a newer driver may")
+
+
+def _sharing(facts: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Finding]:
+    """Other users, read before the survey's own process used the device, and slices."""
+    if seen := neighbours(state):
+        remedy = "measure when nobody else uses the device (nvidia-smi shows who)"
+        yield warn_if(is_used(state), "neighbours", ", ".join(seen), remedy)
+    else:
+        yield missing("neighbours", "the driver does not report who uses the device", "run nvidia-smi as root")
+    if facts.get("mig"):
+        remedy = "measure on a whole board, or read the figures as those of the slice and its neighbours"
+        yield warn("MIG", "on: slices share the board's power and clocks", remedy)
+    else:
+        yield ok("MIG", "off" if facts.get("mig") is False else "this board has none")
+
+
+def _megahertz(hertz: float) -> str:
+    return f"{hertz * 1e-6:.0f} MHz"

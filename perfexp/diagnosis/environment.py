@@ -1,17 +1,22 @@
-"""Facts of this machine and its software, without torch; the device and the model add their own."""
+"""Facts of this machine and its software, without torch; the device and the model add their own. Nothing is changed."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import shutil
 import socket
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+from packaging.requirements import Requirement
 
 from perfexp import __version__
 from perfexp.devices.cpu import processor_name
@@ -19,18 +24,24 @@ from perfexp.errors import UserError
 from perfexp.host import repository, untrusted
 from perfexp.records.diagnostics import Diagnostic
 
-_PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "mlflow",
-    "mlflow-skinny",
-    "pillow",
-    "triton",
-    "nvidia-ml-py",
-)
+_PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
+_PACKAGES += ["mlflow", "mlflow-skinny", "pillow", "triton", "nvidia-ml-py"]
+#: Profilers, and the folders of their installers.
+_TOOLS = {
+    "nsys": (
+        "/opt/nvidia/nsight-systems/*/bin/nsys",
+        "/usr/local/cuda*/bin/nsys",
+        "/opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+    ),
+    "ncu": ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu"),
+    "rocprofv3": ("/opt/rocm*/bin/rocprofv3",),
+}
+#: Sources of NVIDIA's profilers.
+NSIGHT = {
+    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
+    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
+}
+_SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def collect() -> dict[str, Any]:
@@ -50,7 +61,7 @@ def collect() -> dict[str, Any]:
             "name": processor_name(),
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
-            "affinity": _affinity(),
+            "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             "load_average_1min": round(psutil.getloadavg()[0], 2),
         },
@@ -81,11 +92,12 @@ class _File(msgspec.Struct):
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Differences between two environments that make times incomparable: name, old and new."""
     places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
-    pairs = ((place, _at(before, place), _at(now, place)) for place in places)
+    pairs = ((place, fact_at(before, place), fact_at(now, place)) for place in places)
     return [(place, old, new) for place, old, new in pairs if old != new]
 
 
-def _at(facts: dict[str, Any], place: str) -> Any:
+def fact_at(facts: dict[str, Any], place: str) -> Any:
+    """The fact at a dotted place; None if there is none."""
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
@@ -143,12 +155,88 @@ def _container() -> str | None:
     return "apptainer" if "APPTAINER_NAME" in os.environ else None
 
 
-def _affinity() -> list[int] | None:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def _read(path: str) -> str | None:
+def _read(path: Path | str) -> str | None:
     try:
         return Path(path).read_text().strip()
     except OSError:
         return None
+
+
+def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
+    """Facts for `doctor`: those of `collect`, tools, clock, output folders by purpose, and the tracking database."""
+    return {
+        **collect(),
+        "system": platform.system(),
+        "requirements": requirements(),
+        "cpu_quota_cores": cpu_quota_cores(),
+        "clock": {
+            "resolution_seconds": time.get_clock_info("perf_counter").resolution,
+            "source": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        },
+        "amd": {"driver": Path("/dev/kfd").exists(), "amdsmi": importlib.util.find_spec("amdsmi") is not None},
+        "tools": {name: tool(name) for name in _TOOLS},
+        "folders": {name: folder(path) for name, path in folders.items()},
+        "store": None if store is None else {"path": str(store), "problem": _database_problem(store)},
+    }
+
+
+def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | None:
+    """Required packages of a distribution with range, installed version and fit; None if it is not installed."""
+    try:
+        wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return {one.name: _requirement(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})}
+
+
+def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """CPU quota of this process's control groups in cores; None without a limit."""
+    own = next((line[3:] for line in (_read(membership) or "").splitlines() if line.startswith("0::")), "/")
+    place = root / own.lstrip("/")
+    limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")) -> dict[str, Any] | None:
+    """Path of a program on the PATH or, the newest first, at its installer's places; None if it is in neither."""
+    if on_path := shutil.which(name):
+        return {"path": on_path, "on_path": True}
+    for place in _TOOLS[name] if places is None else places:
+        programs = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
+        if programs:
+            return {"path": str(max(programs)), "on_path": False}
+    return None
+
+
+def folder(path: Path) -> dict[str, Any]:
+    """Whether files can be written in a folder, which may not exist yet, and its free space."""
+    # a missing folder will be made in its nearest existing parent
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
+
+
+def _requirement(wanted: Requirement) -> dict[str, Any]:
+    version = _version(wanted.name)
+    fits = version is not None and wanted.specifier.contains(version, prereleases=True)
+    return {"wanted": str(wanted.specifier), "version": version, "fits": fits}
+
+
+def _quota(file: Path) -> float | None:
+    quota, _, period = (_read(file) or "").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _database_problem(file: Path) -> str | None:
+    """The problem of an SQLite file; None without a problem, or if it does not exist yet."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(len(_SQLITE_MAGIC))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    # an empty file is a valid new database
+    if head and head != _SQLITE_MAGIC:
+        return "it is not an SQLite database"
+    return None if os.access(file, os.W_OK) else "it can't be written"

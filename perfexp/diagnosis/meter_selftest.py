@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.diagnosis import Finding, missing, ok, untested, warn
+from perfexp.diagnosis import Finding, missing, ok, untested, warn, warn_if
 from perfexp.meters import Found, PowerKind
 from perfexp.meters.energy_metrics import Power
 from perfexp.meters.track import Track
@@ -25,16 +25,15 @@ _NULL = "energy will be null, with this reason"
 def try_meters(
     found: Found, *, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
-    """Watch the meters for about a second while perfexp is idle.
-
-    Returns:
-        JSON values: `reason`, `doubts`, and `meters` with the observations of each.
-    """
+    """Watch the meters for about a second while perfexp is idle; their observations, and the reason for none."""
     if not found.meters:
         return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
     tracks = [Track(meter, now) for meter in found.meters]
     power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
-    meters = [_seen(track, facts) for track, facts in zip(tracks, power.facts(), strict=True)]
+    meters = []
+    for track, facts in zip(tracks, power.facts(), strict=True):
+        short = {name: value for name, value in facts.items() if name not in ("counter", "power")}  # no raw answers
+        meters.append({**short, "no_energy": track.no_energy, "no_power": track.no_power})
     return {"reason": "", "doubts": msgspec.to_builtins([*found.doubts, *power.doubts]), "meters": meters}
 
 
@@ -45,7 +44,10 @@ def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
     for meter in tried["meters"]:
         yield _counter(meter)
         yield _power(meter)
-        yield _query(meter)
+        seconds = meter["query_seconds"]
+        observation = f"took at most {units.format_seconds(seconds, 2)}"
+        remedy = "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
+        yield warn_if(seconds > _SLOW_SECONDS, f"query {meter['name']}", observation, remedy)
     for doubt in tried["doubts"]:
         if doubt["code"] not in ("meter_stuck", "meter_average"):  # reported above
             verdict = untested if doubt["code"] == "meter_untested" else warn
@@ -69,25 +71,6 @@ def _power(meter: Mapping[str, Any]) -> Finding:
         return missing(check, meter["no_power"] or "too few readings", remedy)
     observation = f"{units.digits(meter['integral_watts'])} W at rest"
     if meter["power_kind"] == PowerKind.average:
-        return warn(
-            check,
-            f"{observation}, an average over about a second",
-            "a driver of 530 or later reports instantaneous power",
-        )
+        remedy = "a driver of 530 or later reports instantaneous power"
+        return warn(check, f"{observation}, an average over about a second", remedy)
     return ok(check, f"{observation}, instantaneous")
-
-
-def _query(meter: Mapping[str, Any]) -> Finding:
-    check, seconds = f"query {meter['name']}", meter["query_seconds"]
-    observation = f"took at most {units.format_seconds(seconds, 2)}"
-    if seconds > _SLOW_SECONDS:
-        return warn(
-            check, observation, "windows get coarse: close other programs that query the driver (nvidia-smi, dcgm)"
-        )
-    return ok(check, observation)
-
-
-def _seen(track: Track, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Observations of a meter, without its raw answers."""
-    short = {name: value for name, value in facts.items() if name not in ("counter", "power")}
-    return {**short, "no_energy": track.no_energy, "no_power": track.no_power}

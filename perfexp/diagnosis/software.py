@@ -15,7 +15,7 @@ _NAMED = ("hydra-core", "omegaconf", "msgspec")
 _INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
 
 
-def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
+def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
     """A line per check."""
     machine = facts["machine"]
     yield _python(machine)
@@ -30,10 +30,8 @@ def findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 def build_name(torch: Mapping[str, Any]) -> str:
     """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`, from the survey's facts of torch."""
-    for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")):
-        if torch.get(key):
-            return f"{kind} {torch[key]} build"
-    return "CPU build"
+    names = (f"{kind} {torch[key]} build" for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")) if torch.get(key))
+    return next(names, "CPU build")
 
 
 def _python(machine: Mapping[str, Any]) -> Finding:
@@ -47,15 +45,11 @@ def _python(machine: Mapping[str, Any]) -> Finding:
 
 
 def _system(machine: Mapping[str, Any]) -> Finding:
-    parts = [f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"]
-    if machine.get("container"):
-        parts.append(f"in a container ({machine['container']})")
-    observation = ", ".join(parts)
-    return (
-        ok("system", observation)
-        if machine["system"] == "Linux"
-        else untested("system", f"{observation}; tested is Linux only")
-    )
+    observation = f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"
+    observation += f", in a container ({machine['container']})" if machine.get("container") else ""
+    if machine["system"] != "Linux":
+        return untested("system", f"{observation}; tested is Linux only")
+    return ok("system", observation)
 
 
 def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
@@ -113,9 +107,8 @@ def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
     if version:
         return ok("MLflow", f"{version}, the full package")
     if skinny:
-        return warn(
-            "MLflow", f"mlflow-skinny {skinny}: it sends records, but has no user interface", "pip install mlflow"
-        )
+        observation = f"mlflow-skinny {skinny}: it sends records, but has no user interface"
+        return warn("MLflow", observation, "pip install mlflow")
     return missing("MLflow", "not installed: records stay on disk", "pip install mlflow, or tracking=none")
 
 
@@ -128,9 +121,8 @@ def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
     for name, requirement in rest.items():
         if not requirement["fits"]:
             here = requirement["version"] or "not installed"
-            yield fail(
-                name, f"{here}; perfexp needs {requirement['wanted'] or 'it'}", f"{_INSTALL}, or pip install '{name}'"
-            )
+            observation = f"{here}; perfexp needs {requirement['wanted'] or 'it'}"
+            yield fail(name, observation, f"{_INSTALL}, or pip install '{name}'")
     if all(requirement["fits"] for requirement in rest.values()):
         named = [f"{name} {rest[name]['version']}" for name in _NAMED if name in rest]
         yield ok("packages", ", ".join([*named, f"{len(rest) - len(named)} others"]) + ": all fit")

@@ -17,12 +17,7 @@ from perfexp.host.locks import private_folder
 
 
 class JsonCache:
-    """A file of cached values for one context; another device, library or limit is another file.
-
-    Args:
-        folder: folder of all contexts.
-        context: JSON values that all entries of the file have in common.
-    """
+    """A file of cached values for one context of JSON values; another device, library or limit is another file."""
 
     def __init__(self, folder: Path, context: Mapping[str, Any]) -> None:
         text = json.dumps(context, sort_keys=True)

@@ -15,12 +15,7 @@ _SHOWN = 300
 
 
 def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
-    """Return an exception as an error of perfexp, after writing its traceback to a file.
-
-    Args:
-        error: any exception.
-        folder: folder of the run that the error ended, if any; the traceback goes to that run's log.
-    """
+    """Return an exception as an error of perfexp, after writing its traceback to a file: the run's log, if any."""
     log = None if folder is None else folder / "run.log"
     now = datetime.now(UTC)
     elsewhere = cache_folder("tracebacks") / f"{now:%Y-%m-%d}.log"

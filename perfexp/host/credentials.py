@@ -32,11 +32,7 @@ _hidden: dict[str, str] = {}
 
 
 def hide(node: Any) -> Any:
-    """Return plain data in which no URL has a credential; `reveal` restores them.
-
-    Args:
-        node: a text, or mappings and lists of texts. A text that starts with a scheme is one URL.
-    """
+    """Return plain data in which no URL has a credential; a text that starts with a scheme is one URL."""
     if isinstance(node, Mapping):
         return {key: hide(value) for key, value in node.items()}
     if isinstance(node, list | tuple):

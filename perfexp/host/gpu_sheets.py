@@ -17,12 +17,9 @@ class GpuFacts:
     """Data-sheet figures of one device, dense (without structured sparsity).
 
     Attributes:
-        product: full name.
-        architecture: family name.
         compute_capability: NVIDIA's number, or AMD's gfx name.
         peak_flops_per_second: peak rate by data type (`fp32`, `tf32`, `fp16`, …); operations per second for integers.
         memory_bytes: nominal size; the driver's own figure differs a little.
-        memory_bytes_per_second: peak bandwidth of the device's memory.
         power_watts: limit of the board.
         sources: documents, with the facts that each of them gives.
         notes: variants, divided-out factors, uncertain facts.
@@ -47,12 +44,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFile:
-    """A file of conf/gpu.
-
-    Attributes:
-        match: case-insensitive regular expression, searched in the driver's name of the device; None matches any name.
-        facts: figures of the data sheet; without sources if there is no sheet.
-    """
+    """A file of conf/gpu, with a case-insensitive pattern of device names (None for any) and the facts of its sheet."""
 
     match: str | None
     facts: GpuFacts
@@ -63,14 +55,7 @@ class GpuFile:
 
 
 def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
-    """Return the files of the gpu group by name; a file of a later folder replaces one of an earlier folder.
-
-    Args:
-        folders: configuration folders with a group `gpu`.
-
-    Raises:
-        UserError: a file is not YAML, or its `match` is not a regular expression.
-    """
+    """Return the files of the gpu group by name, the last of several with one name; `UserError` for an invalid file."""
     files: dict[str, GpuFile] = {}
     for file in (file for folder in folders for file in sorted(folder.glob("gpu/*.yaml"))):
         try:
@@ -83,11 +68,6 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
 
 
 def matching(files: Mapping[str, GpuFile], product: str) -> str | None:
-    """Return the name of the one file that is for a device; None if there is none, or several.
-
-    Args:
-        files: files of the gpu group.
-        product: device name from the driver; empty if unknown.
-    """
+    """Return the name of the one file for a device with this name; None if there is none, or several."""
     names = [name for name, file in files.items() if product and file.match and file.is_of(product)]
     return names[0] if len(names) == 1 else None

@@ -23,16 +23,16 @@ _descriptors: set[int] = set()
 
 @contextmanager
 def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """Open a lock file; closing it releases the lock, and a process that is forked in between does not hold it.
-
-    Args:
-        name: name of the lock, unique among this user's locks.
-        flags: flags as for `os.open`.
-
-    Raises:
-        UserError: the folder of the locks is missing, or another user could have prepared it.
-    """
-    descriptor = _open(lock_path(name), flags)
+    """Open a lock file; closing it releases the lock, and a process that is forked in between does not hold it."""
+    path = private_folder() / lock_path(name).name
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, "it has an entry that is not a file")
+    except OSError as error:
+        why = error.strerror
+        raise UserError(f"Lock files can't be kept in {path.parent}: {why}. Have that folder removed.") from error
     _descriptors.add(descriptor)
     try:
         yield descriptor
@@ -75,11 +75,7 @@ def lock_path(name: str) -> Path:
 
 
 def private_folder() -> Path:
-    """Return a folder of this user alone for files that need not outlive the machine's next start.
-
-    Raises:
-        UserError: another user could have prepared it.
-    """
+    """Return a folder for temporary files of this user alone; `UserError` if another user could have prepared it."""
     path = TEMPORARY / f"perfexp-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -89,20 +85,6 @@ def private_folder() -> Path:
     except OSError as error:
         raise UserError(f"Files can't be kept in {path}: {error.strerror}. Have that folder removed.") from error
     return path
-
-
-def _open(path: Path, flags: int) -> int:
-    private_folder()
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise PermissionError(errno.EPERM, "it has an entry that is not a file")
-    except OSError as error:
-        raise UserError(
-            f"Lock files can't be kept in {path.parent}: {error.strerror}. Have that folder removed."
-        ) from error
-    return descriptor
 
 
 def _forked() -> None:

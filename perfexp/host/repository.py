@@ -16,12 +16,8 @@ from perfexp.host import untrusted
 #: Disables programs that the user's own configuration may start: a file monitor, and hooks.
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 #: Git locks and fetches nothing, and does not prompt.
-_QUIET = {
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_ALLOW_PROTOCOL": "none",
-    "GIT_TERMINAL_PROMPT": "0",
-}
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
+_QUIET |= {"GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"}
 #: Settings of a repository that affect how its files compare with its objects; each is one of these words.
 _COMPARING = ("core.autocrlf", "core.eol", "core.filemode", "core.symlinks", "core.ignorecase", "core.trustctime")
 _WORDS = ("true", "false", "input", "lf", "crlf", "native")
@@ -37,9 +33,7 @@ def facts() -> dict[str, Any] | None:
     perfexp's own configuration, on a copy of the index.
     """
     commit = _run("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": _is_changed(commit)}
+    return None if commit is None else {"commit": commit, "dirty": _is_changed(commit)}
 
 
 def _is_changed(commit: str) -> bool | None:
@@ -53,27 +47,19 @@ def _is_changed(commit: str) -> bool | None:
         with tempfile.TemporaryDirectory(prefix="perfexp-git-") as name:
             own = Path(name)
             _imitate(own, commit, folder, index)
-            status = _run(
-                *("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"),
-                folder=top,
-                GIT_DIR=name,
-                GIT_WORK_TREE=str(top),
-                GIT_INDEX_FILE=str(own / "index"),
-                GIT_OBJECT_DIRECTORY=str(objects),
-            )
+            variables = {"GIT_DIR": name, "GIT_WORK_TREE": str(top), "GIT_INDEX_FILE": str(own / "index")}
+            variables["GIT_OBJECT_DIRECTORY"] = str(objects)
+            arguments = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+            status = _run(*arguments, folder=top, **variables)
     except OSError:
         return None
     return None if status is None else bool(status)
 
 
 def _imitate(own: Path, commit: str, folder: Path, index: Path) -> None:
-    """Make a repository of the same commit and index in an empty folder.
+    """Make a repository of the same commit and index in the empty folder `own`.
 
-    Args:
-        own: empty folder.
-        commit: object name of the commit.
-        folder: .git of the original, where a split index has its other part.
-        index: index of the original.
+    A split index has its other part in `folder`, the .git of the original.
     """
     (own / "refs").mkdir()
     (own / "HEAD").write_text(f"{commit}\n")

@@ -21,13 +21,7 @@ def install() -> None:
 
 
 class _Tolerant(io.RawIOBase):
-    """Bytes for a descriptor, up to the first write error.
-
-    Args:
-        number: number of the descriptor.
-        name: name of the stream in the warning; None for no warning.
-        is_closed: whether it was closed at the start.
-    """
+    """Bytes for a descriptor, up to the first write error; a warning names the stream, if it has a name."""
 
     def __init__(self, number: int, name: str | None, *, is_closed: bool) -> None:
         self._number, self._name = number, name

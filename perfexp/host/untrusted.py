@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,25 +23,14 @@ MAX_BYTES = 1 << 28
 _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
 #: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_KINDS = {
-    stat.S_IFLNK: "a link",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+_KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file and return its descriptor; anything else is refused before it is opened.
+    """Open a file with flags as for `os.open`; anything but a regular file is refused before it is opened.
 
-    Args:
-        path: file; its folder may be reached through links, the file itself may not be one.
-        flags: flags as for `os.open`.
-
-    Raises:
-        OSError: the path is not a regular file, or cannot be opened.
+    Its folder may be reached through links, the file itself may not be one.
     """
     try:
         _refuse_irregular(path, path.lstat().st_mode)  # opening a device or a FIFO can already do something
@@ -65,11 +55,7 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: the path is not a regular file, is larger than the limit in bytes, or cannot be read.
-    """
+    """Return the content of a regular file; raises `OSError` for one that is larger than the limit in bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB", str(path))
@@ -80,9 +66,6 @@ def open_append(path: Path) -> BinaryIO:
     """Open a regular file for reading and appending; create it if it is missing.
 
     A file that has another name elsewhere (a hard link) becomes a copy first: the other name keeps its content.
-
-    Raises:
-        OSError: the path is not a regular file, or cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
     descriptor = open_regular(path, flags)
@@ -94,11 +77,7 @@ def open_append(path: Path) -> BinaryIO:
 
 
 def json_data(content: bytes) -> Any:
-    """Return JSON as plain data.
-
-    Raises:
-        ValueError: it is not JSON (half a surrogate pair, which no file can hold, is not), or nested too deeply.
-    """
+    """Return JSON as plain data; `ValueError` for other content, half a surrogate pair, and too deep nesting."""
     try:
         return msgspec.json.decode(content)
     except msgspec.MsgspecError as error:
@@ -108,10 +87,9 @@ def json_data(content: bytes) -> Any:
 
 
 def yaml_data(content: bytes) -> Any:
-    """Return YAML as plain data. Aliases, which can stand for billions of nodes, are refused.
+    """Return YAML as plain data; `ValueError` for an alias, which can stand for billions of nodes, and other content.
 
-    Raises:
-        ValueError: it is not YAML, holds an alias, or is larger or nested more deeply than any plan.
+    Content that is larger or nested more deeply than any plan is refused, too.
     """
     if len(content) > _MAX_YAML_BYTES:
         raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
@@ -124,22 +102,14 @@ def yaml_data(content: bytes) -> Any:
 
 def spreadsheet_text(text: str) -> str:
     """Return a text for a cell of a CSV, with an apostrophe first if a spreadsheet would run it as a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
+    with suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return True
+        return text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def printable(line: str) -> str:
-    """Return a line in which control characters, and those that reverse text, are question marks.
-
-    Tabs and line breaks count as control characters, a no-break space does not.
-    """
+    """Return a line with question marks for control characters (tabs and line breaks, too) and reversals of text."""
     return "".join(letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line)
 
 

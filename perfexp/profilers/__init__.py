@@ -6,11 +6,11 @@ separate point (`train_profile`, `inference_profile`). A missing or failing prof
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -61,12 +61,7 @@ class Place:
     folder: Path
     stem: str
 
-    @property
-    def base(self) -> Path:
-        """The path to which tools append a suffix."""
-        return self.folder / self.stem
-
-    def file(self, ending: str) -> Path:
+    def file(self, ending: str = "") -> Path:
         """The file with an ending after the stem (`.nsys-rep`, `_ncu.csv`)."""
         return self.folder / f"{self.stem}{ending}"
 
@@ -79,11 +74,7 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
 
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
-    """Check that no file is overwritten that is not in the folder's manifest.
-
-    Raises:
-        ProfilerFailed: a file exists that the manifest does not name.
-    """
+    """Raise `ProfilerFailed` if a file exists that the folder's manifest does not name."""
     claimed = RunPaths(folder).claimed()
     unclaimed = [path.name for path in files if path.name not in claimed and (path.is_symlink() or path.exists())]
     if unclaimed:
@@ -112,11 +103,7 @@ def refuse_other_devices(device: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Inputs of a profiler's command line.
-
-    Attributes:
-        device: facts of the device from the timed run; empty if nothing was timed.
-    """
+    """Inputs of a profiler's command line; the facts of the device are empty if nothing was timed."""
 
     phase: str
     device: Mapping[str, Any] = field(default_factory=dict)
@@ -132,74 +119,50 @@ class Found:
     doubts: list[Diagnostic] = field(default_factory=list)
 
 
-class Marks(Protocol):
-    """Named ranges, which an attached tool records."""
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """Named ranges, which an attached tool records; none by default."""
 
-    def range(self, name: str) -> AbstractContextManager[Any]:
-        """A context manager for a range."""
+    range: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
 
-class NoMarks:
-    """No ranges, without a tool."""
+@contextmanager
+def captured(device: Any) -> Iterator[Marks]:
+    """While entered, tools that wait for cudaProfilerStart record; raises `Unsupported` without CUDA and NVTX."""
+    import torch
 
-    @contextmanager
-    def range(self, name: str) -> Iterator[None]:
+    if why := why_not_cuda(device.kind, device.name, rocm=torch.version.hip is not None):
+        raise Unsupported(why)
+    device.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    try:
+        yield Marks(range=_process_range)
+    finally:
+        device.synchronize()
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _process_range(name: str) -> Iterator[None]:
+    """A range of the process, which includes launches of other threads, above all the backward pass.
+
+    A pushed range belongs to its thread, and autograd launches the backward pass from another one
+    (https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html).
+    """
+    import torch
+
+    handle = torch.cuda.nvtx.range_start(name)
+    try:
         yield
+    finally:
+        torch.cuda.nvtx.range_end(handle)
 
 
-class Profiler(Protocol):
-    """Interface of the object that a `profiler` node of the configuration builds.
+class Profiler:
+    """Base of the objects that a `profiler` node of the configuration builds.
 
     `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and must not import
-    torch; `watching` runs in the worker.
-
-    Attributes:
-        times: whether the run is timed too.
-        warmup: calls before the profiled ones.
-        steps: number of profiled calls.
-        modules: whether the modules of the model have ranges too.
-    """
-
-    name: str
-    times: bool
-    warmup: int
-    steps: int
-    modules: bool
-
-    def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        """Keys of the profiles to make, from those of the timed points."""
-
-    def outputs(self, place: Place) -> list[Path]:
-        """Files that may be written: by the tool, by the worker, or by `collect`."""
-
-    def command(self, place: Place, about: About) -> list[str]:
-        """Prefix of the worker's command line.
-
-        Raises:
-            Unsupported: the device is known to be unsupported.
-            ProfilerFailed: the tool is missing or too old.
-        """
-
-    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """Results of the profile, after the worker has ended.
-
-        Args:
-            said: log of tool and worker.
-            observations: values of the worker's `observations`; empty if it failed before.
-
-        Raises:
-            ProfilerFailed: there is no profile.
-        """
-
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """A context for the profiled calls; raises `Unsupported` for an unsupported device."""
-
-    def observations(self) -> dict[str, Any]:
-        """JSON values of the worker for `collect`."""
-
-
-class Settings:
-    """Common base of all profilers.
+    torch; `watching` and `observations` run in the worker.
 
     Args:
         warmup: calls before the profiled ones.
@@ -207,6 +170,9 @@ class Settings:
         modules: whether the modules of the model have ranges too.
         all_points: whether each timed point has a profile; otherwise only the first one of each phase.
         top: rows of the tables of kernels and operators in the record.
+
+    Attributes:
+        times: whether the run is timed too.
     """
 
     times = True
@@ -221,43 +187,43 @@ class Settings:
         self.modules, self.all_points, self.top = modules, all_points, top
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        return self.chosen_of(keys, all_points=self.all_points)
-
-    @staticmethod
-    def chosen_of(keys: Sequence[Key], *, all_points: bool) -> list[Key]:
-        """Keys of the profiles of all timed points, or of the first one of each phase."""
+        """Keys of the profiles to make, from those of the timed points."""
         first = [key for key in keys if key.replicate == 0]
-        if not all_points:
+        if not self.all_points:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 
-    def observations(self) -> dict[str, Any]:
-        return {}
-
-
-class NoProfiler:
-    """No profile (profiler=none)."""
-
-    times, warmup, steps, modules = True, 0, 1, False
-
-    def __init__(self, *, name: str = "none") -> None:
-        self.name = name
-
-    def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        return []
-
     def outputs(self, place: Place) -> list[Path]:
+        """Files that may be written: by the tool, by the worker, or by `collect`."""
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
+        """Prefix of the worker's command line; raises `Unsupported` for the device, `ProfilerFailed` for the tool."""
         return []
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
+        """Results of the profile, after the worker has ended; raises `ProfilerFailed` if there is none.
+
+        Args:
+            said: log of tool and worker.
+            observations: values of the worker's `observations`; empty if it failed before.
+        """
         return Found()
 
-    @contextmanager
-    def watching(self, place: Place, device: Any) -> Iterator[Marks]:
-        yield NoMarks()
+    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
+        """A context for the profiled calls; raises `Unsupported` for an unsupported device."""
+        return captured(device)
 
     def observations(self) -> dict[str, Any]:
+        """JSON values of the worker for `collect`."""
         return {}
+
+
+class NoProfiler(Profiler):
+    """No profile (profiler=none)."""
+
+    def __init__(self, *, name: str = "none") -> None:
+        super().__init__(name=name, warmup=0, steps=1)
+
+    def chosen(self, keys: Sequence[Key]) -> list[Key]:
+        return []

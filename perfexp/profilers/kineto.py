@@ -6,9 +6,7 @@ https://docs.pytorch.org/docs/stable/profiler.html
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import re
 import warnings
@@ -18,21 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.host.files import write_atomically
-from perfexp.profilers import About, Found, Marks, Place, ProfilerFailed, Settings
+from perfexp.profilers import About, Found, Marks, Place, Profiler, ProfilerFailed
+from perfexp.profilers.tools import has_content, ranked, to_csv
 
 #: Endings of the files; TensorBoard's plug-in finds the trace by its ending.
 _TRACE, _OPERATORS, _MEMORY = ".pt.trace.json.gz", "_operators.csv", "_memory.csv"
-_COLUMNS = (
-    "operator",
-    "calls",
-    "self_cpu_seconds",
-    "cpu_seconds",
-    "self_device_seconds",
-    "device_seconds",
-    "self_cpu_bytes",
-    "self_device_bytes",
-    "flops",
-)
+_TIMES = ("self_cpu_seconds", "cpu_seconds", "self_device_seconds", "device_seconds")
+_COLUMNS = ("operator", "calls", *_TIMES, "self_cpu_bytes", "self_device_bytes", "flops")
 #: A function of Python, and one of C, as the profiler names them.
 _FUNCTION = re.compile(r"(?P<path>[^<>]+\.py)\(\d+\): ")
 _BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S*?) ?(?:of .*)?>")
@@ -42,8 +32,8 @@ _OF_THE_PROFILER = re.compile(r"|_record_function_\w+|_(?:en|dis)able_profiler\w
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-class Torch(Settings):
-    """torch.profiler on a few calls after a warm-up (profiler=torch); common arguments as in `Settings`.
+class Torch(Profiler):
+    """torch.profiler on a few calls after a warm-up (profiler=torch); common arguments as in `Profiler`.
 
     Args:
         memory: whether to record allocations over time.
@@ -71,15 +61,9 @@ class Torch(Settings):
     def outputs(self, place: Place) -> list[Path]:
         return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self._memory else []))]
 
-    def command(self, place: Place, about: About) -> list[str]:
-        """See `Profiler`; empty, since the profiler is torch's own."""
-        return []
-
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
-        from torch.profiler import ProfilerActivity, profile
-
-        from perfexp.profilers.marks import TorchMarks
+        from torch.profiler import ProfilerActivity, profile, record_function
 
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
         device.synchronize()
@@ -93,7 +77,7 @@ class Torch(Settings):
                 with_stack=self._stacks,
                 with_flops=self._shapes,
             ) as profiler:
-                yield TorchMarks()
+                yield Marks(range=record_function)
                 device.synchronize()
             profiler.export_chrome_trace(str(place.file(_TRACE)))
             averages = [
@@ -108,16 +92,15 @@ class Torch(Settings):
         operators = [row for row in averages if not row["on_device"]]
         which = "self_device_seconds" if kernels else "self_cpu_seconds"
         operators.sort(key=lambda row: -row[which])
-        kernels.sort(key=lambda row: -row["self_device_seconds"])
-        write_atomically(place.file(_OPERATORS), _csv(operators, _COLUMNS))
+        write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
         if self._memory:
             samples = list(memory(place.file(_TRACE)))
-            write_atomically(place.file(_MEMORY), _csv(samples, ("seconds", "device", "bytes", "allocated_bytes")))
+            write_atomically(place.file(_MEMORY), to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")))
         self._told = {
             "sorted_by": which,
-            "operators": _ranked(operators[: self.top], operators, which),
+            "operators": _ranked(operators, which)[: self.top],
             "operator_names": len(operators),
-            "kernels": _ranked(kernels[: self.top], kernels, "self_device_seconds"),
+            "kernels": _ranked(kernels, "self_device_seconds")[: self.top],
             "kernel_names": len(kernels),
             "kernel_seconds": sum(row["self_device_seconds"] for row in kernels),
         }
@@ -126,7 +109,7 @@ class Torch(Settings):
         return self._told
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        files = [path.name for path in self.outputs(place) if path.is_file() and path.stat().st_size]
+        files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)
         return Found(files=files)
@@ -182,22 +165,5 @@ def _row(average: Any) -> dict[str, Any]:
     }
 
 
-def _ranked(rows: list[dict[str, Any]], everything: list[dict[str, Any]], which: str) -> list[dict[str, Any]]:
-    whole = sum(row[which] for row in everything)
-    return [
-        {
-            "name": row["operator"],
-            "count": row["calls"],
-            "seconds": row[which],
-            "share": row[which] / whole if whole else 0.0,
-        }
-        for row in rows
-    ]
-
-
-def _csv(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> bytes:
-    content = io.StringIO()
-    writer = csv.DictWriter(content, fieldnames=columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return content.getvalue().encode()
+def _ranked(rows: list[dict[str, Any]], which: str) -> list[dict[str, Any]]:
+    return ranked((row["operator"], row["calls"], row[which]) for row in rows)

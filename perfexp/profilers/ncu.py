@@ -5,78 +5,79 @@
 * Counting covers all threads between cudaProfilerStart and Stop; a filter on a pushed range would leave out the
   backward pass.
 * The clock is not changed (`--clock-control none`), so that rates are those of the timed run.
+* Counters are those of a hierarchical roofline on the chip: tensor cores count operations (`sm__ops_path_tensor_*`) or
+  instructions (`sm__inst_executed_pipe_tensor*`), memories `dram__bytes_read` or `dram__bytes_op_read`.
 
-Source: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html, and its Profiling Guide,
-"Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html
+Sources: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html (`--query-metrics`,
+`--list-chips`); its Profiling Guide, "Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html; and
+its section files SpeedOfLight_Hierarchical*RooflineChart.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import (
-    WHOLE,
-    About,
-    Found,
-    Marks,
-    Place,
-    ProfilerFailed,
-    Settings,
-    ncu_metrics,
-    refuse_other_devices,
-)
-from perfexp.profilers.reports import ranked
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    last_words,
-    missing_library,
-)
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
 from perfexp.records import diagnostics
 from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
-#: NVIDIA's instructions to permit counters.
-PERMISSION = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 _NOT_PERMITTED = (
     "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the machine can permit it: "
     "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of /etc/modprobe.d, then load the driver again; or "
     "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
-    f"See {PERMISSION}"
+    "See https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
-#: Error messages of ncu, and their meaning.
-_FAILURES = (
-    (re.compile(r"ERR_NVGPUCTRPERM"), _NOT_PERMITTED),
-    (
-        re.compile(r"driver resource was unavailable", re.IGNORECASE),
-        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause",
+#: Patterns of ncu's error messages, and their meaning.
+_FAILURES = {
+    "ERR_NVGPUCTRPERM": _NOT_PERMITTED,
+    "driver resource was unavailable": (
+        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause"
     ),
-    (re.compile(r"No kernels were profiled"), "it saw no kernel between cudaProfilerStart and Stop; see run.log"),
-    (
-        re.compile(
-            r"unsupported gpu|not supported on this device|driver version is (?:too old|not supported)", re.IGNORECASE
-        ),
-        "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute",
+    "no kernels were profiled": "it saw no kernel between cudaProfilerStart and Stop; see run.log",
+    "unsupported gpu|not supported on this device|driver version is (?:too old|not supported)": (
+        "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute"
     ),
-    (re.compile(r"Failed to find metric", re.IGNORECASE), "the chip has no such counter: see ncu --query-metrics"),
-)
+    "failed to find metric": "the chip has no such counter: see ncu --query-metrics",
+}
+#: Options for every profile.
+_OPTIONS = ("--target-processes=all", "--replay-mode=kernel", "--clock-control=none", "--profile-from-start=off")
 _METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
 _IMPORT_SECONDS = 1800.0
 _DURATION = "gpu__time_duration.sum"
+#: Counters for every chip; of several in one entry, the first available one.
+_WANTED: tuple[tuple[str, ...], ...] = (
+    (_DURATION,),
+    *((f"smsp__sass_thread_inst_executed_op_{k}{do}_pred_on.sum",) for k in "fhd" for do in ("add", "mul", "fma")),
+    ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+    ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    ("dram__bytes.sum",),
+    ("lts__t_bytes.sum",),
+    ("l1tex__t_bytes.sum",),
+    ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+    ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed",),
+    *((f"{name}.sum.peak_sustained",) for name in ("dram__bytes", "lts__t_bytes")),
+    *((f"sm__sass_thread_inst_executed_op_{kind}fma_pred_on.sum.peak_sustained",) for kind in "fhd"),
+    *((f"{unit}__cycles_elapsed.avg.per_second",) for unit in ("dram", "lts", "sm")),
+)
+#: Operations of the tensor cores by type, sparse and dense together; integer operations are not FLOPs.
+_OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
+#: Instructions of the tensor pipe, on chips without counters of operations.
+_INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
+_CHIPS = {"7.0": "gv100", "7.2": "gv11b", "7.5": "tu102", "8.0": "ga100", "8.6": "ga102", "8.7": "ga10b"}
+_CHIPS |= {"8.9": "ad102", "9.0": "gh100", "10.0": "gb100", "10.3": "gb110", "12.0": "gb202"}
+_NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
+_QUERY_SECONDS = 120.0
 
 
-class Ncu(Settings):
-    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Settings`.
+class Ncu(Profiler):
+    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Profiler`.
 
     Args:
         metrics: counters; by default the chip's counters for a roofline.
@@ -113,46 +114,29 @@ class Ncu(Settings):
 
     def command(self, place: Place, about: About) -> list[str]:
         refuse_other_devices(about.device)
-        tool = find("ncu", self._tool)
-        counters = list(self._metrics or ()) or ncu_metrics.chosen(
-            ncu_metrics.available(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
+        tool = tools.find("ncu", self._tool)
+        counters = list(self._metrics or ()) or roofline_counters(
+            available_counters(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
         )
-        return [
-            tool.path,
-            "--target-processes=all",
-            "--replay-mode=kernel",
-            "--clock-control=none",
-            f"--cache-control={self._cache_control}",
-            "--profile-from-start=off",
-            "--nvtx",
-            f"--metrics={','.join(counters)}",
-            *(f"--section={section}" for section in self._sections),
-            "--force-overwrite",
-            f"--export={escaped(place.base)}",
-            *self._options,
-        ]
-
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        from perfexp.profilers.marks import captured
-
-        return captured(device)
+        counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self._sections)]
+        counting += [f"--cache-control={self._cache_control}", "--nvtx", "--force-overwrite"]
+        return [tool.path, *_OPTIONS, *counting, f"--export={tools.escaped(place.file())}", *self._options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        tool = find("ncu", self._tool)
-        report, table = place.file(".ncu-rep"), place.file("_ncu.csv")
-        if not (report.is_file() and report.stat().st_size):
+        tool = tools.find("ncu", self._tool)
+        report, table = self.outputs(place)
+        files = [report.name, table.name]
+        if not tools.has_content(report):
             raise ProfilerFailed(f"ncu left no profile: {_why(said)}")
         RunPaths(place.folder).claim(table)
         content = exported(tool, report)
         write_atomically(table, content)
         try:
-            launches = listing.parse(content.decode(), str(table), _is_duration).launches
+            launches = listing.parse(content.decode(), str(table), lambda name: name == _DURATION).launches
         except UserError as error:
-            raise ProfilerFailed(
-                f"ncu's table of {report.name} can't be used: {error}", [report.name, table.name]
-            ) from error
-        results = Found(files=[report.name, table.name])
-        kernels = _kernels(launches)
+            raise ProfilerFailed(f"ncu's table of {report.name} can't be used: {error}", files) from error
+        results = Found(files=files)
+        kernels = tools.ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
         results.facts = {
             "version": tool.version,
@@ -165,31 +149,24 @@ class Ncu(Settings):
         }
         forward, backward = within.get("forward", 0), within.get("backward", 0)
         if about.phase == "train" and 0 < backward < forward:
-            results.doubts.append(
-                diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
-            )
-        if (no_permission := "ERR_NVGPUCTRPERM" in said) or not any(
-            _is_in(one, WHOLE[about.phase]) for one in launches
-        ):
-            reason = _NOT_PERMITTED if no_permission else "ncu named no range, so kernels have no phase"
-            results.doubts.append(diagnostics.make("profile_incomplete", reason=reason))
+            doubt = diagnostics.make("backward_incomplete", profiler="ncu", forward=forward, backward=backward)
+            results.doubts.append(doubt)
+        is_named = any(_is_in(launch, WHOLE[about.phase]) for launch in launches)
+        is_permitted = "ERR_NVGPUCTRPERM" not in said
+        if not (is_permitted and is_named):
+            why = "ncu named no range, so kernels have no phase" if is_permitted else _NOT_PERMITTED
+            results.doubts.append(diagnostics.make("profile_incomplete", reason=why))
         return results
 
 
-def exported(tool: Tool, report: Path) -> bytes:
+def exported(tool: tools.Tool, report: Path) -> bytes:
     """The raw page of a report as CSV in base units, with the ranges of kernels; `ProfilerFailed` without any."""
     command = [tool.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
-    answer = ask(command, _IMPORT_SECONDS)
+    answer = tools.ask(command, _IMPORT_SECONDS)
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
     if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
-        output = f"{answer.out}\n{answer.err}"
-        why = (
-            missing_library(output)
-            or first_line_with(output, ("error", "warning"))
-            or last_words(output)
-            or "it is empty"
-        )
+        why = tools.reason(answer.text, ("error", "warning")) or "it is empty"
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
     return ("\n".join(lines[begin:]) + "\n").encode()
 
@@ -199,21 +176,39 @@ def _is_in(launch: listing.Launch, name: str) -> bool:
     return any(span == name or span.endswith(f":{name}") for span in (*launch.spans, *launch.stack))
 
 
-def _is_duration(name: str) -> bool:
-    return name == _DURATION
-
-
-def _kernels(launches: Sequence[listing.Launch]) -> list[dict[str, Any]]:
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    for launch in launches:
-        counts[launch.kernel] += 1
-        seconds[launch.kernel] += launch.metrics.get(_DURATION, 0.0)  # type: ignore[assignment]
-    return ranked((name, count, float(seconds[name])) for name, count in counts.items())
-
-
 def _why(said: str) -> str:
-    meaning = next((text for pattern, text in _FAILURES if pattern.search(said)), None)
+    meanings = (text for pattern, text in _FAILURES.items() if re.search(pattern, said, re.IGNORECASE))
+    meaning = next(meanings, None) or tools.missing_library(said)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
-    message = first_line_with(lines, ("error",)) or last_words(said)
-    return meaning or missing_library(said) or (f"{message}; see run.log" if message else "without a message")
+    message = tools.first_line_with(lines, ("error",)) or tools.reason(said)
+    return meaning or (f"{message}; see run.log" if message else "without a message")
+
+
+def available_counters(tool: tools.Tool, capability: str | None, index: int = 0) -> frozenset[str]:
+    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device."""
+    chip = _CHIPS.get(capability or "")
+    by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
+    output = ""
+    for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
+        answer = tools.ask(command, _QUERY_SECONDS)
+        output += answer.text
+        if names := frozenset(_NAME.findall(answer.out)):
+            return names
+    why = tools.first_line_with(output, ("error", "unsupported", "unknown")) or "it named none"
+    raise ProfilerFailed(
+        f"ncu {tool.version or ''} does not list the counters of a device of compute capability "
+        f"{capability or 'unknown'}: {why}. A newer Nsight Compute knows newer chips; "
+        "profiler.metrics=[…] names counters without this query."
+    )
+
+
+def roofline_counters(there: Iterable[str]) -> list[str]:
+    """The counters for a roofline among available ones without suffixes."""
+    names = frozenset(there)
+    wanted = [
+        next((counter for counter in alternatives if counter.partition(".")[0] in names), None)
+        for alternatives in _WANTED
+    ]
+    operations = sorted(name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name)
+    tensor = operations or sorted(name for name in names if _INSTRUCTIONS.fullmatch(name))
+    return [*(name for name in wanted if name), *(f"{name}.sum" for name in tensor)]

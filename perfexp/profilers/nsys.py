@@ -6,31 +6,18 @@ https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 
 from __future__ import annotations
 
-import csv
-import io
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.host.untrusted import printable, spreadsheet_text
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, ProfilerFailed, Settings, refuse_other_devices
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, refuse_other_devices, tools
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
-from perfexp.profilers.tools import (
-    Tool,
-    ask,
-    escaped,
-    find,
-    first_line_with,
-    last_words,
-    missing_library,
-)
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
@@ -47,8 +34,8 @@ DATABASE = ".sqlite"
 _RANGES = "_ranges.csv"
 
 
-class Nsys(Settings):
-    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Settings`.
+class Nsys(Profiler):
+    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Profiler`.
 
     Args:
         trace: traced interfaces (`nsys profile --trace`).
@@ -87,30 +74,14 @@ class Nsys(Settings):
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
         refuse_other_devices(about.device)
-        tool = find("nsys", self._tool)
-        return [
-            tool.path,
-            "profile",
-            f"--trace={','.join(self._trace)}",
-            f"--sample={self._sample}",
-            f"--cpuctxsw={self._cpuctxsw}",
-            "--capture-range=cudaProfilerApi",
-            "--capture-range-end=stop",  # the default would end the program there
-            "--kill=none",
-            "--cuda-graph-trace=node",  # forced cuDNN passes are launched as graphs too
-            "--force-overwrite=true",
-            f"--output={escaped(place.base)}",
-            *self._options,
-        ]
-
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        from perfexp.profilers.marks import captured
-
-        return captured(device)
+        tool = tools.find("nsys", self._tool)
+        recording = recording_command(self._trace, self._sample, self._cpuctxsw)
+        recording += ["--force-overwrite=true", f"--output={tools.escaped(place.file())}"]
+        return [tool.path, *recording, *self._options]
 
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        tool = find("nsys", self._tool)
-        profile = next((place.file(ending) for ending in ENDINGS if _has_content(place.file(ending))), None)
+        tool = tools.find("nsys", self._tool)
+        profile = next((place.file(ending) for ending in ENDINGS if tools.has_content(place.file(ending))), None)
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
@@ -119,13 +90,22 @@ class Nsys(Settings):
         return results
 
 
+def recording_command(trace: Sequence[str] = TRACE, sample: str = "none", cpuctxsw: str = "none") -> list[str]:
+    """The arguments of nsys that record between cudaProfilerStart and Stop.
+
+    By default, the program would end at Stop. Nodes of graphs are traced: forced cuDNN passes are launched as graphs.
+    """
+    capture = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--kill=none", "--cuda-graph-trace=node")
+    return ["profile", f"--trace={','.join(trace)}", f"--sample={sample}", f"--cpuctxsw={cpuctxsw}", *capture]
+
+
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
     """The files that `evaluate` may write."""
     return [place.file(DATABASE), place.file(_RANGES), *(stats.file_of(place, report) for report in wanted)]
 
 
 def evaluate(
-    tool: Tool,
+    tool: tools.Tool,
     profile: Path,
     wanted: Sequence[str],
     place: Place,
@@ -149,15 +129,23 @@ def evaluate(
         problem = stats.export(tool, profile, database)
     sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
     results.files += [stats.file_of(place, report).name for report in sheets]
-    ranges, work = ([], []) if problem else _projected(database)
+    ranges: list[dict[str, Any]] = []
+    work: list[Work] = []
+    if not problem:
+        with suppress(sqlite3.Error):  # another version has other tables; the reports are unaffected
+            ranges, work = project(database)
     if ranges:
         path = place.file(_RANGES)
         claim(path)
-        write_atomically(path, _csv(ranges))
+        write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
         results.files.append(path.name)
-    kernels = stats.kernels(sheets) or _kernels(work)
-    empty = {report: "nothing was copied or filled" for report, why in problems.items() if _no_copies(why, work)}
+    kernels = stats.kernels(sheets) or tools.ranked(
+        (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9) for one in work if one.kernel is not None
+    )
+    has_no_copies = bool(work) and all(activity.kernel is not None for activity in work)
+    empty = [report for report, why in problems.items() if has_no_copies and stats.NO_COPIES in why]
     problems = {report: why for report, why in problems.items() if report not in empty}
+    problems |= {"sqlite": problem} if problem else {}
     results.facts = {
         "kernels": kernels[:top],
         "kernel_names": len(kernels),
@@ -166,14 +154,14 @@ def evaluate(
         "reports": {
             report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)} for report, s in sheets.items()
         },
-        "empty": empty,
-        "problems": problems | ({"sqlite": problem} if problem else {}),
+        "empty": dict.fromkeys(empty, "nothing was copied or filled"),
+        "problems": problems,
     }
-    results.doubts = [*_without_reports(results.facts["problems"]), *_without_backward(ranges, whole)]
+    results.doubts = list(_doubts(problems, ranges, whole))
     return results
 
 
-def imported(tool: Tool, stream: Path) -> Path:
+def imported(tool: tools.Tool, stream: Path) -> Path:
     """Import a .qdstrm recording that nsys itself could not import; raises `ProfilerFailed` if that fails too."""
     own = Path(tool.path).resolve().parent
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
@@ -186,24 +174,18 @@ def imported(tool: Tool, stream: Path) -> Path:
     if target.is_symlink():  # the importer would follow it
         target.unlink()
     command = [str(importers[0]), f"--input-file={stream}", f"--output-file={target}"]
-    answer = ask(command, _IMPORT_SECONDS)
-    if not _has_content(target):
-        output = f"{answer.out}\n{answer.err}"
-        raise ProfilerFailed(
-            f"{stream.name} can't be imported: {missing_library(output) or _libdw() or last_words(output)}"
-        )
+    answer = tools.ask(command, _IMPORT_SECONDS)
+    if not tools.has_content(target):
+        why = tools.missing_library(answer.text) or _libdw() or tools.reason(answer.text)
+        raise ProfilerFailed(f"{stream.name} can't be imported: {why}")
     return target
 
 
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
-    if _has_content(stream):
-        why = (
-            missing_library(said)
-            or _libdw()
-            or first_line_with(said, ("importer", "import failed"))
-            or "without a message"
-        )
+    if tools.has_content(stream):
+        why = tools.missing_library(said) or _libdw() or tools.first_line_with(said, ("importer", "import failed"))
+        why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
             f"perfexp stats {place.folder}",
@@ -211,7 +193,7 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         )
     if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
         return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
-    why = missing_library(said) or first_line_with(said, _COMPLAINTS) or last_words(said) or "without a message"
+    why = tools.reason(said, _COMPLAINTS) or "without a message"
     return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")
 
 
@@ -222,61 +204,17 @@ def _libdw() -> str | None:
     try:
         ctypes.CDLL("libdw.so.1")
     except OSError:
-        return missing_library("libdw.so.1: cannot open shared object")
+        return tools.missing_library("libdw.so.1: cannot open shared object")
     return None
 
 
-def _without_reports(problems: Mapping[str, str]) -> list[Diagnostic]:
-    if not problems:
-        return []
-    reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
-    return [diagnostics.make("reports_missing", reports=reports)]
-
-
-def _without_backward(ranges: Iterable[Mapping[str, Any]], whole: str | None) -> list[Diagnostic]:
-    """Diagnostic of a training step with an incomplete backward pass."""
+def _doubts(
+    problems: Mapping[str, str], ranges: Sequence[Mapping[str, Any]], whole: str | None
+) -> Iterator[Diagnostic]:
+    if problems:
+        reports = "; ".join(f"{report}: {why}" for report, why in problems.items())
+        yield diagnostics.make("reports_missing", reports=reports)
     kernels = {entry["name"]: entry["kernels"] for entry in ranges}
-    if whole != WHOLE["train"] or "backward" not in kernels or kernels["backward"] >= kernels.get("forward", 0):
-        return []
-    forward, backward = kernels["forward"], kernels["backward"]
-    return [diagnostics.make("backward_incomplete", profiler="nsys", forward=forward, backward=backward)]
-
-
-def _projected(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
-    try:
-        return project(database)
-    except sqlite3.Error:  # another version has other tables; the reports are unaffected
-        return [], []
-
-
-def _no_copies(why: str, work: Sequence[Work]) -> bool:
-    """Whether nsys skipped a report for lack of copies and fills, and the recorded work confirms it."""
-    return stats.NO_COPIES in why and bool(work) and all(activity.kernel is not None for activity in work)
-
-
-def _kernels(work: Iterable[Work]) -> list[dict[str, Any]]:
-    """Kernels from the database, where no report has them."""
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    for activity in work:
-        if activity.kernel is not None:
-            counts[activity.kernel] += 1
-            seconds[activity.kernel] += activity.end_ns - activity.start_ns
-    return stats.ranked((name, count, seconds[name] * 1e-9) for name, count in counts.items())
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    content = io.StringIO()
-    writer = csv.DictWriter(content, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return content.getvalue().encode(errors="replace")
-
-
-def _cell(value: object) -> object:
-    """Text without control characters and formulas, since the profiled program chooses the names of ranges."""
-    return spreadsheet_text(printable(value)) if isinstance(value, str) else value
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
+    forward, backward = kernels.get("forward", 0), kernels.get("backward", 0)
+    if whole == WHOLE["train"] and "backward" in kernels and backward < forward:
+        yield diagnostics.make("backward_incomplete", profiler="nsys", forward=forward, backward=backward)

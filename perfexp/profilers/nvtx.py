@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.profilers import WHOLE, About, Found, Marks, Place, Settings, refuse_other_devices
-from perfexp.profilers.nsys import TRACE
+from perfexp.profilers import WHOLE, About, Found, Place, Profiler, refuse_other_devices
+from perfexp.profilers.nsys import recording_command
 
 #: Overrides with which a repeated command would find its work done.
 _NOT_REPEATED = ("output_dir=", "resume=")
 
 
-class Nvtx(Settings):
-    """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Settings`."""
+class Nvtx(Profiler):
+    """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Profiler`."""
 
     times = False
 
@@ -29,21 +27,11 @@ class Nvtx(Settings):
         super().__init__(name=name, warmup=warmup, steps=1, modules=modules, all_points=all_points)
         self.warmup = warmup + step - 1
 
-    def outputs(self, place: Place) -> list[Path]:
-        """See `Profiler`; empty, since the attached tool writes its own files."""
-        return []
-
     def command(self, place: Place, about: About) -> list[str]:
         refuse_other_devices(about.device)
         return []
 
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        from perfexp.profilers.marks import captured
-
-        return captured(device)
-
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
-        """See `Profiler`; command lines that profile the marked call."""
         return Found(facts={"commands": command_lines(place.stem, about)})
 
 
@@ -51,26 +39,8 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
     """Command lines that profile the marked call, by tool; `stem` begins the names of their output."""
     own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
     run = ["python", "-m", "perfexp", *own]
-    nsys = [
-        "nsys",
-        "profile",
-        f"--trace={','.join(TRACE)}",
-        "--sample=none",
-        "--cpuctxsw=none",
-        "--capture-range=cudaProfilerApi",
-        "--capture-range-end=stop",
-        "--kill=none",
-        "--cuda-graph-trace=node",
-        f"--output={stem}",
-    ]
-    ncu = [
-        "ncu",
-        "--target-processes=all",
-        "--clock-control=none",
-        "--profile-from-start=off",
-        "--nvtx",
-        f"--nvtx-include={WHOLE[about.phase]}",  # without a slash: a range of the process
-        "--set=roofline",
-        f"--export={stem}",
-    ]
+    nsys = ["nsys", *recording_command(), f"--output={stem}"]
+    ncu = ["ncu", "--target-processes=all", "--clock-control=none", "--profile-from-start=off", "--nvtx"]
+    # without a slash: a range of the process
+    ncu += [f"--nvtx-include={WHOLE[about.phase]}", "--set=roofline", f"--export={stem}"]
     return {"nsys": shlex.join([*nsys, *run]), "ncu": shlex.join([*ncu, *run])}

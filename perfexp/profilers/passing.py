@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from perfexp.errors import Unsupported, UserError
+from perfexp.layers.marking import Ranges, marking
+from perfexp.layers.outline import Opaque, Outline, outline_of
+from perfexp.layers.ranges import Mark, Scope
 from perfexp.modes import Step, graphed
 from perfexp.profilers import WHOLE, Marks, Place, Profiler, part_name, profiled_key
 from perfexp.records.record import Key
 
 if TYPE_CHECKING:
-    from perfexp.layers.outline import Outline
     from perfexp.measure.procedure import Procedure
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
-    """Profile a few calls of a step.
-
-    Returns:
-        Numbers of calls, names of ranges, and the profiler's results, as JSON values.
-
-    Raises:
-        UserError: the request cannot be fulfilled for any point.
-        Exception: any error of the calls.
-    """
+    """Profile a few calls of a step; returns their numbers, names of ranges, and the profiler's observations."""
     timed = profiled_key(key)
     with procedure.step(timed) as (step, batches):
         procedure.first_call(step, batches)
@@ -64,8 +58,6 @@ def _outline(procedure: Procedure, step: Step) -> Outline:
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
         raise UserError("profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph.")
-    from perfexp.layers.outline import Opaque, outline_of
-
     try:
         return outline_of(lambda: [part() for _, part in step.segments], session.module)
     except Opaque as why:
@@ -78,9 +70,18 @@ def _modules(procedure: Procedure, outline: Outline | None, marks: Marks) -> Ite
     if outline is None:
         yield lambda: None
         return
-    from perfexp.layers.marking import marking
-    from perfexp.profilers.marks import MarkedModules
-
     session: Any = procedure.session
-    with marking(session.module, outline, MarkedModules(marks)) as marker:
+    with marking(session.module, outline, _MarkedModules(marks)) as marker:
         yield marker.restart
+
+
+class _MarkedModules(Ranges):
+    """A range around each call of a module and of its operations; marking takes host time, which a profile shows."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+        if mark is None or mark.scope not in (Scope.module, Scope.operation):
+            return nullcontext()
+        return self._marks.range(mark.path or mark.kind)

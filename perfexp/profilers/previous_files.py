@@ -24,22 +24,15 @@ class Earlier:
         self._aside: list[Path] = []
 
     def make_room(self, files: Sequence[Path]) -> None:
-        """Move or delete existing files, and claim those that the new pass may write.
-
-        Raises:
-            ProfilerFailed: a file exists that perfexp did not write.
-            OSError: a folder is in the way, or files cannot be written.
-        """
+        """Move or delete existing files, and claim those that the new pass may write; `ProfilerFailed` for others'."""
         self._files = list(files)
         refuse_to_overwrite([*files, *map(_aside, files)], self._paths.root, "move it away and repeat the command")
         for path in files:
             if path.is_dir() and not path.is_symlink():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         there = [path for path in files if path.is_symlink() or path.exists()]
-        if not self._worth:
-            for path in there:
-                path.unlink()
-            there = []
+        while there and not self._worth:
+            there.pop().unlink()
         self._paths.claim(*files, *map(_aside, there))
         for path in there:
             path.replace(_aside(path))

@@ -10,12 +10,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Limit on reading a database; those of a few calls take a second.
 _MOST_SECONDS = 300.0
@@ -30,14 +29,8 @@ _WORK = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """An activity of the device.
-
-    Attributes:
-        issued_ns: start of the call that launched it.
-        kernel: name of the kernel; None for copies and fills.
-    """
+class Work(NamedTuple):
+    """An activity of the device, and the start of the call that launched it; copies and fills are not kernels."""
 
     issued_ns: int
     start_ns: int
@@ -45,24 +38,12 @@ class Work:
     kernel: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """A process range."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-
-
 def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
     """The ranges of a profile with their launched work, and all work of the device.
 
-    Returns:
-        For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds`
-            (with any of them active) and `span_seconds` (from the first start to the last end); and the work.
-
-    Raises:
-        sqlite3.Error: the file is not such a database, or takes too long.
+    For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds` (with
+    any of them active) and `span_seconds` (from the first start to the last end). Raises `sqlite3.Error` if the file is
+    not such a database, or takes too long.
     """
     deadline = time.monotonic() + _MOST_SECONDS
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -73,18 +54,17 @@ def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
         try:
             work = sorted(_work(connection), key=lambda activity: activity.issued_ns)
             ranges = list(_ranges(connection))
-            return list(summarised(ranges, work)), work
+            return list(_summarized(ranges, work)), work
         except TypeError as error:  # a time of type text
             raise sqlite3.DataError(str(error)) from error
 
 
-def summarised(ranges: Iterable[Range], work: list[Work]) -> Iterator[dict[str, Any]]:
+def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterator[dict[str, Any]]:
     """See `project`; the work is sorted by the time of its issue."""
-    issued = [each.issued_ns for each in work]
+    issued = [activity.issued_ns for activity in work]
     by_name: dict[str, list[list[Work]]] = {}
-    for each in sorted(ranges, key=lambda each: (each.start_ns, -each.end_ns)):
-        inside = work[bisect_left(issued, each.start_ns) : bisect_right(issued, each.end_ns)]
-        by_name.setdefault(each.name, []).append(inside)
+    for name, start, end in sorted(ranges, key=lambda each: (each[1], -each[2])):
+        by_name.setdefault(name, []).append(work[bisect_left(issued, start) : bisect_right(issued, end)])
     for name, instances in by_name.items():
         yield {
             "name": name,
@@ -120,11 +100,11 @@ def _work(connection: sqlite3.Connection) -> Iterator[Work]:
             f"JOIN {_RUNTIME} r ON r.correlationId = w.correlationId GROUP BY w.rowid"
         )
         for issued, start, end, text in connection.execute(query):
-            kernel = (text or "unknown") if names else None
-            yield Work(issued_ns=issued, start_ns=start, end_ns=end, kernel=kernel)
+            yield Work(issued, start, end, (text or "unknown") if names else None)
 
 
-def _ranges(connection: sqlite3.Connection) -> Iterator[Range]:
+def _ranges(connection: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of the process ranges."""
     columns = _columns(connection, "NVTX_EVENTS")
     if not columns:
         return
@@ -132,9 +112,7 @@ def _ranges(connection: sqlite3.Connection) -> Iterator[Range]:
     texts += ["(SELECT value FROM StringIds WHERE id = textId)"] if "textId" in columns else []
     name = f"COALESCE({', '.join(texts)}, '')"
     query = f"SELECT {name}, start, end FROM NVTX_EVENTS WHERE eventType = ? AND end IS NOT NULL"
-    for text, start, end in connection.execute(query, (_START_END,)):
-        if text:
-            yield Range(name=text, start_ns=start, end_ns=end)
+    yield from (row for row in connection.execute(query, (_START_END,)) if row[0])
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> set[str]:

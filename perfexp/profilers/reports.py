@@ -20,37 +20,22 @@ from typing import Any
 from perfexp.errors import UserError, nearest
 from perfexp.host.files import safe_name, write_atomically
 from perfexp.profilers import Place, ProfilerFailed
-from perfexp.profilers.tools import Tool, ask, first_line_with, last_words, missing_library
+from perfexp.profilers.tools import Tool, ask, has_content, ranked, reason
+from perfexp.roofline.numbers import factor, number
 
 #: Default reports.
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
 #: Names of reports since 2023.1, and before.
-_RENAMED = (
-    ("cuda_api_gpu_sum", "apigpusum"),
-    ("cuda_api_sum", "cudaapisum"),
-    ("cuda_api_trace", "cudaapitrace"),
-    ("cuda_gpu_kern_gb_sum", "gpukerngbsum"),
-    ("cuda_gpu_kern_sum", "gpukernsum"),
-    ("cuda_gpu_mem_size_sum", "gpumemsizesum"),
-    ("cuda_gpu_mem_time_sum", "gpumemtimesum"),
-    ("cuda_gpu_sum", "gpusum"),
-    ("cuda_gpu_trace", "gputrace"),
-    ("cuda_kern_exec_sum", "kernexecsum"),
-    ("cuda_kern_exec_trace", "kernexectrace"),
-    ("nvtx_gpu_proj_trace", "nvtxgpuproj"),
-    ("nvtx_gpu_proj_sum", "nvtxgpuproj"),
-    ("nvtx_kern_sum", "nvtxkernsum"),
-    ("nvtx_pushpop_sum", "nvtxppsum"),
-    ("nvtx_pushpop_trace", "nvtxpptrace"),
-    ("nvtx_startend_sum", "nvtxsesum"),
-    ("nvtx_sum", "nvtxsum"),
-    ("openacc_sum", "openaccsum"),
-    ("openmp_sum", "openmpevtsum"),
-    ("osrt_sum", "osrtsum"),
-    ("um_cpu_page_faults_sum", "umcpupagefaults"),
-    ("um_sum", "unifiedmemory"),
-    ("um_total_sum", "unifiedmemorytotals"),
-)
+_NAMES = """
+    cuda_api_gpu_sum=apigpusum cuda_api_sum=cudaapisum cuda_api_trace=cudaapitrace cuda_gpu_kern_gb_sum=gpukerngbsum
+    cuda_gpu_kern_sum=gpukernsum cuda_gpu_mem_size_sum=gpumemsizesum cuda_gpu_mem_time_sum=gpumemtimesum
+    cuda_gpu_sum=gpusum cuda_gpu_trace=gputrace cuda_kern_exec_sum=kernexecsum cuda_kern_exec_trace=kernexectrace
+    nvtx_gpu_proj_trace=nvtxgpuproj nvtx_gpu_proj_sum=nvtxgpuproj nvtx_kern_sum=nvtxkernsum
+    nvtx_pushpop_sum=nvtxppsum nvtx_pushpop_trace=nvtxpptrace nvtx_startend_sum=nvtxsesum nvtx_sum=nvtxsum
+    openacc_sum=openaccsum openmp_sum=openmpevtsum osrt_sum=osrtsum um_cpu_page_faults_sum=umcpupagefaults
+    um_sum=unifiedmemory um_total_sum=unifiedmemorytotals
+"""
+_RENAMED = [pair.split("=") for pair in _NAMES.split()]
 #: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
@@ -60,6 +45,8 @@ _REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
 NO_COPIES = "does not contain GPU memory data"
 #: Beginnings of messages for every report.
 _NO_NEWS = ("Processing", "Generating")
+#: The title of total times with their unit; nanoseconds without any.
+_TOTAL_TIME = re.compile(r"\s*total\s*time\s*(?:\(\s*([a-zµ]+)\s*\))?", re.IGNORECASE)
 #: Time limit of a report of a large profile, and of its SQLite export.
 _SECONDS = 1800.0
 
@@ -68,7 +55,6 @@ _SECONDS = 1800.0
 class Sheet:
     """A report with rows."""
 
-    name: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text: str
@@ -94,7 +80,7 @@ def check(reports: Iterable[str]) -> list[str]:
 def known(tool: Tool) -> frozenset[str]:
     """The reports of a version of nsys; empty if unknown."""
     answer = ask([tool.path, "stats", "--help-reports"])
-    return frozenset(_KNOWN.findall(f"{answer.out}\n{answer.err}"))
+    return frozenset(_KNOWN.findall(answer.text))
 
 
 def names_of(report: str, those: frozenset[str]) -> list[str]:
@@ -111,18 +97,14 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
         made = Path(folder) / target.name  # beside the target, which survives a failure
         command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(source)]
         answer = ask(command, _SECONDS)
-        if made.is_file() and made.stat().st_size:
+        if has_content(made):
             made.replace(target)
             return None
-    return missing_library(f"{answer.out}\n{answer.err}") or answer.last_words or "nsys export wrote nothing"
+    return reason(answer.text) or "nsys export wrote nothing"
 
 
 def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
-    """Make one report.
-
-    Raises:
-        ProfilerFailed: it has no rows; the message has the reason.
-    """
+    """Make one report; raises `ProfilerFailed` with the reason if it has no rows."""
     names = names_of(report, those)
     if not names:
         near = nearest(report.partition(":")[0], those)
@@ -137,29 +119,26 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
             answer = ask([*command, "--force-overwrite=true", str(source.absolute())], _SECONDS, Path(folder))
             texts = [file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))]
         for text in (*texts, answer.out):
-            if (sheet := read(text, name)) is not None:
+            if (sheet := read(text)) is not None:
                 return sheet
-        output = f"{answer.out}\n{answer.err}"
-        output = "\n".join(line for line in output.splitlines() if not line.startswith(_NO_NEWS))
-        why = missing_library(output) or first_line_with(output, _REFUSALS) or last_words(output) or "it has no rows"
+        output = "\n".join(line for line in answer.text.splitlines() if not line.startswith(_NO_NEWS))
+        why = reason(output, _REFUSALS) or "it has no rows"
     raise ProfilerFailed(why)
 
 
-def read(text: str, name: str = "") -> Sheet | None:
+def read(text: str) -> Sheet | None:
     """The CSV table of a report within a file or output of nsys; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
-        if line.count(",") < 2 or line.startswith(
-            ("Processing", "Generating", "SKIPPED", "NOTICE", "WARNING", "ERROR")
-        ):
+        if line.count(",") < 2 or line.startswith((*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")):
             continue
         table = [tuple(row) for row in csv.reader(io.StringIO("\n".join(lines[index:]))) if row]
         header, rows = table[0], tuple(row for row in table[1:] if len(row) == len(table[0]))
-        if not rows or any(_number(cell) is not None for cell in header):
+        if not rows or any(number(cell) is not None for cell in header):
             return None
         content = io.StringIO()
         csv.writer(content, lineterminator="\n").writerows([header, *rows])
-        return Sheet(name=name, header=header, rows=rows, text=content.getvalue())
+        return Sheet(header=header, rows=rows, text=content.getvalue())
     return None
 
 
@@ -194,39 +173,15 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
             times = sheet.column("Total Time")
-            factor = _factor(sheet)
-            if names and counts and times and factor:
+            unit = next((match[1] for name in sheet.header if (match := _TOTAL_TIME.match(name))), None)
+            unit_seconds = factor(unit or "ns")
+            if names and counts and times and unit_seconds:
                 return ranked(
-                    (name, int(_number(count) or 0), (_number(time) or 0.0) * factor)
+                    (name, int(number(count) or 0), (number(time) or 0.0) * unit_seconds)
                     for name, count, time in zip(names, counts, times, strict=True)
                 )
     return []
 
 
-def ranked(found: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
-    """Kernels or operators (name, count, total seconds) by decreasing total time."""
-    rows = sorted(found, key=lambda row: -row[2])
-    whole = sum(seconds for _, _, seconds in rows)
-    return [
-        {"name": name, "count": count, "seconds": seconds, "share": seconds / whole if whole else 0.0}
-        for name, count, seconds in rows
-    ]
-
-
-def _factor(sheet: Sheet) -> float | None:
-    """Seconds per unit of the total times; nanoseconds without a unit."""
-    title = next((name for name in sheet.header if _plain(name).startswith("totaltime")), "")
-    unit = re.search(r"\(\s*([a-zµ]+)\s*\)", title)
-    units = {"ns": 1e-9, "nsec": 1e-9, "us": 1e-6, "usec": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0}
-    return units.get(unit[1]) if unit else 1e-9
-
-
 def _plain(title: str) -> str:
     return "".join(title.lower().split())
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from perfexp.host.untrusted import spreadsheet_text
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Record, Status
+from perfexp.records.record import Key, Record, Status
 from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import Subject, one_line, subject

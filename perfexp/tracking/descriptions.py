@@ -39,29 +39,30 @@ def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> 
     """Describe a run: the figures in a line, the report, and the files that were skipped, with the reasons."""
     # MLflow's page already has the run's name as its title
     page = markdown.markdown(record).partition("\n")[2].strip("\n")
-    missing = [f"- {escape_markdown(f'{path}: {reason}')}" for path, reason in skipped.items()]
-    files = ["## Files that were not sent", "\n".join(missing)] if missing else []
-    return _signed("\n\n".join([*_head(record, table), page, *files]))
+    files = _list("## Files that were not sent", [f"{path}: {reason}" for path, reason in skipped.items()])
+    return _signed(*_head(record, table), page, *files)
+
+
+def _list(title: str, entries: Sequence[str]) -> list[str]:
+    return [title, "\n".join(f"- {escape_markdown(entry)}" for entry in entries)] if entries else []
 
 
 def of_points(record: Record, table: Sequence[Row]) -> str:
     """Describe some points of a run in a line; the report is with the run."""
-    return _signed("\n\n".join([*_head(record, table), f"A part of the run {escape_markdown(record.name)}."]))
+    return _signed(*_head(record, table), f"A part of the run {escape_markdown(record.name)}.")
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
     expected = f" of {sweep.jobs}" if sweep.jobs is not None else ""
-    failures = [f"- {escape_markdown(line)}" for line in sweep_summary.child_failures(sweep, records)]
-    parts = [
+    return _signed(
         f"{len(sweep.children)}{expected} runs have ended.",
         *([f"{escape_markdown(same)}\n"] if (same := sweep_summary.setting(records)) else []),
         *([sweep_summary.runs(sweep, records).markdown().rstrip("\n")] if sweep.children else []),
-        *(["## Not measured", "\n".join(failures)] if failures else []),
+        *_list("## Not measured", sweep_summary.child_failures(sweep, records)),
         "## To measure it again",
         markdown.code(shlex.join(["python", "-m", "perfexp", *sweep.command])).rstrip("\n"),
-    ]
-    return _signed("\n\n".join(parts))
+    )
 
 
 def is_unedited(note: str) -> bool:
@@ -94,8 +95,8 @@ def _headlines(table: Sequence[Row]) -> Iterator[str]:
         yield f"**{escape_markdown(phase)}: {escape_markdown(text)}**"
 
 
-def _signed(text: str) -> str:
-    body = fitted(breakable(text), TAG_LENGTH - 50)
+def _signed(*blocks: str) -> str:
+    body = fitted(breakable("\n\n".join(blocks)), TAG_LENGTH - 50)
     return f"{body}{_MARK}{_mark(body)}"
 
 
@@ -105,9 +106,8 @@ def _mark(body: str) -> str:
 
 def breakable(text: str) -> str:
     """Let a browser break the long words of a Markdown text; lines of code and tables are short already."""
-    return "\n".join(
-        line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in text.split("\n")
-    )
+    lines = text.split("\n")
+    return "\n".join(line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in lines)
 
 
 def _broken(word: re.Match[str]) -> str:

@@ -7,26 +7,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
-from perfexp.records.record import Key, Point, Record
+from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row
-from perfexp.tables.quantities import PointRun, Quantity, quantities
+from perfexp.tables.quantities import PointRun, quantities
 
 #: Databases refuse longer names.
 NAME_LENGTH = 250
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-.: ]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One value of one metric.
+class Figure(NamedTuple):
+    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point since 1970.
 
-    Attributes:
-        name: `GROUP/NAME_UNIT`, with exactly one slash.
-        value: finite number.
-        step: see `Quantity`.
-        time_ms: end of the point, in milliseconds since 1970. It comes from the record alone: a store keeps one of
-            several values with the same name, step and time.
+    The time comes from the record alone: a store keeps one of several values with the same name, step and time.
     """
 
     name: str
@@ -35,15 +30,9 @@ class Figure:
     time_ms: int
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Figures:
-    """Metrics of one MLflow run.
-
-    Attributes:
-        sent: values that MLflow can show.
-        dropped: why other values are missing, by metric name; the metric may still have values at other points.
-        estimated: names of metrics that were derived from other measured values.
-    """
+    """Metrics of one MLflow run: values that it can show, why others are dropped, and names of derived metrics."""
 
     sent: list[Figure] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -55,15 +44,15 @@ def figures(record: Record, part: PointRun) -> Figures:
     times = _end_times(record)
     result, taken = Figures(), set[tuple[str, int]]()
     for quantity in quantities(record, part):
-        name = _metric_name(quantity)
+        # one bad name rejects a whole batch
+        name = f"{_part(quantity.group)}/{_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
         if quantity.value is None or not math.isfinite(quantity.value):
             result.dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
         elif (name, quantity.step) in taken:
             result.dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
         else:
             taken.add((name, quantity.step))
-            value, time_ms = float(quantity.value), times[quantity.key]
-            result.sent.append(Figure(name=name, value=value, step=quantity.step, time_ms=time_ms))
+            result.sent.append(Figure(name, float(quantity.value), quantity.step, times[quantity.key]))
             if quantity.estimated and name not in result.estimated:
                 result.estimated.append(name)
     return result
@@ -76,17 +65,8 @@ def best_rates(record: Record, table: Sequence[Row]) -> Figures:
     for row in table:
         if row.samples_per_second and row.samples_per_second.value > best.get(row.key.phase, (0.0,))[0]:
             best[row.key.phase] = row.samples_per_second.value, row
-    return Figures(
-        sent=[
-            Figure(name=f"best/{_part(phase)}_samples_per_second", value=rate, step=0, time_ms=times[row.key])
-            for phase, (rate, row) in best.items()
-        ]
-    )
-
-
-def _metric_name(quantity: Quantity) -> str:
-    """Group, slash and name of a quantity in MLflow's letters: one bad name rejects a whole batch."""
-    return f"{_part(quantity.group)}/{_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
+    names = {phase: f"best/{_part(phase)}_samples_per_second" for phase in best}
+    return Figures([Figure(names[phase], rate, 0, times[row.key]) for phase, (rate, row) in best.items()])
 
 
 def _part(text: str) -> str:
@@ -108,12 +88,10 @@ def to_ms(date: str | None) -> int | None:
 
 
 def _end_times(record: Record) -> dict[Key, int]:
-    return {point.key: _end_ms(point, record) for point in record.points}
-
-
-def _end_ms(point: Point, record: Record) -> int:
-    """End of a point, or of the record if the point has no start."""
-    start = to_ms(point.started)
-    if start is None:
-        return to_ms(record.ended) or 0
-    return start + round(1e3 * (point.wall_seconds or 0.0))
+    """The ends of all points; that of the record for a point without a start."""
+    ends = {}
+    for point in record.points:
+        start = to_ms(point.started)
+        wall_ms = round(1e3 * (point.wall_seconds or 0.0))
+        ends[point.key] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+    return ends

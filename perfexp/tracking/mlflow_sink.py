@@ -22,18 +22,10 @@ from perfexp.host.process import python_command
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line
-from perfexp.tracking import payload
+from perfexp.tracking import Tracker, payload, store
 from perfexp.tracking.descriptions import clean
 from perfexp.tracking.payload import Payload
 from perfexp.tracking.sender import Delivery, TrackingFailed, reason
-from perfexp.tracking.store import (
-    LockTimeout,
-    artifact_folder,
-    mlflow_environment,
-    refuse_foreign_database,
-    store_uri,
-    uri_option,
-)
 
 #: The sender answers this long before it would be killed: its message names the process that it waited for.
 _MARGIN_SECONDS = 0.5
@@ -58,12 +50,11 @@ class DeadlineMissed(TrackingFailed):
     """There was no answer before the deadline."""
 
 
-class MlflowSink:
+class MlflowSink(Tracker):
     """A tracking store of MLflow.
 
-    Records are on disk before they are sent, with their own times and status. The run of a record, found by its uid,
-    is completed and updated; nothing is stored twice. Parameters, which MLflow never changes, and a description or a
-    name that a person changed stay.
+    The run of a record, found by its uid, is completed and updated; nothing is stored twice. Parameters, which MLflow
+    never changes, and a description or a name that a person changed stay.
 
     Args:
         uri: database (`sqlite:///FILE`, `postgresql://…`) or server (`http://…`). By default `MLFLOW_TRACKING_URI`, or
@@ -88,8 +79,8 @@ class MlflowSink:
         for name, seconds in limits.items():
             if not (0 < seconds < math.inf):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
-        self.uri = store_uri(None if uri is None else reveal(uri))
-        refuse_foreign_database(self.uri)
+        self.uri = store.store_uri(None if uri is None else reveal(uri))
+        store.refuse_foreign_database(self.uri)
         self.experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or None
         self.request_timeout_seconds = request_timeout_seconds
         self.deadline_seconds = deadline_seconds
@@ -112,13 +103,13 @@ class MlflowSink:
             raise TrackingFailed(
                 f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: "
                 f"{clean(one_line(reason(error)), 400)}. Nothing is lost: its record is in {folder}; "
-                f"send it again with: perfexp log {shlex.quote(str(folder))}{uri_option(self.uri)}"
+                f"send it again with: perfexp log {shlex.quote(str(folder))}{store.uri_option(self.uri)}"
             ) from error
 
     def _deliver(self, content: Payload) -> str:
         if self.uri in _late:
             raise TrackingFailed("it missed the deadline of an earlier send; this command does not try it again")
-        folder = artifact_folder(self.uri)
+        folder = store.artifact_folder(self.uri)
         delivery = Delivery(
             uri=self.uri,
             experiment=self.experiment or content.experiment,
@@ -133,7 +124,7 @@ class MlflowSink:
             _late.add(self.uri)
             limit = f"tracking.deadline_seconds={self.deadline_seconds:g}"
             raise TrackingFailed(f"sending took longer than {limit}; see whether the store works") from error
-        except LockTimeout:
+        except store.LockTimeout:
             _late.add(self.uri)
             raise
 
@@ -152,7 +143,7 @@ class SenderProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env=os.environ | mlflow_environment() | _SETTINGS,
+            env=os.environ | store.mlflow_environment() | _SETTINGS,
             start_new_session=True,
         )
 
@@ -162,14 +153,10 @@ class SenderProcess:
         return self._process.poll() is not None
 
     def request(self, line: bytes, deadline: float) -> bytes:
-        """Write a line and return the answer.
-
-        Args:
-            line: request with its line break; empty for the first answer, which says that the process is ready.
-            deadline: end of the wait, on the clock `time.monotonic`.
+        """Write a line and return the answer; without a line, the first answer says that the process is ready.
 
         Raises:
-            DeadlineMissed: there was no answer in time.
+            DeadlineMissed: there was no answer before the deadline (`time.monotonic`).
             TrackingFailed: the process has ended.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -214,9 +201,7 @@ _sender: SenderProcess | None = None
 
 
 def deliver(delivery: Delivery) -> str:
-    """Send a payload by the sending process and return the lines for the console that lead to it.
-
-    The start of that process is not part of the deadline.
+    """Send a payload by the sending process, whose start is not part of the deadline; return lines for the console.
 
     Raises:
         DeadlineMissed: it takes longer; the process has been killed.
@@ -239,7 +224,7 @@ def deliver(delivery: Delivery) -> str:
         raise
     if "link" in answer:
         return str(answer["link"])
-    raise (LockTimeout if answer["is_late"] else TrackingFailed)(answer["error"])
+    raise (store.LockTimeout if answer["is_late"] else TrackingFailed)(answer["error"])
 
 
 @atexit.register

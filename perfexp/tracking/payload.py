@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from perfexp.diagnosis.environment import fact_at
 from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
@@ -48,13 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A file to send.
-
-    Attributes:
-        source: path on disk.
-        folder: one of `FOLDERS`, or empty.
-        name: file name in the store: letters, digits and `._-`.
-    """
+    """A file to send, to one of `FOLDERS` or to none, under a name of letters, digits and `._-`."""
 
     source: Path
     folder: str
@@ -66,17 +61,9 @@ class Payload:
     """One MLflow run.
 
     Attributes:
-        name: name in lists.
-        experiment: experiment that the plan sets.
-        identity: tags that the run is found by.
+        identity: tags that the run is found by; `tags` has all others.
         status: `FINISHED`, `FAILED`, `KILLED`, or `SCHEDULED` while the outcome is open.
-        started: date and time, ISO 8601.
-        ended: date and time, ISO 8601; None while unknown.
-        figures: metrics.
-        params: parameters.
-        tags: all tags but the identity.
-        note: description, Markdown.
-        files: artifacts.
+        started: date and time, ISO 8601, as of `ended`.
         parent: the sweep's own run, as it is created if it is missing.
         children: nested runs, one for each phase and batch size if there are several.
         placeholder: name that this one replaces; any other name was set by a person and stays.
@@ -99,11 +86,13 @@ class Payload:
 
 
 def of_run(record: Record, folder: Path) -> Payload:
-    """Return a record as an MLflow run, with a nested run for each phase and batch size if it has several."""
+    """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
     table = rows(record)
     parts = point_runs(record, table)
     metrics = figures(record, parts[0]) if len(parts) == 1 else best_rates(record, table)
-    files, skipped = _sendable(_artifacts(record), folder)
+    own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
+    is_named = any(artifact.path == own.path for artifact in record.artifacts)
+    files, skipped = _sendable([*record.artifacts, *([] if is_named else [own])], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
     tags = {
@@ -136,6 +125,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     records = sweep.records(folder)
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
+    files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
@@ -152,7 +142,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         ended=sweep.ended,
         tags=_tags(tags),
         note=descriptions.of_sweep(sweep, records),
-        files=_sendable([Artifact(path=path.name, kind=kinds[path]) for path in kinds if path.exists()], folder)[0],
+        files=_sendable(files, folder)[0],
         placeholder=_placeholder(sweep.uid),
     )
 
@@ -280,55 +270,36 @@ def _reasons(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
-def _first(environment: Mapping[str, Any], places: Iterable[str]) -> str:
+def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
     """The first fact with a value, as text; empty if there is none."""
-    for place in places:
-        node: Any = environment
-        for name in place.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
-        if isinstance(node, (str, int, float)):
-            return str(node)
-    return ""
+    facts = (fact_at(environment, place) for place in places)
+    return next((str(fact) for fact in facts if isinstance(fact, (str, int, float))), "")
 
 
 # files
 
 
-def _artifacts(record: Record) -> list[Artifact]:
-    """The files that a record names, and the record itself: it is written last and need not name itself."""
-    own = Artifact(path="record.json", kind="data")
-    return [*record.artifacts, *([own] if all(artifact.path != own.path for artifact in record.artifacts) else [])]
-
-
 def _sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
-    """Files to send, and why others are skipped, by their names in the record.
+    """Files of a run or a sweep to send, and why others are skipped, by their names in the record.
 
-    Args:
-        artifacts: entries of a record, which is data and can name anything.
-        folder: folder of the run or the sweep.
+    The record is data and can name anything. `plots/a b.png` of the kind `plots` becomes `plots/a-b.png`; deeper
+    folders become part of the name.
     """
     uploads: dict[tuple[str, str], Upload] = {}
     skipped: dict[str, str] = {}
     for artifact in artifacts:
-        upload = _upload(artifact, folder)
-        target = upload.folder, upload.name
-        reason = _refusal(artifact.path, folder)
-        if reason is None and target in uploads:
-            reason = f"{'/'.join(filter(None, target))} is there already"
-        if reason is None and any(upload.source == other.source for other in uploads.values()):
-            reason = "it is named twice"
-        if reason is None:
-            uploads[target] = upload
-        else:
+        kind = artifact.kind if artifact.kind in FOLDERS else ""
+        name = safe_name("-".join(part for part in PurePosixPath(artifact.path).parts if part != kind))
+        source = folder / artifact.path
+        if reason := _refusal(artifact.path, folder):
             skipped[artifact.path] = reason
+        elif (kind, name) in uploads:
+            skipped[artifact.path] = f"{f'{kind}/' if kind else ''}{name} is there already"
+        elif any(source == other.source for other in uploads.values()):
+            skipped[artifact.path] = "it is named twice"
+        else:
+            uploads[kind, name] = Upload(source=source, folder=kind, name=name)
     return list(uploads.values()), skipped
-
-
-def _upload(artifact: Artifact, folder: Path) -> Upload:
-    """`plots/a b.png` of the kind `plots` becomes `plots/a-b.png`; deeper folders become part of the name."""
-    kind = artifact.kind if artifact.kind in FOLDERS else ""
-    parts = [part for part in PurePosixPath(artifact.path).parts if part != kind]
-    return Upload(source=folder / artifact.path, folder=kind, name=safe_name("-".join(parts)))
 
 
 def _refusal(path: str, folder: Path) -> str | None:

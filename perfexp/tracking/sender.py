@@ -58,12 +58,9 @@ class Delivery:
     """A payload and its destination, as it passes from the measuring process to the sender.
 
     Attributes:
-        uri: tracking store, from `store_uri`.
-        experiment: name of the experiment.
         artifacts: URI of the folder for the artifacts of a new experiment; None if the server decides.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline: end of the wait for other processes, on the clock `time.monotonic`.
-        payload: run to send.
     """
 
     uri: str
@@ -77,18 +74,9 @@ class Delivery:
         """Return one line of JSON, for another process of this machine."""
         return json.dumps(asdict(self), default=lambda path: str(path.absolute())).encode() + b"\n"
 
-    @classmethod
-    def from_line(cls, line: bytes) -> Delivery:
-        """Return the delivery of a line."""
-        return msgspec.convert(json.loads(line), cls, dec_hook=lambda kind, value: kind(value))
-
 
 def main(parent: int) -> None:
-    """Send until stdin ends.
-
-    Args:
-        parent: id of the process that reads the answers; this process ends with it.
-    """
+    """Send until stdin ends, or the process `parent`, which reads the answers."""
     die_with(parent)
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # MLflow prints
@@ -106,7 +94,8 @@ def main(parent: int) -> None:
 
 def _answer(line: bytes) -> dict[str, Any]:
     try:
-        return {"link": send(Delivery.from_line(line))}
+        delivery = msgspec.convert(json.loads(line), Delivery, dec_hook=lambda kind, value: kind(value))
+        return {"link": send(delivery)}
     except Exception as error:
         return {"error": reason(error), "is_late": isinstance(error, LockTimeout)}
 
@@ -121,12 +110,7 @@ def _limit_memory() -> None:
 
 
 def send(delivery: Delivery) -> str:
-    """Send a payload, or update the run that the store already has; return lines for the console that lead to it.
-
-    Raises:
-        LockTimeout: another process creates runs in the same database.
-        Exception: any error of MLflow.
-    """
+    """Send a payload, or update the run that the store already has; return lines for the console that lead to it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -167,11 +151,7 @@ def _send(delivery: Delivery) -> str:
 
 
 def _experiment(client: MlflowClient, delivery: Delivery) -> str:
-    """The experiment's id; an experiment that exists keeps its place for artifacts.
-
-    Raises:
-        TrackingFailed: it was deleted.
-    """
+    """The experiment's id; raises `TrackingFailed` if it was deleted. An old one keeps its place for artifacts."""
     from mlflow.exceptions import MlflowException
 
     name = clean(delivery.experiment, NAME_LENGTH)
@@ -189,11 +169,7 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
 
 
 def _checked(identifier: object) -> str:
-    """An id from a server.
-
-    Raises:
-        TrackingFailed: it is not an id.
-    """
+    """An id from a server; raises `TrackingFailed` for anything else."""
     text = str(identifier)
     if not re.fullmatch(r"[\w-]{1,64}", text, re.ASCII):
         raise TrackingFailed("its server answers with an id that is none")
@@ -205,19 +181,13 @@ class Claim:
 
     A server has no lock: two processes may both create a run. Both then choose the earliest one, and a process deletes
     its own run if that lost. `settle` repeats the choice after sending, when a run of the same moment is visible.
-
-    Args:
-        client: MLflow's client for the store.
-        experiment_id: id of the payload's experiment.
-        payload: run to find or create.
     """
 
     def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
         self._client, self._experiment_id = client, experiment_id
         self._query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in payload.identity.items())
-        earliest = self._earliest()
-        self._created = None if earliest else self._create(payload)
-        self.run: Run = earliest or self._created
+        self._is_new, earliest = False, self._earliest()
+        self.run: Run = earliest or self._create(payload)
         self.settle()
 
     @property
@@ -227,17 +197,17 @@ class Claim:
 
     def settle(self) -> bool:
         """Delete the run that this process created if there is an earlier one; return whether it did."""
-        earliest = self._earliest() if self._created else None
+        earliest = self._earliest() if self._is_new else None
         if earliest is None or earliest.info.run_id == self.run_id:
             return False
         self._client.delete_run(self.run_id)
-        self._created, self.run = None, earliest
+        self._is_new, self.run = False, earliest
         return True
 
     def _create(self, payload: Payload) -> Run:
-        run = self._client.create_run(
-            self._experiment_id, start_time=to_ms(payload.started), tags=payload.identity, run_name=payload.name
-        )
+        start, name = to_ms(payload.started), payload.name
+        run = self._client.create_run(self._experiment_id, start, tags=payload.identity, run_name=name)
+        self._is_new = True
         _end(self._client, run, payload)
         return run
 
@@ -263,16 +233,12 @@ def _fill(client: MlflowClient, run: Run, payload: Payload, tags: Mapping[str, s
 
     run_id, old = run.info.run_id, run.data
     note = {_NOTE: payload.note} if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]) else {}
-    batches = zip_longest(
-        _chunks(
-            [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures], _METRICS
-        ),
-        _chunks([Param(name, text) for name, text in payload.params.items() if name not in old.params], _PARAMS),
-        _chunks([RunTag(name, text) for name, text in {**tags, **note}.items()], _TAGS),
-        fillvalue=(),
-    )
-    for some_metrics, some_params, some_tags in batches:
-        client.log_batch(run_id, metrics=some_metrics, params=some_params, tags=some_tags, synchronous=True)
+    metrics = [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures]
+    params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
+    new_tags = [RunTag(name, text) for name, text in {**tags, **note}.items()]
+    batches = zip_longest(_chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=())
+    for batch in batches:
+        client.log_batch(run_id, *batch, synchronous=True)
     for name in old.tags:
         if name.startswith("perfexp.") and name not in tags and name not in payload.identity:
             client.delete_tag(run_id, name)
@@ -305,7 +271,7 @@ def _upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str
 
 def reason(error: BaseException) -> str:
     """Return why sending failed, and the remedy if there is one."""
-    if _is_out_of_memory(error):
+    if _is_out_of_memory(error):  # or hides such an error
         return "the server's answer needs more memory than sending may use; see whether it is a tracking server"
     text = scrub(str(error))[:_LONGEST_REASON] or type(error).__name__
     if not isinstance(error, ImportError):
@@ -316,7 +282,6 @@ def reason(error: BaseException) -> str:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it hides, is a MemoryError."""
     while error is not None and not isinstance(error, MemoryError):
         error = error.__cause__ or error.__context__
     return error is not None

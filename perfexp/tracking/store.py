@@ -47,14 +47,10 @@ def mlflow_environment() -> dict[str, str]:
 
 
 def store_uri(uri: str | None) -> str:
-    """Return the URI of a store in a form that does not depend on the working directory.
+    """Return the URI of a store for any working directory; raises `UserError` if MLflow has no such store.
 
     Args:
-        uri: None for `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory. The path of a sqlite
-            file becomes absolute.
-
-    Raises:
-        UserError: MLflow has no such store.
+        uri: None for `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory.
     """
     source = ""
     if uri is None:
@@ -79,13 +75,12 @@ def _fault(uri: str) -> str | None:
         if file is None:
             return "a file's name is missing"
         return "this is a folder, not a file" if uri.endswith("/") or file.is_dir() else None
-    if not separator or not (kind in _KINDS or scheme in _plugins()):
+    # installed packages may add stores to MLflow
+    plugins = {entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")}
+    if not separator or (scheme not in plugins and kind not in _KINDS):
         return "MLflow has no store of this kind"
-    return _server_fault(uri) if is_server(uri) else None if rest else "the database is missing"
-
-
-def _server_fault(uri: str) -> str | None:
-    """Why no server can have this address."""
+    if not is_server(uri):
+        return None if rest else "the database is missing"
     try:
         parts = urlsplit(uri)
         if not parts.hostname or parts.port == 0:
@@ -93,11 +88,6 @@ def _server_fault(uri: str) -> str | None:
     except ValueError:  # its text quotes the port, which may be a part of a password
         return "this is not the address of a server; in a password, write / as %2F"
     return "give the server's address only, without ? and #" if parts.query or parts.fragment else None
-
-
-def _plugins() -> set[str]:
-    """Schemes of the stores that installed packages add to MLflow."""
-    return {entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")}
 
 
 def database(uri: str) -> Path | None:
@@ -114,7 +104,7 @@ def is_server(uri: str) -> bool:
 
 
 def refuse_foreign_database(uri: str) -> None:
-    """Refuse a sqlite store that could lead records elsewhere: somebody else may have made it.
+    """Refuse a sqlite store that could lead records elsewhere, since somebody else may have made it.
 
     Raises:
         UserError: the database or its folder of artifacts is a link, or something in it runs when it is written to.
@@ -161,24 +151,17 @@ def is_foreign_place(place: str, uri: str) -> bool:
     """Whether artifacts would leave the store: another host than the server's, or another folder than the database's.
 
     A database that the user named may keep its artifacts in any folder.
-
-    Args:
-        place: URI of a run's artifacts in the store.
-        uri: URI of the store, from `store_uri`.
     """
     scheme, _, rest = place.partition(":")
     if is_server(uri):
-        return scheme not in _OBJECT_STORES and (scheme != "mlflow-artifacts" or _is_elsewhere(rest, uri))
+        hosts = ("", urlsplit(uri).netloc.rpartition("@")[2])
+        is_elsewhere = rest.startswith("//") and urlsplit(rest).netloc not in hosts
+        return scheme not in _OBJECT_STORES and (scheme != "mlflow-artifacts" or is_elsewhere)
     folder = artifact_folder(uri)
     if folder is None or not is_default(uri):
         return False
     path = Path(unquote(urlsplit(place).path)) if scheme == "file" else Path(place)
     return scheme not in ("file", place) or not path.resolve().is_relative_to(folder.resolve())
-
-
-def _is_elsewhere(place: str, uri: str) -> bool:
-    """Whether a place for artifacts, `/path` or `//host/path`, is on another host than the server's."""
-    return place.startswith("//") and urlsplit(place).netloc not in ("", urlsplit(uri).netloc.rpartition("@")[2])
 
 
 def artifact_folder(uri: str) -> Path | None:
@@ -204,11 +187,7 @@ def lock_name(uri: str) -> str | None:
 
 @contextmanager
 def locked(uri: str, deadline: float) -> Iterator[None]:
-    """Hold the lock of a database while entered, waiting until a deadline (`time.monotonic`); a server has none.
-
-    Raises:
-        LockTimeout: another process still holds it.
-    """
+    """Hold the lock of a database while entered; raises `LockTimeout` at the deadline. A server has no lock."""
     name = lock_name(uri)
     if name is None:
         yield

@@ -12,7 +12,7 @@ import pytest
 from perfexp import commands
 from perfexp.commands import doctor
 from perfexp.devices import lock
-from perfexp.diagnosis import Choice, Verdict, machine, whole
+from perfexp.diagnosis import Choice, Verdict, environment, whole
 from perfexp.host import locks
 from perfexp.orchestration import capabilities
 from perfexp.worker import entry
@@ -414,39 +414,39 @@ def test_limits_of_control_groups_are_read_along_the_whole_path(tmp_path):
     membership = tmp_path / "cgroup"
     membership.write_text("0::/user.slice/job\n")
     (tmp_path / "fs/user.slice/job").mkdir(parents=True)
-    assert machine.cpu_quota_cores(tmp_path / "fs", membership) is None
+    assert environment.cpu_quota_cores(tmp_path / "fs", membership) is None
     (tmp_path / "fs/user.slice/cpu.max").write_text("250000 100000\n")
     (tmp_path / "fs/user.slice/job/cpu.max").write_text("max 100000\n")
-    assert machine.cpu_quota_cores(tmp_path / "fs", membership) == 2.5
+    assert environment.cpu_quota_cores(tmp_path / "fs", membership) == 2.5
 
 
 def test_a_profiler_is_found_off_the_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     places = ("/opt/nvidia/nsight-systems/*/bin/nsys",)
-    assert machine.tool("nsys", places, tmp_path) is None
+    assert environment.tool("nsys", places, tmp_path) is None
     for version in ("2024.1", "2025.3"):
         program = tmp_path / "opt/nvidia/nsight-systems" / version / "bin/nsys"
         program.parent.mkdir(parents=True)
         program.write_text("")
         program.chmod(0o755)
-    assert machine.tool("nsys", places, tmp_path) == {"path": str(program), "on_path": False}
+    assert environment.tool("nsys", places, tmp_path) == {"path": str(program), "on_path": False}
     monkeypatch.setenv("PATH", str(program.parent))
-    assert machine.tool("nsys", places, tmp_path)["on_path"]
+    assert environment.tool("nsys", places, tmp_path)["on_path"]
 
 
 def test_a_folder_is_judged_without_being_made(tmp_path):
-    assert machine.folder(tmp_path / "a/b")["writable"]
+    assert environment.folder(tmp_path / "a/b")["writable"]
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    assert not machine.folder(tmp_path / "file/below")["writable"]
+    assert not environment.folder(tmp_path / "file/below")["writable"]
 
 
 def test_what_is_needed_is_compared_with_what_is_installed():
-    needed = machine.requirements()
+    needed = environment.requirements()
     assert needed["omegaconf"]["fits"]
     assert needed["torch"]["version"]
     assert "pytest" not in needed
-    assert machine.requirements("no-such-distribution") is None
+    assert environment.requirements("no-such-distribution") is None
 
 
 # the command

@@ -130,7 +130,7 @@ def test_a_report_without_ncu_or_with_one_that_fails_says_what_to_do(tmp_path, m
     report = tmp_path / "train.ncu-rep"
     report.write_bytes(b"\0report")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"ncu": ()})
+    monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"ncu": ()})
     assert commands.run(["roofline", str(report), *HAND]) == 2
     said = capsys.readouterr().err
     assert "ncu is not installed, neither on the PATH" in said

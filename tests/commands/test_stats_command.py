@@ -160,7 +160,7 @@ def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):
 
 def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"nsys": ()})
+    monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": ()})
     assert commands.run(["stats", str(profile)]) == 1
     assert "https://developer.nvidia.com/nsight-systems" in capsys.readouterr().err
 

@@ -48,7 +48,7 @@ def test_the_parts_of_a_step_add_up_to_its_span():
 
 def test_the_projection_of_nsys_itself_misses_the_backward_pass():
     """Why perfexp projects by correlation: the range is the process's, the kernels are another thread's."""
-    sheet = reports.read((HERE / "train_nvtx_gpu_proj_sum.csv").read_text(), "nvtx_gpu_proj_sum")
+    sheet = reports.read((HERE / "train_nvtx_gpu_proj_sum.csv").read_text())
     ours = {each["name"]: each for each in projection.project(HERE / "train.sqlite")[0]}
     theirs = {
         row["Range"]: row for row in csv.DictReader(io.StringIO((HERE / "train_nvtx_gpu_proj_sum.csv").read_text()))
@@ -59,7 +59,7 @@ def test_the_projection_of_nsys_itself_misses_the_backward_pass():
 
 
 def test_kernels_by_nsys_are_ranked_with_their_shares():
-    sheet = reports.read((HERE / "train_cuda_gpu_kern_sum.csv").read_text(), "cuda_gpu_kern_sum")
+    sheet = reports.read((HERE / "train_cuda_gpu_kern_sum.csv").read_text())
     assert sheet is not None
     found = reports.kernels({"cuda_gpu_kern_sum": sheet})
     assert "dgrad_engine" in found[0]["name"]

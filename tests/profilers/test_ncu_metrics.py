@@ -3,26 +3,26 @@
 import pytest
 from scripted import METRICS_SM90
 
-from perfexp.profilers import About, Place, ProfilerFailed, ncu_metrics, tools
-from perfexp.profilers.ncu import Ncu
+from perfexp.profilers import About, Place, ProfilerFailed, tools
+from perfexp.profilers.ncu import Ncu, available_counters, roofline_counters
 
 SM75 = ["gpu__time_duration", "dram__bytes_read", "dram__bytes_write", "sm__inst_executed_pipe_tensor", "lts__t_bytes"]
 
 
 def test_operations_of_tensor_cores_come_before_their_instructions():
-    chosen = ncu_metrics.chosen(METRICS_SM90)
+    chosen = roofline_counters(METRICS_SM90)
     tensor = [name for name in chosen if "tensor" in name]
     assert tensor == ["sm__ops_path_tensor_src_bf16_dst_fp32.sum", "sm__ops_path_tensor_src_tf32_dst_fp32.sum"]
 
 
 def test_an_older_chip_counts_instructions():
-    chosen = ncu_metrics.chosen(SM75)
+    chosen = roofline_counters(SM75)
     assert "sm__inst_executed_pipe_tensor.sum" in chosen
     assert {name.partition(".")[0] for name in chosen} <= set(SM75)
 
 
 def test_a_newer_chip_has_other_names_for_the_same():
-    chosen = ncu_metrics.chosen(
+    chosen = roofline_counters(
         ["gpu__time_duration", "dram__bytes_op_read", "dram__bytes_op_write", "gpu__dram_throughput"]
     )
     assert chosen == [
@@ -35,7 +35,7 @@ def test_a_newer_chip_has_other_names_for_the_same():
 
 def test_the_chip_is_asked_for_by_its_name(ncu):
     tool = ncu()
-    found = ncu_metrics.available(tools.find("ncu"), "9.0")
+    found = available_counters(tools.find("ncu"), "9.0")
     assert found == frozenset(METRICS_SM90)
     assert ["--query-metrics", "--chips", "gh100"] in tool.calls
 
@@ -43,7 +43,7 @@ def test_the_chip_is_asked_for_by_its_name(ncu):
 def test_a_chip_that_nobody_knows_is_asked_itself(ncu):
     tool = ncu(metrics=[])
     with pytest.raises(ProfilerFailed, match=r"compute capability 99\.9"):
-        ncu_metrics.available(tools.find("ncu"), "99.9", index=1)
+        available_counters(tools.find("ncu"), "99.9", index=1)
     assert tool.calls[-1] == ["--query-metrics", "--devices", "1"]
 
 

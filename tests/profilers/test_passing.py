@@ -18,13 +18,13 @@ from perfexp.profilers import (
     About,
     NoProfiler,
     Place,
-    Settings,
+    Profiler,
+    captured,
     is_profile,
     place_of,
     profile_key,
     profiled_key,
 )
-from perfexp.profilers.marks import captured
 from perfexp.profilers.ncu import Ncu
 from perfexp.profilers.nsys import Nsys
 from perfexp.profilers.nvtx import Nvtx, command_lines
@@ -46,7 +46,7 @@ class Net(nn.Module):
         return self.fc(torch.relu(self.conv(inputs)).mean((2, 3)))
 
 
-class Recording(Settings):
+class Recording(Profiler):
     """A profiler that writes down what it is shown."""
 
     def __init__(self, **settings):

@@ -139,7 +139,7 @@ def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(ru
 @pytest.mark.slow
 def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(run, nsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"nsys": (), "ncu": ()})
+    monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": (), "ncu": ()})
     code, _, [record] = run(*FAKE, "profiler=nsys")
     assert code == 1
     assert "nsys is not installed" in profile_of(record).error
@@ -282,7 +282,7 @@ def test_half_a_step_is_a_doubt(run, ncu):
 @pytest.mark.parametrize("profiler", ["nsys", "ncu", "nvtx"])
 def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch, profiler):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("perfexp.diagnosis.machine._TOOLS", {"nsys": (), "ncu": ()})
+    monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": (), "ncu": ()})
     run(*FAKE)
     environment = json.loads(Path("x/environment.json").read_text())
     environment["environment"]["device"] = {"kind": "cpu", "name": "AMD EPYC"}
