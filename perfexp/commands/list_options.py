@@ -9,10 +9,8 @@ import typer
 import yaml
 
 from perfexp.commands import model_support
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.errors import UserError, did_you_mean
-from perfexp.host import installation
 
 
 @app.command("list")
@@ -27,7 +25,7 @@ def list_options(
             help="With algorithms: overrides of a run (model=vgg16 gpu=h200 mode=train), to list by layer.",
         ),
     ] = None,
-    config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
+    config_dir: ConfigDir = None,
     reasons: Annotated[
         bool, typer.Option("--reasons", help="With a model: the reasons of all backends for each unsupported layer.")
     ] = False,
@@ -44,7 +42,7 @@ def list_options(
         raise UserError(f"{flag} is for the layers of a model: perfexp list algorithms model=resnet18 {flag}")
     if group and "=" in group:
         raise UserError(f"group '{group}' not found; for a model's layers: perfexp list algorithms {group}")
-    folders = [installation.conf_dir(), *([config_dir] if config_dir else [])]
+    folders = group_folders(config_dir)
     groups = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
     if group is None:
         for name in groups:

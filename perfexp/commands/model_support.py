@@ -7,33 +7,20 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfexp.cli.composition import compose
-from perfexp.commands.output import echo
+from perfexp.commands.app import echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.process import SilenceError, WorkerProcess, worker_command
 from perfexp.plan import plan_file
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
-
-if TYPE_CHECKING:
-    from perfexp.reports.console import Console
-
-#: What `perfexp.worker.entry.algorithms` returns. JSON values.
-Survey = Mapping[str, Any]
+from perfexp.reports.support_table import Survey
 
 
 def show(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as_json: bool) -> None:
-    """Print the algorithms for each convolution of a model.
-
-    Args:
-        overrides: overrides as for a run.
-        config_dir: folder with groups of the user's own.
-
-    Raises:
-        PerfexpError: the worker refused or failed.
-    """
+    """Print the algorithms for each convolution of a model, which `overrides` choose as for a run."""
     survey = gather(overrides, config_dir)
     if as_json:
         echo(json.dumps(survey, indent=1))
@@ -48,12 +35,7 @@ def show(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as
 
 
 def gather(overrides: Sequence[str], config_dir: Path | None) -> Survey:
-    """Compose a plan as for a run, and query the algorithms in a worker.
-
-    Raises:
-        UserError: the plan is wrong, or its model has no 2-D convolution.
-        PerfexpError: the worker ended without an answer.
-    """
+    """Compose a plan as for a run, and query the algorithms in a worker."""
     for text in overrides:
         if "=" not in text:
             raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18.")
@@ -93,8 +75,7 @@ def query(plain: Mapping[str, Any]) -> Survey:
             lines = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
             last = f": {lines[-1].strip()}" if lines else ""
             raise PerfexpError(f"The worker ended with code {code}{last}.")
-        survey: Survey = answer
-        return survey
+        return dict(answer)
 
 
 def _show_layers(survey: Survey, console: Console) -> None:

@@ -19,9 +19,8 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from perfexp.commands.app import app
+from perfexp.commands.app import app, echo
 from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
-from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.credentials import hide
 from perfexp.host.process import python_command
@@ -87,7 +86,7 @@ def ui(
             echo(f"{name}  {link}")
         echo("Ctrl-C ends it.")
         server.wait()
-        raise _ended(server, output)
+        raise _failure(f"ended with exit code {server.returncode}", output)
 
 
 def _check(store: str, host: str, port: int) -> None:
@@ -147,11 +146,11 @@ def _running(command: list[str], environment: dict[str, str], output: IO[str]) -
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     server = subprocess.Popen(
         command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
         start_new_session=True,
     )
     try:
@@ -171,13 +170,11 @@ def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise _ended(server, output)
+            raise _failure(f"ended with exit code {server.returncode}", output)
         with suppress(OSError), _direct.open(f"{base}/health", timeout=5):
             return
         time.sleep(_POLL_SECONDS)
-    raise PerfexpError(
-        f"MLflow's server did not answer at {base} within {_START_SECONDS:.0f} s.\n{_last_lines(output)}"
-    )
+    raise _failure(f"did not answer at {base} within {_START_SECONDS:.0f} s", output)
 
 
 def _experiments(base: str) -> list[tuple[str, str]]:
@@ -192,10 +189,7 @@ def _experiments(base: str) -> list[tuple[str, str]]:
     return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or experiments]
 
 
-def _ended(server: subprocess.Popen[str], output: IO[str]) -> PerfexpError:
-    return PerfexpError(f"MLflow's server ended with exit code {server.returncode}.\n{_last_lines(output)}")
-
-
-def _last_lines(output: IO[str]) -> str:
+def _failure(message: str, output: IO[str]) -> PerfexpError:
+    """An error with the last lines of the server's output."""
     output.seek(0)
-    return "".join(output.readlines()[-10:]).rstrip()
+    return PerfexpError(f"MLflow's server {message}.\n{''.join(output.readlines()[-10:]).rstrip()}")
