@@ -70,9 +70,8 @@ def benchmark(
     _check_speed_file(plan)
     for note in _notes(asked, precision, plan):
         echo(note)
-    output_dir = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
+    code = main([*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])])
     # codes above 1 are usage errors, which leave no record
-    code = main([*arguments, *output_dir])
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
 
 

@@ -111,7 +111,6 @@ def _of_run(
 
 
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
-    """The files by kind."""
     if out and out.suffix.lower() not in ("", ".png"):
         raise UserError(f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it.")
     targets = sink.files(out.with_suffix("") if out else stem)
@@ -129,12 +128,10 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
 
 def _show(result: Roofline) -> None:
     """The table, the two most important sentences, and the caveats."""
-    console = Console()
+    console, slowest = Console(), result.parts[0]
     console.show_grid(result.title, roofline_table.console_grid(result))
-    console.note(meaning(result, result.total))
-    slowest = result.parts[0]
-    console.note(f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}")
-    for note in result.notes:
+    about_slowest = f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"
+    for note in (meaning(result, result.total), about_slowest, *result.notes):
         console.note(note)
 
 

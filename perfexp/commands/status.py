@@ -50,13 +50,7 @@ def status(
 
 @dataclass(kw_only=True)
 class _Below:
-    """Runs and sweeps below a folder.
-
-    Attributes:
-        runs: runs by their absolute folders.
-        sweeps: sweeps, each with its folder.
-        unreadable: number of unreadable files and folders; each has been reported on stderr.
-    """
+    """Runs, by their absolute folders, and sweeps below a folder; unreadable ones are reported and counted."""
 
     runs: dict[Path, Run] = field(default_factory=dict)
     sweeps: list[tuple[Sweep, Path]] = field(default_factory=list)

@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import IO, Annotated, Any
 
 import typer
@@ -22,6 +21,7 @@ import typer
 from perfexp.commands.app import app, echo
 from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
 from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts
 from perfexp.host.credentials import hide
 from perfexp.host.process import python_command
 from perfexp.tracking.store import (
@@ -78,6 +78,7 @@ def ui(
     with (
         tempfile.TemporaryFile("w+") as output,
         _environment(store) as environment,
+        interrupts.handled(),
         _running(command, environment, output) as server,
         suppress(KeyboardInterrupt),
     ):
@@ -135,15 +136,7 @@ def _environment(store: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """The server in its own process group, which is terminated on leaving; SIGTERM and SIGHUP act like Ctrl-C.
-
-    So does SIGINT, which a script's background command would otherwise ignore.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """The server in its own process group, which is terminated on leaving."""
     server = subprocess.Popen(
         command,
         env=environment,
@@ -162,8 +155,6 @@ def _running(command: list[str], environment: dict[str, str], output: IO[str]) -
                 os.killpg(server.pid, ending)
             with suppress(subprocess.TimeoutExpired):
                 server.wait(_END_SECONDS)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None:

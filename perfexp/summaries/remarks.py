@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,8 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 #: bad a value is, where it is not worse the further it is from zero.
 _PLACES = {"too_few_samples": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    "launch_bound": lambda share: -share,
-    "too_few_samples": lambda effective: -effective,
-    "phases_disagree": lambda ratio: abs(ratio - 1),
-    "ranks_disagree": lambda ratio: abs(ratio - 1),
-    "scaling_unexpected": lambda ratio: abs(ratio - 1),
+    **dict.fromkeys(("launch_bound", "too_few_samples"), operator.neg),
+    **dict.fromkeys(("phases_disagree", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)),
 }
 _SEVERITIES = list(Severity)
 

@@ -32,15 +32,9 @@ _TITLES = {
 }
 #: Metrics shown in percent.
 _SHARES = (
-    "mfu",
-    "mfu_of_ceiling",
-    "accuracy",
-    "layers/closure",
-    "layers/gap_share",
-    "layers/unattributed_share",
-    "algorithm/flops_share",
+    *("mfu", "mfu_of_ceiling", "accuracy", "algorithm/flops_share"),
+    *("layers/closure", "layers/gap_share", "layers/unattributed_share"),
 )
-
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
 #: A constant part below this share of the shortest time is not shown.
