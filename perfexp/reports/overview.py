@@ -134,13 +134,10 @@ def _rank_parts(point: Point) -> Iterator[str]:
         yield f"each {least if least == most else f'{least} … {most}'}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
     for name, words in _SHARES.items():
-        if name in metrics and metrics[name].value is not None:
-            yield f"{words} {percent(metrics[name].value or 0.0)}{_ends(intervals.get(name) or {})}"
-
-
-def _ends(interval: Mapping[str, Any]) -> str:
-    low, high = interval.get("low"), interval.get("high")
-    return " (no interval)" if low is None or high is None else f" ({percent(low)} … {percent(high)})"
+        if name in metrics and (value := metrics[name].value) is not None:
+            low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
+            ends = "no interval" if low is None or high is None else f"{percent(low)} … {percent(high)}"
+            yield f"{words} {percent(value)} ({ends})"
 
 
 def key_columns(rows: Sequence[Row]) -> list[Column]:

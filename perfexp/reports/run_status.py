@@ -18,18 +18,10 @@ from perfexp.profilers import is_profile
 from perfexp.records import units
 from perfexp.records.record import Key, Status, is_layers
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remaining import measured_seconds, median_seconds, seconds_left
+from perfexp.summaries.remaining import Result, measured_seconds, median_seconds, seconds_left
 from perfexp.summaries.subject import Subject, one_line, subject
 
 _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", "profile"
-
-
-class Result(msgspec.Struct, kw_only=True):
-    """A line of points.jsonl without its samples, which are most of it."""
-
-    key: Key
-    status: Status
-    wall_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +178,8 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
     """List statuses other than `ok` in the order of `Status`, then `missing`, with their numbers."""
-    failures = [(status.value, counter[status]) for status in Status if status is not Status.OK]
-    return [(name, count) for name, count in (*failures, ("missing", counter[None])) if count]
+    failures = {status.value: counter[status] for status in Status if status is not Status.OK}
+    return [(name, count) for name, count in (failures | {"missing": counter[None]}).items() if count]
 
 
 def _kind(key: Key) -> str:

@@ -50,13 +50,15 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
 def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
     """A recorded training, finished or failed."""
     rate = speed.interval or estimators.Interval(value=speed.images_per_second, low=None, high=None)
+    low, high = (None if end is None else end / speed.num_gpus for end in (rate.low, rate.high))
+    share = estimators.Interval(value=rate.value / speed.num_gpus, low=low, high=high)
     return {
         "model": one_line(speed.model),
         "GPUs": str(speed.num_gpus),
         "precision": speed.precision,
         "batch per GPU": str(speed.batch_size),
         "images/s ± CI95": "" if speed.failed else with_width(rate, rate_text(rate)),
-        "per GPU": "" if speed.failed else rate_text(_share(rate, speed.num_gpus)),
+        "per GPU": "" if speed.failed else rate_text(share),
         "speed file": one_line(str(path)) if path else "",
         "remarks": one_line(f"failed: {speed.remark}") if speed.failed else "",
     }
@@ -67,9 +69,3 @@ def _refused(child: SweepChild) -> dict[str, str]:
     why = f"{child.status.value}: {child.error}" if child.error else child.status.value
     model, gpus = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
     return {"model": one_line(model), "GPUs": one_line(gpus), "remarks": one_line(why)}
-
-
-def _share(rate: estimators.Interval, gpus: int) -> estimators.Interval:
-    """The rate of one of several GPUs."""
-    low, high = (None if end is None else end / gpus for end in (rate.low, rate.high))
-    return estimators.Interval(value=rate.value / gpus, low=low, high=high)

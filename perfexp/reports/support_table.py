@@ -81,27 +81,32 @@ def bands(survey: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
 def refusals(survey: Survey, *, every: bool) -> Grid:
     """Return unsupported layers, grouped by reason; `every` names each layer."""
     grouped: dict[tuple[str, str], list[str]] = {}
-    for layer in survey["layers"]:
-        for algorithm, answers in layer["algorithms"].items():
-            reasons: dict[str, list[str]] = {}
-            for which, answer in answers.items():
-                if answer["reason"] is not None:
-                    reasons.setdefault(answer["reason"], []).append(which)
-            for reason, passes in reasons.items():
-                where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
-                grouped.setdefault((f"{algorithm}{where}", reason), []).append(_layer_name(layer))
+    for layer, algorithm, answers in _answers(survey):
+        reasons: dict[str, list[str]] = {}
+        for which, answer in answers.items():
+            if answer["reason"] is not None:
+                reasons.setdefault(answer["reason"], []).append(which)
+        for reason, passes in reasons.items():
+            where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
+            grouped.setdefault((f"{algorithm}{where}", reason), []).append(_layer_name(layer))
     return _reasons(grouped, every=every)
 
 
 def passed_over(survey: Survey) -> Grid:
     """Return why preferred backends cannot compute a layer."""
     grouped: dict[tuple[str, str], list[str]] = {}
+    for layer, algorithm, answers in _answers(survey):
+        for backend, reason in answers["forward"]["passed_over"].items():
+            text = reason if backend in reason.lower() else f"{backend}: {reason}"
+            grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
+    return _reasons(grouped, every=True)
+
+
+def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Yield each layer with each algorithm and its answers by pass."""
     for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
-            for backend, reason in answers["forward"]["passed_over"].items():
-                text = reason if backend in reason.lower() else f"{backend}: {reason}"
-                grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
-    return _reasons(grouped, every=True)
+            yield layer, algorithm, answers
 
 
 def _trains(survey: Survey) -> bool:
@@ -165,7 +170,7 @@ def notes(survey: Survey, *, short: bool) -> Iterator[str]:
     names = survey["algorithms"]
     if short:
         yield ", ".join(f"{_SHORT[name]}: {name}" for name in names if name in _SHORT)
-    answers = [answer for layer in survey["layers"] for by in layer["algorithms"].values() for answer in by.values()]
+    answers = (answer for _, _, by_pass in _answers(survey) for answer in by_pass.values())
     if short and any(answer["workspace_bytes"] for answer in answers):
         yield "a size: by cuDNN, with so much workspace (K: KiB, M: MiB, G: GiB)"
     if "guess" in names:
