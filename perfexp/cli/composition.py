@@ -133,6 +133,6 @@ def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = saved
-        del os.environ["HYDRA_FULL_ERROR"]
+        os.environ.pop("HYDRA_FULL_ERROR", None)
         if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error

@@ -109,7 +109,10 @@ class _Collected:
 
     def add(self, file: Path) -> None:
         """Add a record, or the records of a sweep's runs wherever they lie."""
-        (self._add_sweep if file.name == SWEEP else self._add_record)(file)
+        if file.name == SWEEP:
+            self._add_sweep(file)
+        else:
+            self._add_record(file)
 
     def lines(self) -> list[Line]:
         """The lines of all runs, then those of runs without a record."""

@@ -34,13 +34,9 @@ def log(
 
 @dataclass(kw_only=True)
 class _Sending:
-    """Records to send, and the success of sending them.
+    """Records to send, the address of the last sent record by store, and the exit code of the worst error.
 
-    Attributes:
-        uri: store, or None for that of the working directory; records do not choose the store, since they are data.
-        experiment: experiment for all, or None for that of each plan.
-        links: address of the last sent record, by store.
-        exit_code: 0 on success, otherwise that of the worst error.
+    Records do not choose the store, since they are data; `experiment` is None for that of each plan.
     """
 
     uri: str | None

@@ -57,11 +57,7 @@ class _Below:
     unreadable: int = 0
 
     def scan(self, folder: Path) -> None:
-        """Find everything in and below a folder, and the runs of its sweeps in other folders.
-
-        Raises:
-            UserError: there is no such folder.
-        """
+        """Find everything in and below a folder, and the runs of its sweeps in other folders."""
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
         paths = list(folders.below(folder, PLAN, SWEEP, refused=self._failed))

@@ -69,11 +69,7 @@ class Console:
         self._line(f"{units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: int, seconds: float | None) -> None:
-        """Print the size of a sweep and the estimated duration of all its runs, None if unknown.
-
-        Args:
-            points: number of points in a run.
-        """
+        """Print the size of a sweep, with the points of a run, and the estimated duration of all, None if unknown."""
         if self.quiet:
             return
         self._line(f"sweep over {one_line(sweep.name)}", style="bold")

@@ -18,12 +18,7 @@ from perfexp.summaries.subject import one_line
 
 
 class Whole:
-    """Progress of a sweep; the remaining time follows from the mean of the runs that have been measured.
-
-    Args:
-        total: number of runs, or None if unknown.
-        noun: name of one of them.
-    """
+    """Progress of a sweep of `total` runs; the time left follows from the mean of the runs that have been measured."""
 
     def __init__(self, total: int | None, *, noun: str = "run", clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.number = total, 0
@@ -67,15 +62,8 @@ class Whole:
 class Progress:
     """Follows a worker's events, which arrive between timed blocks.
 
-    On a terminal a bar is drawn when an event arrives, and only then: no thread refreshes it. Elsewhere each finished
-    point is a line.
-
-    Args:
-        console: console for the bar or the lines.
-        err: console for the cause of a wait with `quiet`, which leaves out everything else.
-        plain: print lines instead of a bar.
-        whole: sweep that the run belongs to, if any.
-        clock: seconds from any origin, for the remaining time.
+    On a terminal a bar is drawn when an event arrives, and only then: no thread refreshes it. Elsewhere (`plain`) each
+    finished point is a line; with `quiet` only the cause of a wait is one, on `err`.
     """
 
     def __init__(
