@@ -211,25 +211,20 @@ def _agreed(total: str) -> bool:
 
 
 def _is_deleted(file: _File) -> bool:
-    """Delete a file; returns whether that succeeded, and prints why not."""
+    """Delete a listed file unless it or its folder was replaced, is in use, or refuses; prints why not."""
     try:
-        _unlink(file)
+        # an open folder cannot be replaced by a link before the file is deleted
+        home = os.open(file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
+            if not (os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)):
+                raise OSError(errno.ESTALE, "is not what was listed")
+            if _is_in_use(RunPaths(file.path.parent)):
+                raise OSError(errno.EBUSY, "is being measured into")
+            os.unlink(file.path.name, dir_fd=home)
+        finally:
+            os.close(home)
     except OSError as error:
         echo(f"error: {file.path}: {error.strerror}", err=True)
         return False
     return True
-
-
-def _unlink(file: _File) -> None:
-    """Delete a listed file; raises `OSError` if it or its folder was replaced, is in use, or refuses."""
-    # an open folder cannot be replaced by a link before the file is deleted
-    home = os.open(file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
-        if not (os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)):
-            raise OSError(errno.ESTALE, "is not what was listed")
-        if _is_in_use(RunPaths(file.path.parent)):
-            raise OSError(errno.EBUSY, "is being measured into")
-        os.unlink(file.path.name, dir_fd=home)
-    finally:
-        os.close(home)

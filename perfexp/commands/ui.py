@@ -38,15 +38,10 @@ from perfexp.tracking.store import (
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with options of `mlflow server`, which perfexp's server ignores.
-_OPTIONS = (
-    "MLFLOW_ARTIFACTS_ONLY",
-    "MLFLOW_DEFAULT_ARTIFACT_ROOT",
-    "MLFLOW_GUNICORN_OPTS",
-    "MLFLOW_READ_REPLICA_BACKEND_STORE_URI",
-    "MLFLOW_REGISTRY_STORE_URI",
-    "MLFLOW_STATIC_PREFIX",
-    "MLFLOW_UVICORN_OPTS",
-)
+_OPTIONS = {
+    *("MLFLOW_ARTIFACTS_ONLY", "MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_GUNICORN_OPTS", "MLFLOW_UVICORN_OPTS"),
+    *("MLFLOW_READ_REPLICA_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI", "MLFLOW_STATIC_PREFIX"),
+}
 #: Requests to this machine bypass proxies.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -13,7 +13,7 @@ from perfexp.summaries import profile_summary
 from perfexp.summaries.grid import Grid, escape_markdown
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
 from perfexp.summaries.subject import distinguishing, label, one_line, shape, subject
-from perfexp.summaries.wording import first_prediction_text
+from perfexp.summaries.wording import first_prediction_text, time_kinds
 from perfexp.tables import convolutions, layer_tables
 
 #: Characters of a line of code, and of one word in it.
@@ -87,8 +87,7 @@ def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     if not table:
         yield _section("Times", "Nothing was measured.\n")
         return
-    kinds = dict.fromkeys(row.time_kind for row in table if row.time_kind)
-    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in kinds]
+    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in time_kinds(table)]
     intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
     yield _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")
     yield _section("Scaling with the input size", _list(scaling_lines(table)))

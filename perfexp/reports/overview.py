@@ -18,6 +18,7 @@ from perfexp.summaries.wording import (
     find_metric,
     known_or_about,
     median_text,
+    median_title,
     metric_text,
     metric_title,
     percent,
@@ -26,6 +27,7 @@ from perfexp.summaries.wording import (
     rate_text,
     service_time,
     shortage,
+    time_kinds,
 )
 
 #: Metrics that have columns of their own, and metrics for the CSV only.
@@ -39,13 +41,13 @@ _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
-    kinds = _distinct(row.time_kind for row in rows)
+    kinds = time_kinds(rows)
     services = _distinct(service[0] for row in rows if (service := service_time(row)))
     prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
     asked = [number for number in percentiles if number != 50 or services != kinds]
     columns = [
         *key_columns(rows),
-        Column(f"{_median_title(kinds)} ± CI95", map(median_text, rows)),
+        Column(f"{median_title(kinds)} ± CI95", map(median_text, rows)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 10)),
         Column("samples/s", (rate_text(row.samples_per_second) for row in rows), rank=1),
@@ -78,7 +80,7 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     kinds = _distinct(total.time_kind for total in totals)
     columns = [
         *_columns_of([total.key for total in totals], fields or ("input_size", "batch_size")),
-        Column(_median_title(kinds), (bare_time(total.time) for total in totals)),
+        Column(median_title(kinds), (bare_time(total.time) for total in totals)),
         Column("CI95 across", (range_text(total.time) for total in totals)),
         Column("time", (total.time_kind if len(kinds) > 1 else "" for total in totals)),
         Column("spread", (percent(total.spread) for total in totals)),
@@ -154,10 +156,6 @@ def remarks(row: Row) -> str:
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
     return [Column(_TITLES.get(name, name), [field_text(key, name) for key in keys], is_key=True) for name in fields]
-
-
-def _median_title(kinds: Sequence[str]) -> str:
-    return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:

@@ -13,7 +13,15 @@ from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import Raised, failures
 from perfexp.summaries.subject import constant, label, one_line, subject
-from perfexp.summaries.wording import bare_time, find_metric, median_text, range_text, rate_text
+from perfexp.summaries.wording import (
+    bare_time,
+    find_metric,
+    median_text,
+    median_title,
+    range_text,
+    rate_text,
+    time_kinds,
+)
 
 #: The axis of a sweep over numbers of devices.
 _GPU_COUNT = "gpu.count"
@@ -82,15 +90,14 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     children, tables = [child for child, _ in lines], [table for _, table in lines]
     axes = dict.fromkeys(name for child in children for name in child.axes)
     phases = {row.key.phase for table in tables for row in table}
-    kinds = _distinct_kinds([row for table in tables for row in table])
+    kinds = time_kinds(row for table in tables for row in table)
     raised = diagnostics_of(sweep, records)
-    title = f"{kinds[0]} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
         *(Column(name, [one_line(child.axes.get(name, "")) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
-        Column(title, map(_times, tables)),
-        Column("time", (", ".join(_distinct_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
+        Column(f"{median_title(kinds)} ± CI95", map(_times, tables)),
+        Column("time", (", ".join(time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
@@ -133,10 +140,6 @@ def _times(table: Sequence[Row]) -> str:
         return f"{bare_time(time)} ({range_text(time)}, {len(timed)} processes)"
     medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
     return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
-
-
-def _distinct_kinds(table: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.time_kind for row in table if row.time_kind))
 
 
 def _rates(table: Sequence[Row]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.record import Metric
@@ -95,6 +96,16 @@ def percent(fraction: float) -> str:
     if 0 < abs(value) < 0.005:
         return "< 0.01 %"
     return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
+
+
+def time_kinds(rows: Iterable[Row]) -> list[str]:
+    """Return the names of the rows' representative times, each once."""
+    return list(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
+
+
+def median_title(kinds: Sequence[str]) -> str:
+    """Return the title of a column of medians, with the name of the time if there is only one."""
+    return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
 
 
 def median_text(row: Row) -> str:
