@@ -107,12 +107,19 @@ class _Collected:
             )
         return files
 
-    def add(self, file: Path) -> None:
-        """Add a record, or the records of a sweep's runs wherever they lie."""
-        if file.name == SWEEP:
-            self._add_sweep(file)
-        else:
-            self._add_record(file)
+    def add(self, file: Path, *, of: str | None = None) -> None:
+        """Add a record, or the records of a sweep's runs wherever they lie.
+
+        Args:
+            of: sweep whose summary names the record, which must confirm it.
+        """
+        try:
+            if file.name == SWEEP:
+                self._add_sweep(Sweep.load(file), file.parent)
+            elif file.resolve() not in self._read:
+                self._add_record(Record.load(file), file, of)
+        except PerfexpError as error:
+            self._failed(error)
 
     def lines(self) -> list[Line]:
         """The lines of all runs, then those of runs without a record."""
@@ -125,15 +132,7 @@ class _Collected:
         """The layers of all runs, with their winners."""
         return tidy.aligned(layer_winners.named([line for run in self.runs.values() for line in run.layers]))
 
-    def _add_record(self, file: Path, *, of: str | None = None) -> None:
-        """Add a record; if a sweep's summary names it, only if the record confirms the sweep."""
-        if file.resolve() in self._read:
-            return
-        try:
-            record = Record.load(file)
-        except PerfexpError as error:
-            self._failed(error)
-            return
+    def _add_record(self, record: Record, file: Path, of: str | None) -> None:
         membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
             return
@@ -149,18 +148,13 @@ class _Collected:
                 layers=tidy.layers(record, file.parent) if self.layers else [],
             )
 
-    def _add_sweep(self, file: Path) -> None:
-        try:
-            sweep = Sweep.load(file)
-        except PerfexpError as error:
-            self._failed(error)
-            return
-        self.sweeps[sweep.uid] = sweep, file.parent
-        for _, folder in folders.run_folders(sweep, file.parent):
+    def _add_sweep(self, sweep: Sweep, place: Path) -> None:
+        self.sweeps[sweep.uid] = sweep, place
+        for _, folder in folders.run_folders(sweep, place):
             record = folder / RECORD
             # a summary is data, and links could lead out of the sweep
             if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
-                self._add_record(record, of=sweep.uid)
+                self.add(record, of=sweep.uid)
 
     def _refused(self) -> Iterator[Line]:
         recorded = {run.sweep for run in self.runs.values()}
