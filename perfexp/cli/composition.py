@@ -57,10 +57,8 @@ def compose(arguments: Sequence[str]) -> dict[str, Any]:
 
 def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], None]) -> None:
     """Have Hydra call a function with the configuration of each job."""
-    refuse_unreadable(arguments)
-    refuse_targets(arguments)
-    refuse_no_names(arguments)
-    refuse_hydra_settings(arguments)
+    for refuse in (refuse_unreadable, refuse_targets, refuse_no_names, refuse_hydra_settings):
+        refuse(arguments)
     ordered = _ordered(arguments)
     prints = _prints(ordered)
     with ExitStack() as stack:
@@ -130,13 +128,11 @@ def _masked_stdout() -> Iterator[None]:
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Pass a command line to Hydra, which reads sys.argv, and have it raise errors instead of printing them."""
     saved, sys.argv = sys.argv, ["perfexp", *arguments]
-    full_error = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    full_error, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"
     try:
         yield
     finally:
         sys.argv = saved
-        if full_error is None:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        else:
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+        if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error

@@ -28,11 +28,7 @@ def joined_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
-    """Return the values of one of Hydra's flags, written `--flag value` or `--flag=value`.
-
-    Args:
-        names: spellings of the flag.
-    """
+    """Return the values of one of Hydra's flags, by its spellings, written `--flag value` or `--flag=value`."""
     separate = [value for name, value in pairwise(arguments) if name in names]
     joined = (text.partition("=") for text in arguments)
     return separate + [value for name, _, value in joined if name in names and value]

@@ -78,14 +78,7 @@ class Offer:
 
 
 def check(command: Sequence[str], offer: Offer, folder: Path) -> None:
-    """Refuse overrides that a stored command may not set.
-
-    Args:
-        offer: options, keys and code that it may choose.
-
-    Raises:
-        UserError: the command sets something else.
-    """
+    """Raise UserError for an override that a stored command may not set."""
     refuse_length(command)
     for text in command:
         try:

@@ -6,47 +6,31 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+_HEADER = "perfexp measures how fast a deep-learning model trains and infers, and how certain the result is."
+_MEASUREMENTS = {
+    "model=resnet50 mode=inference": "",
+    "model=resnet18 mode=train batch_size=[8,32]": "two points of one run",
+    "-m model=resnet18,alexnet batch_size=1,8": "a run for each combination",
+    "experiment=quick model=vgg16": "10 sizes",
+}
+_COMMANDS = {
+    "list models": "options of a group",
+    "list algorithms model=vgg16": "algorithms for the layers of a model here",
+    "doctor": "whether this machine can measure, what is missing",
+    "show DIR": "report of a run",
+    "status": "done, failed, missing and running points",
+    "export DIR": "one table of many runs, CSV and Parquet",
+    "roofline DIR": "which ceiling limits the kernels or layers",
+    "stats DIR": "tables of an nsys profile",
+    "speed DIR": "speed file of a training, also from a log",
+    "benchmark fastscnn sp fp32 2 500 5": "train a model and write its speed file here",
+    "make-data DIR": "small segmentation data set to try out",
+    "clean": "delete tables and profiles after confirmation",
+    "log DIR": "send records to MLflow again",
+    "ui": "open MLflow",
+}
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
-COMMANDS = (
-    "list",
-    "show",
-    "status",
-    "export",
-    "roofline",
-    "stats",
-    "speed",
-    "benchmark",
-    "log",
-    "ui",
-    "clean",
-    "make-data",
-    "doctor",
-    "env",
-)
-_HEADER = """\
-perfexp measures how fast a deep-learning model trains and infers, and how certain the result is.
-
-  perfexp model=resnet50 mode=inference
-  perfexp model=resnet18 mode=train batch_size=[8,32]            two points of one run
-  perfexp -m model=resnet18,alexnet batch_size=1,8               a run for each combination
-  perfexp experiment=quick model=vgg16                           10 sizes
-  perfexp list models                                            options of a group
-  perfexp list algorithms model=vgg16                            algorithms for the layers of a model here
-  perfexp doctor                                                 whether this machine can measure, what is missing
-  perfexp show DIR                                               report of a run
-  perfexp status                                                 done, failed, missing and running points
-  perfexp export DIR                                             one table of many runs, CSV and Parquet
-  perfexp roofline DIR                                           which ceiling limits the kernels or layers
-  perfexp stats DIR                                              tables of an nsys profile
-  perfexp speed DIR                                              speed file of a training, also from a log
-  perfexp benchmark fastscnn sp fp32 2 500 5                     train a model and write its speed file here
-  perfexp make-data DIR                                          small segmentation data set to try out
-  perfexp clean                                                  delete tables and profiles after confirmation
-  perfexp log DIR                                                send records to MLflow again
-  perfexp ui                                                     open MLflow
-
-Groups (group=option):
-"""
+COMMANDS = (*dict.fromkeys(example.split()[0] for example in _COMMANDS), "env")
 
 _FOOTER = """
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags: -m sweeps, --cfg job prints the
@@ -67,9 +51,11 @@ def text(folders: Sequence[Path]) -> str:
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
             options.setdefault(file.parent.name, set()).add(file.stem)
+    examples = [f"  perfexp {words:<55}{about}".rstrip() for words, about in (_MEASUREMENTS | _COMMANDS).items()]
     width = max(map(len, options), default=0) + 4
     groups = [_entry(f"  {name}", sorted(names), width) for name, names in sorted(options.items())]
-    return "\n".join([_HEADER.rstrip("\n"), *groups, "", "Keys:", *_keys(folders[0] / "config.yaml"), _FOOTER])
+    keys = _keys(folders[0] / "config.yaml")
+    return "\n".join([_HEADER, "", *examples, "", "Groups (group=option):", *groups, "", "Keys:", *keys, _FOOTER])
 
 
 def _entry(name: str, options: Sequence[str], width: int) -> str:

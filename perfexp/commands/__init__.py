@@ -8,34 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import app, echo
 from perfexp.errors import PerfexpError
 from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
 #: Modules that are not called as their command: `list` would hide the built-in function in this package.
-_MODULES = {"list": "list_options"}
+_MODULES = {"list": "list_options", "env": "doctor"}
 
 
 def load(name: str) -> None:
-    """Import the module of a command, which registers the command in `app`.
-
-    Args:
-        name: one of `perfexp.cli.usage.COMMANDS`.
-    """
+    """Import the module of a command (`perfexp.cli.usage.COMMANDS`), which registers the command in `app`."""
     import_module(f"{__name__}.{_MODULES.get(name) or name.replace('-', '_')}")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command.
-
-    Args:
-        argv: the command's name, one of `perfexp.cli.usage.COMMANDS`, and its arguments.
-
-    Returns:
-        The exit code; errors are printed on stderr.
-    """
+    """Run a command, given by its name and its arguments; return the exit code, and print errors on stderr."""
     try:
         refuse_deleted_cwd()
         load(argv[0])

@@ -1,8 +1,26 @@
-"""The Typer application; each command's module registers its command on import."""
+"""The Typer application, on which each command's module registers its command, and what several commands share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from perfexp.errors import UserError, did_you_mean
+from perfexp.host import credentials, installation
+from perfexp.host.untrusted import printable
+
+RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
+#: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
+MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
+RUN_MODES = ("sp", "mp")
+#: Limit on numbers of GPUs, images and steps on the command line.
+LARGEST = 1_000_000
+
+ConfigDir = Annotated[Path | None, typer.Option(help="Folder with groups of your own.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 app = typer.Typer(
     name="perfexp",
@@ -17,3 +35,39 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     """Work on finished results."""
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines that may contain foreign file names and messages, without terminal control sequences."""
+    typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)
+
+
+def group_folders(config_dir: Path | None) -> list[Path]:
+    """Return the folders of the configuration groups, that of the user's own included."""
+    return [installation.conf_dir(), *([config_dir] if config_dir else [])]
+
+
+def options(group: str, config_dir: Path | None = None) -> list[str]:
+    """Return the names of a group's options."""
+    return sorted({file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")})
+
+
+def one_of(what: str, name: str, valid: Sequence[str]) -> str:
+    """Return a name if it is valid.
+
+    Args:
+        what: noun for the name, for the message.
+
+    Raises:
+        UserError: the name is not valid.
+    """
+    if name not in valid:
+        raise UserError(f"{what} '{name}' not found. {did_you_mean(name, valid)}".rstrip())
+    return name
+
+
+def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> None:
+    """Raise UserError if files exist, unless `force` is set."""
+    existing = [str(file) for file in files if file.exists()]
+    if existing and not force:
+        raise UserError(f"{', '.join(existing)} would be overwritten. {remedy}, or add --force.")

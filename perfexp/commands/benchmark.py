@@ -5,28 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.commands.app import app
-from perfexp.commands.choices import MIXED, one_of, options
-from perfexp.commands.output import echo
+from perfexp.commands.app import LARGEST, MIXED, RUN_MODES, ConfigDir, app, echo, one_of, options
 from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.orchestration import gpu_count
 from perfexp.plan import config, naming
+from perfexp.plan.config import Plan
 from perfexp.records.record import Record
 from perfexp.speed import Mode, Speed, placing
 from perfexp.tables import speed_files
 
-if TYPE_CHECKING:
-    from perfexp.plan.config import Plan
-    from perfexp.speed import Speed
-
-_MODES = ("sp", "mp")
 #: Keys that the six words set.
 _SET_BY = {
     "model": "MODEL",
@@ -38,7 +32,6 @@ _SET_BY = {
 }
 #: Defaults, which KEY=VALUE overrides.
 _DEFAULTS = {"input_size": "512x1024", "speed_dir": "."}
-_LARGEST = 1_000_000
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a number to refuse, not an option
@@ -55,7 +48,7 @@ def benchmark(
             metavar="KEY=VALUE", help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, …."
         ),
     ] = None,
-    config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own.")] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed into the working directory (or speed_dir=DIR).
 
@@ -63,8 +56,8 @@ def benchmark(
     training failed.
     """
     asked = _Asked(
-        model=_model(model, config_dir),
-        run_mode=one_of("run mode", run_mode, _MODES),
+        model=one_of("model", model, options("model", config_dir)),
+        run_mode=one_of("run mode", run_mode, RUN_MODES),
         precision=_precision(precision, config_dir),
         batch_size=_number("BATCH_SIZE", batch_size, least=1),
         iterations=_number("ITERATIONS", iterations, least=1),
@@ -77,9 +70,8 @@ def benchmark(
     _check_speed_file(plan)
     for note in _notes(asked, precision, plan):
         echo(note)
-    output_dir = [] if plan.output_dir or plan.stage else [f"output_dir={folder}"]
+    code = main([*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])])
     # codes above 1 are usage errors, which leave no record
-    code = main([*arguments, *output_dir])
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
 
 
@@ -197,33 +189,23 @@ def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
 def _print_speed(folder: Path) -> int:
     """Print path and figure; returns 1 where a training failed or its file is not in the requested folder."""
     record = Record.load(folder)
-    asked, worst = record.plan.get("speed_dir"), 0
+    asked = record.plan.get("speed_dir")
+    wanted, went_wrong = Path(str(asked)).expanduser().resolve() if asked else None, False
     for speed, path in speed_files.where(record, folder):
         echo(line_of(speed, path))
         echo(f"FINAL_RESULT: {speed.images_per_second:.6g} images/s")
-        worst = max(worst, int(_went_wrong(speed, path, asked)))
-    return worst
-
-
-def _went_wrong(speed: Speed, path: Path | None, asked: str | None) -> bool:
-    """Whether a training failed, or its file is not in the requested folder."""
-    if speed.failed or path is None:
-        return True
-    return bool(asked) and path.parent.resolve() != Path(str(asked)).expanduser().resolve()
-
-
-def _model(name: str, config_dir: Path | None) -> str:
-    return one_of("model", name, options("model", config_dir))
+        is_there = path is not None and wanted in (None, path.parent.resolve())
+        went_wrong |= speed.failed or not is_there
+    return int(went_wrong)
 
 
 def _precision(name: str, config_dir: Path | None) -> str:
-    precisions = [*options("precision", config_dir), *MIXED]
-    return MIXED[name] if name in MIXED else one_of("precision", name, precisions)
+    return MIXED.get(name) or one_of("precision", name, [*options("precision", config_dir), *MIXED])
 
 
 def _number(what: str, text: str, *, least: int) -> int:
     """A number within the limits; raises `UserError` for any other text."""
     number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
-    if not least <= number <= _LARGEST:
-        raise UserError(f"{what} is a whole number from {least} to {_LARGEST}, not '{text}'.")
+    if not least <= number <= LARGEST:
+        raise UserError(f"{what} is a whole number from {least} to {LARGEST}, not '{text}'.")
     return number

@@ -16,8 +16,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import app, echo
 from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
@@ -31,28 +30,19 @@ _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
     *("sweep.json", "multirun.yaml", _MANIFEST, "mlflow.db"),
 }
+#: Files that stay whatever is asked for.
+_MEASURED, _UNKNOWN = "that a record is made of", "whose names perfexp does not give"
+_AWAY = "that are links or lie elsewhere"
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class _Identity(NamedTuple):
-    """Device and inode of a path when it was listed."""
-
-    device: int
-    inode: int
-
-    @classmethod
-    def of(cls, about: os.stat_result) -> _Identity:
-        return cls(about.st_dev, about.st_ino)
-
-
 class _File(NamedTuple):
-    """A file to delete, with its path below the cleaned folder, and its folder's identity (`home`)."""
+    """A file to delete, as it and its folder were when it was listed."""
 
     path: Path
-    size_bytes: int
-    identity: _Identity
-    home: _Identity
+    about: os.stat_result
+    home: os.stat_result
 
 
 @dataclass(kw_only=True)
@@ -63,18 +53,14 @@ class _Seen:
         folders: folders of runs and sweeps with a manifest, except those in use.
         others: number of files with other endings, by ending.
         young: modification times of files with the right ending that are too recent, seconds since the epoch.
-        away: files that are links, or lie outside of the folder.
-        foreign: folders with a manifest.json that is not perfexp's.
+        stays: numbers of files that stay whatever is asked for, by the reason.
     """
 
     folders: int = 0
     busy: int = 0
-    kept: int = 0
     others: Counter[str] = field(default_factory=Counter)
     young: list[float] = field(default_factory=list)
-    away: int = 0
-    unknown: int = 0
-    foreign: int = 0
+    stays: Counter[str] = field(default_factory=Counter)
 
 
 @app.command()
@@ -108,16 +94,16 @@ def clean(
             echo(line)
         raise typer.Exit(1 if refused else 0)
     for file in files:
-        echo(f"{units.format_bytes(file.size_bytes):>10}  {file.path}")
-    size = units.format_bytes(sum(file.size_bytes for file in files))
-    total = f"{len(files)} file{'s' if len(files) > 1 else ''}, {size}"
+        echo(f"{units.format_bytes(file.about.st_size):>10}  {file.path}")
+    size = units.format_bytes(sum(file.about.st_size for file in files))
+    total = f"{units.counted(len(files), 'file')}, {size}"
     if dry_run:
         echo(f"{total} would go.")
         raise typer.Exit(1 if refused else 0)
     if not yes and not _agreed(total):
         echo("Nothing was deleted.")
         raise typer.Exit(1)
-    failed = _delete(files)
+    failed = sum(not _is_deleted(file) for file in files)
     echo(f"Deleted {len(files) - failed} of {total}.")
     raise typer.Exit(1 if failed or refused else 0)
 
@@ -148,7 +134,6 @@ def _found(
     for manifest in below(folder, _MANIFEST, refused=refused.append):
         run = RunPaths(manifest.parent)
         if not is_of_perfexp(run):
-            seen.foreign += 1
             # a manifest beside a plan or a record must carry their identity
             if run.plan.exists() or run.record.exists():
                 why = "does not repeat the identity of the record or the plan beside it: nothing is deleted"
@@ -175,17 +160,17 @@ def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: 
     except (OSError, ValueError):
         return None
     if Path(name).name != name or not stat.S_ISREG(about.st_mode):
-        seen.away += 1
+        seen.stays[_AWAY] += 1
     elif name in _KEPT:
-        seen.kept += 1
+        seen.stays[_MEASURED] += 1
     elif not name.lower().endswith(tuple(endings)):
         seen.others[path.suffix.lower().removeprefix(".") or "no ending"] += 1
     elif not is_artifact(name):
-        seen.unknown += 1
+        seen.stays[_UNKNOWN] += 1
     elif about.st_mtime > latest:
         seen.young.append(about.st_mtime)
     else:
-        return _File(path, about.st_size, _Identity.of(about), _Identity.of(place))
+        return _File(path, about, place)
     return None
 
 
@@ -198,11 +183,11 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
                 "with the identity that its record or plan repeats."
             )
         return
-    folders = _counted(seen.folders, "run or sweep", "runs and sweeps")
+    folders = f"{seen.folders} {'run or sweep' if seen.folders == 1 else 'runs and sweeps'}"
     yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"
     if seen.young:
         age = units.format_seconds(datetime.now(UTC).timestamp() - min(seen.young), 2)
-        description = f"{_counted(len(seen.young), 'file', 'files')} ending in {', '.join(endings)}"
+        description = f"{units.counted(len(seen.young), 'file')} ending in {', '.join(endings)}"
         yield f"  {description}, none older than {older_than or '0s'}: the oldest was written {age} ago"
     else:
         yield f"  no file ending in {', '.join(endings)} that is still there"
@@ -212,17 +197,10 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
                 yield f"  nothing of the kind {kind}. {did_you_mean(kind, known_kinds)}".rstrip()
     if seen.others:
         kinds = ", ".join(f"{count} {ending}" for ending, count in seen.others.most_common())
-        yield f"  {_counted(seen.others.total(), 'file', 'files')} with other endings, which --kind chooses: {kinds}"
-    if seen.kept:
-        yield f"  {_counted(seen.kept, 'file', 'files')} that a record is made of: they always stay"
-    if seen.unknown:
-        yield f"  {_counted(seen.unknown, 'file', 'files')} whose names perfexp does not give: they always stay"
-    if seen.away:
-        yield f"  {_counted(seen.away, 'file', 'files')} that are links or lie elsewhere: they always stay"
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+        yield f"  {units.counted(seen.others.total(), 'file')} with other endings, which --kind chooses: {kinds}"
+    for reason in (_MEASURED, _UNKNOWN, _AWAY):
+        if seen.stays[reason]:
+            yield f"  {units.counted(seen.stays[reason], 'file')} {reason}: they always stay"
 
 
 def _agreed(total: str) -> bool:
@@ -232,29 +210,21 @@ def _agreed(total: str) -> bool:
     return typer.confirm(f"Delete {total}?")
 
 
-def _delete(files: Collection[_File]) -> int:
-    """Delete files; returns the number of failures."""
-    failed = 0
-    for file in files:
-        try:
-            _unlink(file)
-        except OSError as error:
-            echo(f"error: {file.path}: {error.strerror}", err=True)
-            failed += 1
-    return failed
-
-
-def _unlink(file: _File) -> None:
-    """Delete a listed file; raises `OSError` if it or its folder was replaced, is in use, or refuses."""
-    # an open folder cannot be replaced by a link before the file is deleted
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    home = os.open(file.path.parent, flags)
+def _is_deleted(file: _File) -> bool:
+    """Delete a listed file unless it or its folder was replaced, is in use, or refuses; prints why not."""
     try:
-        about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
-        if (_Identity.of(os.fstat(home)), _Identity.of(about)) != (file.home, file.identity):
-            raise OSError(errno.ESTALE, "is not what was listed")
-        if _is_in_use(RunPaths(file.path.parent)):
-            raise OSError(errno.EBUSY, "is being measured into")
-        os.unlink(file.path.name, dir_fd=home)
-    finally:
-        os.close(home)
+        # an open folder cannot be replaced by a link before the file is deleted
+        home = os.open(file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
+            if not (os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)):
+                raise OSError(errno.ESTALE, "is not what was listed")
+            if _is_in_use(RunPaths(file.path.parent)):
+                raise OSError(errno.EBUSY, "is being measured into")
+            os.unlink(file.path.name, dir_fd=home)
+        finally:
+            os.close(home)
+    except OSError as error:
+        echo(f"error: {file.path}: {error.strerror}", err=True)
+        return False
+    return True

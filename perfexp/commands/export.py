@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import RECORD, SWEEP, Force, app, echo, refuse_to_overwrite
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.files import write_atomically
@@ -19,13 +18,9 @@ from perfexp.records import folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.tables import csv_tables, layer_tables, tidy
-
-if TYPE_CHECKING:
-    from perfexp.tables.csv_tables import Line
-    from perfexp.tables.layer_tables import Row
-    from perfexp.tables.tidy import Block
-
-_RECORD, _SWEEP = "record.json", "sweep.json"
+from perfexp.tables.csv_tables import Line
+from perfexp.tables.layer_tables import Row
+from perfexp.tables.tidy import Block
 
 
 class Format(StrEnum):
@@ -50,7 +45,7 @@ def export(
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    force: Force = False,
 ) -> None:
     """Write one table of many runs: a complete line per point.
 
@@ -63,11 +58,10 @@ def export(
     targets = _targets(out, form, samples=samples, layers=layers)
     collected = _Collected(samples=samples, layers=layers)
     files = [file for place in places for file in collected.files(place)]
-    _refuse_to_overwrite(list(targets.values()), force=force)
+    refuse_to_overwrite(list(targets.values()), "Choose another with --out FILE", force=force)
     for file in files:
         collected.add(file)
-    lines = collected.lines()
-    rows = collected.layer_lines()
+    lines, rows = collected.lines(), collected.layer_lines()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
         targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
@@ -104,21 +98,28 @@ class _Collected:
         """All records and sweeps in and below a folder, or the named file; raises `UserError` without any."""
         files = [place] if place.is_file() else []
         if place.is_dir():
-            files += folders.below(place, _RECORD, _SWEEP, refused=self._failed)
+            files += folders.below(place, RECORD, SWEEP, refused=self._failed)
         if not (files or self.exit_code):
             refuse_unfinished(place)
             raise UserError(
-                f"There is no {_RECORD} and no {_SWEEP} in or below {place}. Name a run's folder, its {_RECORD}, "
+                f"There is no {RECORD} and no {SWEEP} in or below {place}. Name a run's folder, its {RECORD}, "
                 "a sweep's folder, or any folder above some."
             )
         return files
 
-    def add(self, file: Path) -> None:
-        """Add a record, or the records of a sweep's runs wherever they lie."""
-        if file.name == _SWEEP:
-            self._add_sweep(file)
-        else:
-            self._add_record(file)
+    def add(self, file: Path, *, of: str | None = None) -> None:
+        """Add a record, or the records of a sweep's runs wherever they lie.
+
+        Args:
+            of: sweep whose summary names the record, which must confirm it.
+        """
+        try:
+            if file.name == SWEEP:
+                self._add_sweep(Sweep.load(file), file.parent)
+            elif file.resolve() not in self._read:
+                self._add_record(Record.load(file), file, of)
+        except PerfexpError as error:
+            self._failed(error)
 
     def lines(self) -> list[Line]:
         """The lines of all runs, then those of runs without a record."""
@@ -131,15 +132,7 @@ class _Collected:
         """The layers of all runs, with their winners."""
         return tidy.aligned(layer_tables.with_winners([line for run in self.runs.values() for line in run.layers]))
 
-    def _add_record(self, file: Path, *, of: str | None = None) -> None:
-        """Add a record; if a sweep's summary names it, only if the record confirms the sweep."""
-        if file.resolve() in self._read:
-            return
-        try:
-            record = Record.load(file)
-        except PerfexpError as error:
-            self._failed(error)
-            return
+    def _add_record(self, record: Record, file: Path, of: str | None) -> None:
         membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
             return
@@ -155,18 +148,13 @@ class _Collected:
                 layers=tidy.layers(record, file.parent) if self.layers else [],
             )
 
-    def _add_sweep(self, file: Path) -> None:
-        try:
-            sweep = Sweep.load(file)
-        except PerfexpError as error:
-            self._failed(error)
-            return
-        self.sweeps[sweep.uid] = sweep, file.parent
-        for _, folder in folders.run_folders(sweep, file.parent):
-            record = folder / _RECORD
+    def _add_sweep(self, sweep: Sweep, place: Path) -> None:
+        self.sweeps[sweep.uid] = sweep, place
+        for _, folder in folders.run_folders(sweep, place):
+            record = folder / RECORD
             # a summary is data, and links could lead out of the sweep
             if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
-                self._add_record(record, of=sweep.uid)
+                self.add(record, of=sweep.uid)
 
     def _refused(self) -> Iterator[Line]:
         recorded = {run.sweep for run in self.runs.values()}
@@ -194,12 +182,6 @@ def _targets(out: Path, form: Format | None, *, samples: bool, layers: bool) -> 
     for content in (name for name, wanted in (("samples", samples), ("layers", layers)) if wanted):
         targets |= {f"{content} {kind}": stem.with_name(f"{stem.name}_{content}.{kind}") for kind in chosen}
     return targets
-
-
-def _refuse_to_overwrite(files: Sequence[Path], *, force: bool) -> None:
-    there = [str(file) for file in files if file.exists()]
-    if there and not force:
-        raise UserError(f"{', '.join(there)} would be overwritten. Choose another with --out FILE, or add --force.")
 
 
 def _write(targets: dict[str, Path], lines: Sequence[Line], blocks: Sequence[Block], layers: Sequence[Line]) -> None:

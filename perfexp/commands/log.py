@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import RECORD, SWEEP, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records.folders import below
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.tracking.mlflow_sink import MlflowSink
-
-if TYPE_CHECKING:
-    from perfexp.tracking.mlflow_sink import MlflowSink
-
-_RECORD, _SWEEP = "record.json", "sweep.json"
 
 
 @app.command()
@@ -40,13 +34,9 @@ def log(
 
 @dataclass(kw_only=True)
 class _Sending:
-    """Records to send, and the success of sending them.
+    """Records to send, the address of the last sent record by store, and the exit code of the worst error.
 
-    Attributes:
-        uri: store, or None for that of the working directory; records do not choose the store, since they are data.
-        experiment: experiment for all, or None for that of each plan.
-        links: address of the last sent record, by store.
-        exit_code: 0 on success, otherwise that of the worst error.
+    Records do not choose the store, since they are data; `experiment` is None for that of each plan.
     """
 
     uri: str | None
@@ -60,34 +50,31 @@ class _Sending:
         if not folder.exists():
             self._failed(folder, UserError("there is no such folder; set the store with --uri"))
             return
-        files = sorted(_found(folder))
-        records = [file for file in files if file.name == _RECORD]
-        if not records:
-            self._failed(folder, UserError(f"no {_RECORD} in it or below it"))
-        for file in records:
-            try:
-                self._send_record(Record.load(file), file.parent)
-            except PerfexpError as error:
-                self._failed(file.parent, error)
-        for file in files:
-            if file.name == _SWEEP:
+        files = sorted([folder] if folder.is_file() else below(folder, RECORD, SWEEP, refused=lambda error: None))
+        if not any(file.name == RECORD for file in files):
+            self._failed(folder, UserError(f"no {RECORD} in it or below it"))
+        for name, send in ((RECORD, self._send_record), (SWEEP, self._send_sweep)):
+            for file in files:
                 try:
-                    self._send_sweep(Sweep.load(file), file.parent)
+                    if file.name == name:
+                        send(file)
                 except PerfexpError as error:
                     self._failed(file.parent, error)
 
-    def _send_record(self, record: Record, folder: Path) -> None:
+    def _send_record(self, file: Path) -> None:
+        record = Record.load(file)
         tracking = record.plan.get("tracking")
         settings = tracking if isinstance(tracking, Mapping) else {}
         if record.sweep:
             # a sweep goes to the experiment of its runs
             self._tracking[record.sweep.uid] = settings
         sink = self._sink(settings)
-        self._sent(record.name, folder, sink.uri, sink.publish(record, folder))
+        self._sent(record.name, file.parent, sink.uri, sink.publish(record, file.parent))
 
-    def _send_sweep(self, sweep: Sweep, folder: Path) -> None:
+    def _send_sweep(self, file: Path) -> None:
+        sweep = Sweep.load(file)
         sink = self._sink(self._tracking.get(sweep.uid, {}))
-        self._sent(sweep.name, folder, sink.uri, sink.publish_sweep(sweep, folder))
+        self._sent(sweep.name, file.parent, sink.uri, sink.publish_sweep(sweep, file.parent))
 
     def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
         return MlflowSink(uri=self.uri, experiment=self.experiment or settings.get("experiment"))
@@ -99,10 +86,3 @@ class _Sending:
     def _failed(self, folder: Path, error: PerfexpError) -> None:
         echo(f"failed  {folder}: {error}", err=True)
         self.exit_code = max(self.exit_code, error.exit_code)
-
-
-def _found(folder: Path) -> Iterator[Path]:
-    """The records and summaries of sweeps in and below a folder, or the named file."""
-    if folder.is_file():
-        yield folder
-    yield from below(folder, _RECORD, _SWEEP, refused=lambda error: None)

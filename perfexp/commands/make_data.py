@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import app, echo
 from perfexp.data import made_streets
 from perfexp.errors import UserError
 from perfexp.sweep import parse_sizes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfexp.cli.overrides import jobs_of
 from perfexp.errors import UserError
@@ -16,9 +16,6 @@ from perfexp.plan import plan_file
 from perfexp.records.folders import run_folders
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.run_status import Run
-
-if TYPE_CHECKING:
-    from perfexp.records.record import Key
 
 #: Overrides that change the number of points; one size or batch size is as many as another.
 _CHANGES_POINTS = re.compile(
@@ -30,13 +27,10 @@ def runs(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None
     """List the runs of a sweep that have not begun, or were refused before they had a folder.
 
     Each copies the most similar run that has begun; nothing is composed. Its points are known if both runs have the
-    same number of points.
+    same number of points. None if the sweep's command does not determine the runs.
 
     Args:
         begun: runs that have a plan, also those of other sweeps.
-
-    Returns:
-        The runs; None if the sweep's command does not determine them.
     """
     try:
         jobs = jobs_of(sweep.command, _sweeper_params(folder))
@@ -88,13 +82,7 @@ def _command(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _pending(job: Sequence[str], own: Sequence[Run], folder: Path, refusal: str | None) -> Run:
-    """Derive a run that has not begun from the run whose command is most similar.
-
-    Args:
-        own: runs of the same sweep that have begun.
-        folder: placeholder for the run's folder.
-        refusal: why the run was refused; None if it was not.
-    """
+    """Derive a run that has not begun from the run of the same sweep (`own`) whose command is most similar."""
     points = {text for text in job if _CHANGES_POINTS.match(text)}
 
     def similarity(run: Run) -> tuple[bool, int]:
@@ -114,12 +102,7 @@ def _pending(job: Sequence[str], own: Sequence[Run], folder: Path, refusal: str 
             plan[key] = twin[key]
         elif isinstance(plan.get(group), dict) and name in ("", "name"):
             plan[group] = {**plan[group], "name": value} if name else {"name": value}
-    keys: frozenset[Key] | None = nearest.expected if similarity(nearest)[0] else None
+    keys = nearest.expected if similarity(nearest)[0] else None
     return Run(
-        folder=folder,
-        plan=plan,
-        results={},
-        expected=keys,
-        point_seconds=nearest.point_seconds,
-        refusal=refusal,
+        folder=folder, plan=plan, results={}, expected=keys, point_seconds=nearest.point_seconds, refusal=refusal
     )

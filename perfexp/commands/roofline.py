@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import RECORD, Force, app, echo, group_folders, refuse_to_overwrite
 from perfexp.errors import UserError
-from perfexp.host import gpu_sheets, installation, interrupts
+from perfexp.host import gpu_sheets, interrupts
+from perfexp.host.gpu_sheets import GpuFile
 from perfexp.plots import roofline_files as sink
 from perfexp.plots import roofline_table
 from perfexp.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, is_layers
 from perfexp.reports.console import Console
-from perfexp.roofline import is_listing, of_csv, of_record
+from perfexp.roofline import Peaks, Roofline, is_listing, of_csv, of_record
 from perfexp.roofline.listing import EXPORT
 from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
-
-if TYPE_CHECKING:
-    from perfexp.host.gpu_sheets import GpuFile
-    from perfexp.roofline import Peaks, Roofline
-
-_RECORD = "record.json"
 
 
 @app.command()
@@ -50,7 +44,7 @@ def roofline(
         Path | None, typer.Option(metavar="CSV", help="All figures, a line for each kernel, launch and range.")
     ] = None,
     config_dir: Annotated[Path | None, typer.Option(help="Folder with groups of your own (gpu/NAME.yaml).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    force: Force = False,
 ) -> None:
     """Draw the roofline of kernels that ncu profiled, or of a run's layers, and explain what limits each.
 
@@ -59,14 +53,14 @@ def roofline(
     Peaks are those of --peak-compute and --peak-bw, of --gpu, of the GPU that the file or the record names, or those
     that ncu or the run recorded, in this order.
     """
-    sheets = gpu_sheets.read([installation.conf_dir(), *([config_dir] if config_dir else [])])
+    sheets = gpu_sheets.read(group_folders(config_dir))
     peaks = by_hand(peak_compute, peak_bw)
     peaks = peaks.or_else(named(gpu, sheets)) if gpu else peaks
     rooflines = [result for place in places for result in _rooflines(place, peaks, sheets, label)]
     if len(rooflines) > 1 and (out or summary):
         raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
-    _refuse_to_overwrite([path for *_, targets in planned for path in targets.values()], places, force=force)
+    _refuse_targets([path for *_, targets in planned for path in targets.values()], places, force=force)
     for result, folder, targets in planned:
         _show(result)
         _write(result, folder, targets)
@@ -77,7 +71,7 @@ def _rooflines(
 ) -> Iterator[tuple[Path, Roofline]]:
     """The rooflines of one argument, with the paths of their files without suffix."""
     if not place.exists():
-        raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {_RECORD}.")
+        raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {RECORD}.")
     if place.is_dir() or place.suffix == ".json":
         yield from _of_run(place, peaks, sheets, label)
         return
@@ -117,55 +111,44 @@ def _of_run(
 
 
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
-    """The files by kind."""
     if out and out.suffix.lower() not in ("", ".png"):
         raise UserError(f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it.")
     targets = sink.files(out.with_suffix("") if out else stem)
     return targets | ({"csv": summary} if summary else {})
 
 
-def _refuse_to_overwrite(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
+def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
     sources = {path.resolve() for path in inputs}
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV.")
-    existing = [str(file) for file in files if file.exists()]
-    if existing and not force:
-        raise UserError(
-            f"{', '.join(existing)} would be overwritten. Choose others with --out and --summary, or add --force."
-        )
+    refuse_to_overwrite(files, "Choose others with --out and --summary", force=force)
     if missing := next((file for file in files if not file.parent.is_dir()), None):
         raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
 
 
 def _show(result: Roofline) -> None:
     """The table, the two most important sentences, and the caveats."""
-    console = Console()
+    console, slowest = Console(), result.parts[0]
     console.show_grid(result.title, roofline_table.console_grid(result))
-    console.note(meaning(result, result.total))
-    slowest = result.parts[0]
-    console.note(f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}")
-    for note in result.notes:
+    about_slowest = f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"
+    for note in (meaning(result, result.total), about_slowest, *result.notes):
         console.note(note)
 
 
 def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> None:
     paths = RunPaths(folder)
     inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(paths.root)]
+    path: Path | str | None = paths.manifest
     try:
         if paths.manifest.is_file():
             paths.claim(*inside)
-    except OSError as error:
-        raise _unwritable(paths.manifest, error) from error
-    try:
+        path = None
         written = sink.write(result, targets)
     except OSError as error:
-        raise _unwritable(error.filename, error) from error
+        raise UserError(
+            f"{path or error.filename} can't be written: {error.strerror}. "
+            "Choose another place with --out PNG and --summary CSV."
+        ) from error
     echo(f"written: {', '.join(map(str, written))}")
     if targets["html"] not in written:
         echo('no interactive page: pip install "perfexp[html]"', err=True)
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path} can't be written: {error.strerror}. Choose another place with --out PNG and --summary CSV."
-    )

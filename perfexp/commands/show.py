@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app
+from perfexp.commands.app import PLAN, RECORD, SWEEP, app
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
@@ -18,7 +18,6 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
 
-_RECORD, _SWEEP, _PLAN = "record.json", "sweep.json", "plan.yaml"
 #: Runs that are named; the rest is counted.
 _NAMED = 3
 
@@ -32,11 +31,11 @@ def show(
 ) -> None:
     """Show what was measured, as it was shown then."""
     console = Console(quiet=quiet)
-    if (folder / _SWEEP).is_file() and not (folder / _RECORD).is_file():
+    if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         sweep = Sweep.load(folder)
         console.show_sweep(sweep, folder.absolute(), sweep.records(folder))
         return
-    if folder.is_dir() and not (folder / _RECORD).exists():
+    if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
     record = Record.load(folder)
     console.show(record, (folder if folder.is_dir() else folder.parent).absolute())
@@ -64,7 +63,7 @@ def refuse_unfinished(folder: Path) -> None:
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
             f"perfexp {again} measures the rest and makes it."
         )
-    files = folders.below(folder, _RECORD, _PLAN, _SWEEP, refused=lambda _: None)
+    files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
     below = list(dict.fromkeys(path.parent for path in files))
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
@@ -82,6 +81,6 @@ def _sweep_of(places: list[Path]) -> str:
         except PerfexpError:
             continue
         home = Path(os.path.normpath(place / sweep.directory)) if sweep and sweep.directory else None
-        if home and home not in places and (home / _SWEEP).is_file():
+        if home and home not in places and (home / SWEEP).is_file():
             return f" The sweep that measured {place.name} lies in {home}."
     return ""

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.choices import MIXED, one_of, options
-from perfexp.commands.output import echo
+from perfexp.commands.app import LARGEST, MIXED, RECORD, RUN_MODES, app, echo, one_of, options
 from perfexp.errors import UserError
 from perfexp.records import folders
 from perfexp.records.record import Record
-from perfexp.speed import Facts, Mode, of_log, of_record, placing
+from perfexp.speed import Facts, Mode, Speed, of_log, of_record, placing
 from perfexp.summaries.subject import one_line
 
-if TYPE_CHECKING:
-    from perfexp.speed import Facts, Mode, Speed
-
-_RECORD = "record.json"
-_LARGEST = 1_000_000
-_MODES = ("sp", "mp")
 _REMEDY = "Choose another folder with --out DIR."
 
 
@@ -37,9 +29,9 @@ def speed(
         typer.Option(metavar="N", min=0, help="Skip the first N lines about steps; by default until they are steady."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Images per GPU and step.")
+        int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Images per GPU and step.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=_LARGEST, help="Number of GPUs.")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Number of GPUs.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Bare name of the model.")] = None,
     run_mode: Annotated[
         str | None, typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number.")
@@ -54,7 +46,7 @@ def speed(
     Batch size, GPUs, model and precision come from the log; options fill in missing values and take precedence. The
     exit code is 1 where a training failed.
     """
-    if run_mode not in (None, *_MODES):
+    if run_mode not in (None, *RUN_MODES):
         raise UserError(f"--run-mode {run_mode!r}: give sp for one GPU or mp for several.")
     if model is not None and not model.strip():
         raise UserError("--model is empty.")
@@ -76,7 +68,7 @@ def speed(
 
 def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
     """The trainings of one place; raises `UserError` if there is none, or it cannot be read."""
-    if place.is_dir() or place.name == _RECORD:
+    if place.is_dir() or place.name == RECORD:
         if given != Facts() or mode or skip is not None:
             raise UserError(f"{place}: options are for logs; a record has all values itself.")
         yield from _of_runs(place)
@@ -87,12 +79,12 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
 def _of_runs(place: Path) -> Iterator[Speed]:
     """The trainings of a run, or of all runs below a folder."""
     refused: list[OSError] = []
-    files = list(folders.below(place, _RECORD, refused=refused.append)) if place.is_dir() else [place]
+    files = list(folders.below(place, RECORD, refused=refused.append)) if place.is_dir() else [place]
     if refused:
         raise UserError(f"{refused[0].filename} can't be read: {refused[0].strerror}.")
     if not files:
         raise UserError(
-            f"There is no {_RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
+            f"There is no {RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
             "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json."
         )
     trainings = [speed for file in files for speed in of_record(Record.load(file), file.parent)]

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.profilers import Place, refuse_to_overwrite, reports, tools
 from perfexp.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
+from perfexp.profilers.tools import Tool
 from perfexp.records.paths import RunPaths
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.profile_summary import kernel_grid
-
-if TYPE_CHECKING:
-    from perfexp.profilers import Found
-    from perfexp.profilers.tools import Tool
 
 
 @app.command()
@@ -94,16 +90,16 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     if fresh:
         claim(*fresh)
         profile = imported(nsys, profile)
-    results: Found = evaluate(nsys, profile, wanted, place, claim)
-    console, made = Console(), results.facts["reports"]
-    without = results.facts["empty"] | results.facts["problems"]
-    names = list(dict.fromkeys([*made, *without]))
-    cells = [f"{made[name]['rows']} rows: {made[name]['file']}" if name in made else without[name] for name in names]
-    columns = (
-        Column(title="report", cells=tuple(names), prose=True),
-        Column(title="what came out", cells=tuple(cells), prose=True),
-    )
-    console.show_grid(str(profile), Grid(columns=columns))
-    if kernels := results.facts["kernels"]:
-        console.show_grid(f"top kernels of {results.facts['kernel_names']}", kernel_grid(kernels))
-    return all(name in made or name in results.facts["empty"] for name in wanted)
+    facts = evaluate(nsys, profile, wanted, place, claim).facts
+    made = {name: f"{report['rows']} rows: {report['file']}" for name, report in facts["reports"].items()}
+    texts = facts["empty"] | facts["problems"] | made
+    names = list(dict.fromkeys([*made, *texts]))
+    columns = [
+        Column("report", names, prose=True),
+        Column("what came out", (texts[name] for name in names), prose=True),
+    ]
+    console = Console()
+    console.show_grid(str(profile), Grid(columns))
+    if kernels := facts["kernels"]:
+        console.show_grid(f"top kernels of {facts['kernel_names']}", kernel_grid(kernels))
+    return all(name in made or name in facts["empty"] for name in wanted)

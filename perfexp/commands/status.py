@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import pending
-from perfexp.commands.app import app
-from perfexp.commands.output import echo
+from perfexp.commands.app import PLAN, RECORD, SWEEP, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 from perfexp.orchestration.stored_sweep import measures_the_same
@@ -26,8 +25,6 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
 from perfexp.reports.run_status import Run
-
-_PLAN, _SWEEP, _RECORD = "plan.yaml", "sweep.json", "record.json"
 
 
 @app.command()
@@ -44,7 +41,7 @@ def status(
     below.scan(folder)
     if not (below.runs or below.sweeps or below.unreadable):
         raise UserError(
-            f"There is no run in or below {folder}: no {_PLAN} and no {_SWEEP}. Name a folder that perfexp wrote to, "
+            f"There is no run in or below {folder}: no {PLAN} and no {SWEEP}. Name a folder that perfexp wrote to, "
             "or measure something."
         )
     complete = _show(below, folder, Console())
@@ -53,50 +50,30 @@ def status(
 
 @dataclass(kw_only=True)
 class _Below:
-    """Runs and sweeps below a folder.
-
-    Attributes:
-        runs: runs by their absolute folders.
-        sweeps: sweeps, each with its folder.
-        unreadable: number of unreadable files and folders; each has been reported on stderr.
-    """
+    """Runs, by their absolute folders, and sweeps below a folder; unreadable ones are reported and counted."""
 
     runs: dict[Path, Run] = field(default_factory=dict)
     sweeps: list[tuple[Sweep, Path]] = field(default_factory=list)
     unreadable: int = 0
 
     def scan(self, folder: Path) -> None:
-        """Find everything in and below a folder, and the runs of its sweeps in other folders.
-
-        Raises:
-            UserError: there is no such folder.
-        """
+        """Find everything in and below a folder, and the runs of its sweeps in other folders."""
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
-        paths = list(folders.below(folder, _PLAN, _SWEEP, refused=self._failed))
-        for path in paths:
-            if path.name == _SWEEP:
-                self._enter_sweep(path.parent)
-        children = [pair for sweep, place in self.sweeps for pair in folders.run_folders(sweep, place)]
-        for path in paths:
-            if path.name == _PLAN:
-                self._enter_run(path.parent)
-        for _, child_folder in children:
-            if (child_folder / _PLAN).is_file() and not child_folder.is_symlink():
-                self._enter_run(child_folder)
-
-    def _enter_run(self, folder: Path) -> None:
-        if folder.absolute() not in self.runs:
+        paths = list(folders.below(folder, PLAN, SWEEP, refused=self._failed))
+        for place in (path.parent for path in paths if path.name == SWEEP):
             try:
-                self.runs[folder.absolute()] = _run(folder)
-            except (PerfexpError, OSError) as error:
-                self._failed(error, folder)
-
-    def _enter_sweep(self, folder: Path) -> None:
-        try:
-            self.sweeps.append((Sweep.load(folder), folder))
-        except PerfexpError as error:
-            self._failed(error, folder)
+                self.sweeps.append((Sweep.load(place), place))
+            except PerfexpError as error:
+                self._failed(error, place)
+        children = [path for sweep, place in self.sweeps for _, path in run_folders(sweep, place)]
+        own = [path.parent for path in paths if path.name == PLAN]
+        for run in [*own, *(path for path in children if (path / PLAN).is_file() and not path.is_symlink())]:
+            if run.absolute() not in self.runs:
+                try:
+                    self.runs[run.absolute()] = _run(run)
+                except (PerfexpError, OSError) as error:
+                    self._failed(error, run)
 
     def _failed(self, error: Exception, folder: Path | None = None) -> None:
         echo(f"unreadable  {folder}: {error}" if folder else f"unreadable  {error}", err=True)
@@ -174,7 +151,7 @@ def _show(below: _Below, folder: Path, console: Console) -> bool:
     pace = run_status.Pace(runs)
     for place, group in groups.items():
         shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
-        title = ": ".join([str(shown if shown.name else shown.absolute()), *filter(None, ["; ".join(group.sweeps)])])
+        title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
         grid = run_status.matrix(group.runs, pace) if group.runs else None
         console.show_grid(title, grid, not_measured=group.refused)
     total = run_status.tally(runs, pace)
@@ -213,5 +190,5 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
     """Yield a line with the reason for each run of a sweep that ended with an error and without a record."""
     for child, folder in run_folders(sweep, place):
         run = below.runs.get(folder.absolute())
-        if child.error and not (folder / _RECORD).is_file() and not (run and run.running):
+        if child.error and not (folder / RECORD).is_file() and not (run and run.running):
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"

@@ -14,15 +14,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import IO, Annotated, Any
 
 import typer
 
-from perfexp.commands.app import app
+from perfexp.commands.app import app, echo
 from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
-from perfexp.commands.output import echo
 from perfexp.errors import PerfexpError, UserError
+from perfexp.host import interrupts
 from perfexp.host.credentials import hide
 from perfexp.host.process import python_command
 from perfexp.tracking.store import (
@@ -39,15 +38,10 @@ from perfexp.tracking.store import (
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with options of `mlflow server`, which perfexp's server ignores.
-_OPTIONS = (
-    "MLFLOW_ARTIFACTS_ONLY",
-    "MLFLOW_DEFAULT_ARTIFACT_ROOT",
-    "MLFLOW_GUNICORN_OPTS",
-    "MLFLOW_READ_REPLICA_BACKEND_STORE_URI",
-    "MLFLOW_REGISTRY_STORE_URI",
-    "MLFLOW_STATIC_PREFIX",
-    "MLFLOW_UVICORN_OPTS",
-)
+_OPTIONS = {
+    *("MLFLOW_ARTIFACTS_ONLY", "MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_GUNICORN_OPTS", "MLFLOW_UVICORN_OPTS"),
+    *("MLFLOW_READ_REPLICA_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI", "MLFLOW_STATIC_PREFIX"),
+}
 #: Requests to this machine bypass proxies.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -79,6 +73,7 @@ def ui(
     with (
         tempfile.TemporaryFile("w+") as output,
         _environment(store) as environment,
+        interrupts.handled(),
         _running(command, environment, output) as server,
         suppress(KeyboardInterrupt),
     ):
@@ -87,7 +82,7 @@ def ui(
             echo(f"{name}  {link}")
         echo("Ctrl-C ends it.")
         server.wait()
-        raise _ended(server, output)
+        raise _failure(f"ended with exit code {server.returncode}", output)
 
 
 def _check(store: str, host: str, port: int) -> None:
@@ -136,22 +131,14 @@ def _environment(store: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """The server in its own process group, which is terminated on leaving; SIGTERM and SIGHUP act like Ctrl-C.
-
-    So does SIGINT, which a script's background command would otherwise ignore.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """The server in its own process group, which is terminated on leaving."""
     server = subprocess.Popen(
         command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
         start_new_session=True,
     )
     try:
@@ -163,21 +150,17 @@ def _running(command: list[str], environment: dict[str, str], output: IO[str]) -
                 os.killpg(server.pid, ending)
             with suppress(subprocess.TimeoutExpired):
                 server.wait(_END_SECONDS)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise _ended(server, output)
+            raise _failure(f"ended with exit code {server.returncode}", output)
         with suppress(OSError), _direct.open(f"{base}/health", timeout=5):
             return
         time.sleep(_POLL_SECONDS)
-    raise PerfexpError(
-        f"MLflow's server did not answer at {base} within {_START_SECONDS:.0f} s.\n{_last_lines(output)}"
-    )
+    raise _failure(f"did not answer at {base} within {_START_SECONDS:.0f} s", output)
 
 
 def _experiments(base: str) -> list[tuple[str, str]]:
@@ -192,10 +175,7 @@ def _experiments(base: str) -> list[tuple[str, str]]:
     return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or experiments]
 
 
-def _ended(server: subprocess.Popen[str], output: IO[str]) -> PerfexpError:
-    return PerfexpError(f"MLflow's server ended with exit code {server.returncode}.\n{_last_lines(output)}")
-
-
-def _last_lines(output: IO[str]) -> str:
+def _failure(message: str, output: IO[str]) -> PerfexpError:
+    """An error with the last lines of the server's output."""
     output.seek(0)
-    return "".join(output.readlines()[-10:]).rstrip()
+    return PerfexpError(f"MLflow's server {message}.\n{''.join(output.readlines()[-10:]).rstrip()}")

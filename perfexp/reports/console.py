@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +28,7 @@ from perfexp.reports.progress import Progress, Whole
 from perfexp.summaries import profile_summary, sweep_summary
 from perfexp.summaries.grid import Grid
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
-from perfexp.summaries.subject import label, one_line, shape, subject, varying
+from perfexp.summaries.subject import distinguishing, label, one_line, shape, subject, varying
 from perfexp.summaries.wording import first_prediction_text, median_text
 from perfexp.tables import convolutions, layer_tables
 
@@ -40,15 +41,10 @@ _NOT_MEASURED = "not measured"
 
 
 class Console:
-    """Reports on stdout, errors on stderr.
+    """Reports on stdout, errors on stderr; the arguments may replace the streams and the terminal's width.
 
-    Lines are plain (no colors, no bar, no drawn lines) if stdout is not a terminal, with `NO_COLOR`, and with quiet.
-
-    Args:
-        quiet: print results, errors, warnings, failures and paths only.
-        out: replaces stdout.
-        err: replaces stderr.
-        width: replaces the terminal's width.
+    Lines are plain (no colors, no bar, no drawn lines) if stdout is not a terminal, with `NO_COLOR`, and with quiet,
+    which leaves out everything but results, errors, warnings, failures and paths.
     """
 
     def __init__(
@@ -73,13 +69,7 @@ class Console:
         self._line(f"{units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: int, seconds: float | None) -> None:
-        """Print the size of a sweep and the estimated duration of all its runs, None if unknown.
-
-        Args:
-            sweep: summary before the first run.
-            points: number of points in a run.
-            seconds: estimated duration.
-        """
+        """Print the size of a sweep, with the points of a run, and the estimated duration of all, None if unknown."""
         if self.quiet:
             return
         self._line(f"sweep over {one_line(sweep.name)}", style="bold")
@@ -92,41 +82,30 @@ class Console:
 
     def progress(self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None) -> Progress:
         """Return a bar or lines for the events of one run, as a context manager; `whole` is its sweep."""
-        return Progress(self._out, plain=self.plain, quiet=self.quiet, clock=clock, err=self._err, whole=whole)
+        return Progress(self._out, self._err, plain=self.plain, quiet=self.quiet, clock=clock, whole=whole)
 
     def show(self, record: Record, folder: Path, *, tracking: str | None = None) -> None:
-        """Print the results of a run.
-
-        Args:
-            record: finished record of any status.
-            folder: folder of the run.
-            tracking: lines that lead to it in the tracking store.
-        """
+        """Print the results of a run, and the lines (`tracking`) that lead to it in the tracking store."""
         table = rows(record)
         if self.quiet:
             self._result_lines(table)
         else:
             self._tables(record, table)
-        self._remarks(record, table)
-        if marked := profile_summary.commands(record):
-            self._to_copy("to profile the marked call", marked)
+        for raised in raised_diagnostics(record, table):
+            if not raised.worst.is_note:
+                self._diagnostics(raised.lines)
+        self._section(_NOT_MEASURED, failures(record), style="red")
+        self._to_copy("to profile the marked call", profile_summary.commands(record))
         self._to_copy("files", [f"{folder}{os.sep}"])
         names = ", ".join(artifact.path for artifact in record.artifacts)
         if names and not self.quiet:
             self._line(names, indent=2)
-        self._tracking(tracking)
+        self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
 
     def show_sweep(
         self, sweep: Sweep, folder: Path | None, records: Sequence[Record], *, tracking: str | None = None
     ) -> None:
-        """Print the results of a sweep, a line for each run.
-
-        Args:
-            sweep: summary of the sweep.
-            folder: folder of the sweep; None if it left none.
-            records: available records of its runs.
-            tracking: lines that lead to it in the tracking store.
-        """
+        """Print the results of a sweep, a line for each run; `folder` is None if it left none."""
         self._line(sweep_summary.headline(sweep), style="bold")
         if same := sweep_summary.setting(records):
             self._line(same, indent=2)
@@ -136,7 +115,7 @@ class Console:
         self._section(_NOT_MEASURED, sweep_summary.child_failures(sweep, records), style="red")
         if folder:
             self._to_copy("files", [f"{folder}{os.sep}"])
-        self._tracking(tracking)
+        self._to_copy("tracking", [one_line(line) for line in (tracking or "").splitlines()])
 
     def has_room(self, grid: Grid) -> bool:
         """Whether a table fits the terminal with each of its rows on one line."""
@@ -151,16 +130,15 @@ class Console:
 
     def error(self, message: str) -> None:
         """Print an error on stderr."""
-        self._alert("error: ", "bold red", message)
+        self._alert("error", "red", message)
 
     def warning(self, message: str) -> None:
         """Print a warning on stderr."""
-        self._alert("warning: ", "bold yellow", message)
+        self._alert("warning", "yellow", message)
 
-    def _alert(self, label: str, style: str, message: str) -> None:
-        text = Text(label, style=style)
-        text.append("\n".join(map(one_line, mask(message).splitlines())), style="not bold default")
-        self._err.print(text, soft_wrap=True)
+    def _alert(self, severity: str, color: str, message: str) -> None:
+        lines = "\n".join(map(one_line, mask(message).splitlines()))
+        self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
     def _tables(self, record: Record, rows: Sequence[Row]) -> None:
         about = subject(record.plan, record.environment)
@@ -168,8 +146,7 @@ class Console:
             self._line(str(about), style="bold")
         ranks = "; batch and times are of one rank, samples/s of all" if "ranks" in record.environment else ""
         same = shape(row.key for row in rows)
-        where = f"on {about.device or 'an unknown device'}{ranks}"
-        self._line(" ".join(filter(None, (same, where))), indent=2)
+        self._line(f"{same} on {about.device or 'an unknown device'}{ranks}".lstrip(), indent=2)
         if rows:
             self._grid(overview.points(rows, requested_percentiles(record)))
         self._section("scaling with the input size", scaling_lines(rows))
@@ -182,53 +159,34 @@ class Console:
         }
         for title, grid in tables.items():
             if grid:
-                self._line(title, style="bold")
-                self._grid(grid)
+                self.show_grid(title, grid)
         firsts = first_predictions(record)
         fields = varying(first.key for first in firsts)
-        lines = []
-        for first in firsts:
-            lines += [label(first.key, fields), *first_prediction_text(first).split("; ")]
-        self._section("cold start", lines)
+        parts = [[label(first.key, fields), *first_prediction_text(first).split("; ")] for first in firsts]
+        self._section("cold start", list(chain(*parts)))
         if table := layer_tables.table(record):
-            self._line(f"layers: {table[0]}", style="bold")
-            self._grid(table[1])
+            self.show_grid(f"layers: {table[0]}", table[1])
         self._section("profile", profile_summary.sentences(record))
         for title, grid in profile_summary.tables(record):
-            self._line(title, style="bold")
-            self._grid(grid)
+            self.show_grid(title, grid)
 
     def _result_lines(self, rows: Sequence[Row]) -> None:
-        fields = varying(row.key for row in rows) or ("input_size", "batch_size")
+        fields = distinguishing(row.key for row in rows)
         for row in rows:
             if row.time:
                 self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
 
-    def _remarks(self, record: Record, known: Sequence[Row]) -> None:
-        for raised in raised_diagnostics(record, known):
-            if not raised.worst.is_note:
-                self._diagnostics(raised.lines)
-        self._section(_NOT_MEASURED, failures(record), style="red")
-
     def _diagnostics(self, lines: Iterable[str]) -> None:
         """Errors and warnings in their color, each with its indented help below."""
         for line in lines:
-            stripped = line.lstrip()
-            style = _STYLES.get(line.partition(":")[0], "")
-            self._line(one_line(stripped), style=style, indent=len(line) - len(stripped))
-
-    def _tracking(self, tracking: str | None) -> None:
-        if tracking:
-            self._to_copy("tracking", map(one_line, tracking.splitlines()))
+            self._line(one_line(line), style=_STYLES.get(line.partition(":")[0], ""), indent=_indent(line))
 
     def _section(self, title: str, lines: Sequence[str], style: str = "") -> None:
         """Print a title and lines below it; nothing without lines."""
-        if not lines:
-            return
-        self._line(title, style=f"bold {style}".strip())
+        if lines:
+            self._line(title, style=f"bold {style}".strip())
         for line in filter(None, lines):
-            stripped = line.lstrip()
-            self._line(one_line(stripped), indent=2 + len(line) - len(stripped))
+            self._line(one_line(line), indent=2 + _indent(line))
 
     def _grid(self, grid: Grid) -> None:
         width = self._out.width - 2
@@ -244,11 +202,16 @@ class Console:
     def _line(self, text: str, *, style: str = "", indent: int = 0) -> None:
         self._out.print(Padding(Text(printable(text), style=style, overflow="fold"), (0, 0, 0, indent), expand=False))
 
-    def _to_copy(self, title: str, lines: Iterable[str]) -> None:
-        """Print paths and links: no line is broken, so that a terminal copies it whole."""
-        self._line(title, style="bold")
+    def _to_copy(self, title: str, lines: Sequence[str]) -> None:
+        """Print paths and links: no line is broken, so that a terminal copies it whole; nothing without lines."""
+        if lines:
+            self._line(title, style="bold")
         for line in lines:
             self._out.print(Text(f"  {printable(line)}"), soft_wrap=True)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _how_long(seconds: float | None) -> str:
@@ -262,9 +225,8 @@ def _table(grid: Grid, *, fits: bool) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
     for column in grid.columns:
         justify: rich.console.JustifyMethod = "left" if column.prose else "right"
-        table.add_column(
-            Text(column.title, style="bold"), justify=justify, no_wrap=fits and not column.prose, overflow="fold"
-        )
+        title = Text(column.title, style="bold")
+        table.add_column(title, justify=justify, no_wrap=fits and not column.prose, overflow="fold")
     for line in grid.lines:
         table.add_row(*(Text(printable(cell)) for cell in line))
     return table

@@ -10,10 +10,10 @@ from perfexp.records.record import Record
 from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
 from perfexp.reports import overview
 from perfexp.summaries import profile_summary
-from perfexp.summaries.grid import escape_markdown
+from perfexp.summaries.grid import Grid, escape_markdown
 from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_lines
-from perfexp.summaries.subject import label, one_line, shape, subject, varying
-from perfexp.summaries.wording import first_prediction_text
+from perfexp.summaries.subject import distinguishing, label, one_line, shape, subject
+from perfexp.summaries.wording import first_prediction_text, time_kinds
 from perfexp.tables import convolutions, layer_tables
 
 #: Characters of a line of code, and of one word in it.
@@ -30,31 +30,34 @@ def markdown(record: Record) -> str:
     """Return the report of a record."""
     about = subject(record.plan, record.environment)
     table = rows(record)
+    facts = {
+        "algorithm": about.algorithm,
+        "precision": about.precision,
+        "execution": about.execution,
+        "device": about.device or "unknown",
+        **({"size": same} if (same := shape(row.key for row in table)) else {}),
+        "status": record.status.value,
+        "measured": f"{record.started} to {record.ended}",
+    }
+    firsts = first_predictions(record)
+    fields = distinguishing(first.key for first in firsts)
+    cold_starts = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
+    layers = layer_tables.table(record)
     sections = [
         f"# {escape_markdown(about.model)}: {escape_markdown(about.mode)}\n",
-        _items(
-            {
-                "algorithm": about.algorithm,
-                "precision": about.precision,
-                "execution": about.execution,
-                "device": about.device or "unknown",
-                **({"size": same} if (same := shape(row.key for row in table)) else {}),
-                "status": record.status.value,
-                "measured": f"{record.started} to {record.ended}",
-            }
-        ),
-        _times(record, table),
-        _first_predictions(record),
-        _section("Convolutions", _list(map(escape_markdown, convolutions.sentences(record)))),
-        _section("Ranks", _list(map(escape_markdown, overview.ranks(record)))),
-        _layers(record),
-        _profile(record),
+        _items(facts),
+        *_times(record, table),
+        _section("Cold start", _list(cold_starts)),
+        _section("Convolutions", _list(convolutions.sentences(record))),
+        _section("Ranks", _list(overview.ranks(record))),
+        _section("Layers", _titled(*layers) if layers else ""),
+        _section("Profile", _profile(record)),
         *_diagnostics(record, table),
-        _section("Not measured", _list(map(escape_markdown, failures(record)))),
+        _section("Not measured", _list(failures(record))),
         _section("Environment", _items(_environment(record.environment))),
         _section("To measure it again", _again(record)),
     ]
-    return "\n".join(section for section in sections if section)
+    return "\n".join(filter(None, sections))
 
 
 def code(command: str) -> str:
@@ -79,52 +82,39 @@ def code(command: str) -> str:
     return "".join(f"    {line}\n" for line in lines)
 
 
-def _times(record: Record, table: Sequence[Row]) -> str:
+def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
     """The tables of times, and the meaning of their kinds."""
     if not table:
-        return _section("Times", "Nothing was measured.\n")
-    kinds = dict.fromkeys(row.time_kind for row in table if row.time_kind)
-    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in kinds]
+        yield _section("Times", "Nothing was measured.\n")
+        return
+    meanings = [f"`{kind}` is {_TIMES[kind]}." for kind in time_kinds(table)]
     intro = " ".join([*meanings, "Figures are medians (p50) with their 95 % interval; percentiles are service times."])
-    text = _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")
-    growth = _section("Scaling with the input size", _list(map(escape_markdown, scaling_lines(table))))
-    tables = {
-        "Across processes": overview.processes(table),
-        "Phases of a call": overview.phases(table),
-    }
-    sections = [_section(title, grid.markdown()) for title, grid in tables.items() if grid]
+    yield _section("Times", f"{intro}\n\n{overview.points(table, requested_percentiles(record)).markdown()}")
+    yield _section("Scaling with the input size", _list(scaling_lines(table)))
+    across, phases = overview.processes(table), overview.phases(table)
+    yield _section("Across processes", across.markdown() if across else "")
+    yield _section("Phases of a call", phases.markdown() if phases else "")
     others = overview.metrics(table)
-    lines = _list(map(escape_markdown, [*others.listed(), *others.notes])) if others else ""
-    return "\n".join(filter(None, (text, growth, *sections, _section("Other metrics", lines))))
+    yield _section("Other metrics", _list([*others.listed(), *others.notes]) if others else "")
 
 
-def _first_predictions(record: Record) -> str:
-    firsts = first_predictions(record)
-    fields = varying(first.key for first in firsts) or ("input_size", "batch_size")
-    lines = (f"{label(first.key, fields)}: {first_prediction_text(first)}" for first in firsts)
-    return _section("Cold start", _list(map(escape_markdown, lines)))
-
-
-def _layers(record: Record) -> str:
-    """The rows with the largest share of a call; plot and table have all."""
-    table = layer_tables.table(record)
-    return _section("Layers", f"{escape_markdown(table[0])}\n\n{table[1].markdown()}") if table else ""
+def _titled(title: str, grid: Grid) -> str:
+    return f"{escape_markdown(title)}\n\n{grid.markdown()}"
 
 
 def _profile(record: Record) -> str:
     """The findings of a profiler, which are not times of the run."""
-    sentences = _list(map(escape_markdown, profile_summary.sentences(record)))
-    grids = [f"{escape_markdown(title)}\n\n{grid.markdown()}" for title, grid in profile_summary.tables(record)]
+    grids = [_titled(*table) for table in profile_summary.tables(record)]
     commands = "".join(map(code, profile_summary.commands(record)))
-    return _section("Profile", "\n".join(filter(None, (sentences, *grids, commands))))
+    return "\n".join(filter(None, (_list(profile_summary.sentences(record)), *grids, commands)))
 
 
 def _diagnostics(record: Record, known: Sequence[Row]) -> Iterator[str]:
     """Errors and warnings, then notes; each with its help on the same line."""
-    raised = raised_diagnostics(record, known)
-    for title, notes in (("Warnings", False), ("Notes", True)):
-        lines = ("; ".join(map(str.strip, each.lines)) for each in raised if each.worst.is_note is notes)
-        yield _section(title, _list(map(escape_markdown, lines)))
+    diagnostics = raised_diagnostics(record, known)
+    for title, is_note in (("Warnings", False), ("Notes", True)):
+        chosen = (raised.lines for raised in diagnostics if raised.worst.is_note is is_note)
+        yield _section(title, _list("; ".join(map(str.strip, lines)) for lines in chosen))
 
 
 def _environment(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -157,11 +147,11 @@ def _again(record: Record) -> str:
 
 
 def _items(facts: Mapping[str, str]) -> str:
-    return _list(f"{escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items())
+    return _list(f"{name}: {value}" for name, value in facts.items())
 
 
 def _list(lines: Iterable[str]) -> str:
-    return "".join(f"- {line}\n" for line in lines)
+    return "".join(f"- {escape_markdown(line)}\n" for line in lines)
 
 
 def _section(title: str, text: str) -> str:

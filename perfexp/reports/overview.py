@@ -10,7 +10,7 @@ from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.subject import field_text, label, varying
+from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.summaries.wording import (
     DATA_SHARE,
     PEAK_MEMORY,
@@ -18,6 +18,7 @@ from perfexp.summaries.wording import (
     find_metric,
     known_or_about,
     median_text,
+    median_title,
     metric_text,
     metric_title,
     percent,
@@ -26,44 +27,35 @@ from perfexp.summaries.wording import (
     rate_text,
     service_time,
     shortage,
+    time_kinds,
 )
 
 #: Metrics that have columns of their own, and metrics for the CSV only.
-_SHOWN_ELSEWHERE = (
-    PEAK_MEMORY,
-    DATA_SHARE,
-    "memory/warmup_peak_bytes",
-    "phases_over_whole",
-    "loop/host_seconds",
-)
-
+_SHOWN_ELSEWHERE = (PEAK_MEMORY, DATA_SHARE, "memory/warmup_peak_bytes", "phases_over_whole", "loop/host_seconds")
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
 _SHARES = {"communication_share": "waiting for gradients", "scaling_efficiency": "scaling efficiency"}
-
 _TITLES = {"input_size": "size", "batch_size": "batch"}
-
 _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
-    kinds = _distinct(row.time_kind for row in rows)
-    name = f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
-    columns = [*key_columns(rows), Column(title=f"{name} ± CI95", cells=tuple(map(median_text, rows)))]
-    if len(kinds) > 1:
-        columns.append(Column(title="time", cells=tuple(row.time_kind or "" for row in rows)))
+    kinds = time_kinds(rows)
     services = _distinct(service[0] for row in rows if (service := service_time(row)))
     prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
     asked = [number for number in percentiles if number != 50 or services != kinds]
-    notes = [note for number in asked if (note := _shortage_note(rows, number, prefix))]
-    columns += [_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 10)]
-    columns += [
-        Column(title="samples/s", cells=tuple(rate_text(row.samples_per_second) for row in rows), rank=1),
-        Column(title="memory", cells=tuple(metric_text(find_metric(row, PEAK_MEMORY)) for row in rows), rank=20),
-        Column(title="remarks", cells=tuple(map(remarks, rows)), prose=True),
+    columns = [
+        *key_columns(rows),
+        Column(f"{median_title(kinds)} ± CI95", map(median_text, rows)),
+        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
+        *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 10)),
+        Column("samples/s", (rate_text(row.samples_per_second) for row in rows), rank=1),
+        Column("memory", (metric_text(find_metric(row, PEAK_MEMORY)) for row in rows), rank=20),
+        Column("remarks", map(remarks, rows), prose=True),
     ]
-    return Grid(columns=tuple(column for column in columns if not set(column.cells) <= {"", "—"}), notes=tuple(notes))
+    notes = (_shortage_note(rows, number, prefix) for number in asked)
+    return Grid(columns, list(filter(None, notes))).without_empty()
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
@@ -71,16 +63,12 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     split = [row for row in rows if len(row.phases) > 1]
     if not split:
         return None
-    names = _distinct(name for row in split for name in row.phases)
-    columns = [
-        *key_columns(split),
-        *(
-            Column(title=name, cells=tuple(_phase_text(row, name) for row in split), rank=rank)
-            for rank, name in enumerate(names)
-        ),
-        Column(title="data share", cells=tuple(_share_text(row) for row in split)),
-    ]
-    return Grid(columns=tuple(column for column in columns if any(column.cells)))
+    columns = key_columns(split)
+    for rank, name in enumerate(_distinct(name for row in split for name in row.phases)):
+        columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
+    shares = (find_metric(row, DATA_SHARE) for row in split)
+    cells = ("" if share is None or share.value is None else percent(share.value) for share in shares)
+    return Grid([*columns, Column("data share", cells)]).without_empty()
 
 
 def processes(rows: Sequence[Row]) -> Grid | None:
@@ -92,14 +80,14 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     medians = [row.time.median for row in totals if row.time]
     columns = [
         *_columns_of([row.key for row in totals], varying(row.key for row in totals) or ("input_size", "batch_size")),
-        Column(title=f"{kinds[0]} p50" if len(kinds) == 1 else "p50", cells=tuple(map(bare_time, medians))),
-        Column(title="CI95", cells=tuple(map(range_text, medians))),
-        Column(title="time", cells=tuple(row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
-        Column(title="spread", cells=tuple(percent(row.spread or 0.0) for row in totals)),
-        Column(title="processes", cells=tuple(str(row.processes) for row in totals)),
+        Column(median_title(kinds), map(bare_time, medians)),
+        Column("CI95", map(range_text, medians)),
+        Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
+        Column("spread", (percent(row.spread or 0.0) for row in totals)),
+        Column("processes", (str(row.processes) for row in totals)),
     ]
-    notes = (_TWO_PROCESSES,) if any(row.processes == 2 for row in totals) else ()
-    return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
+    notes = [_TWO_PROCESSES] if any(row.processes == 2 for row in totals) else []
+    return Grid(columns, notes).without_empty()
 
 
 def metrics(rows: Sequence[Row]) -> Grid | None:
@@ -113,7 +101,7 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     titles = {metric.name: metric_title(metric) for metric in others if metric.value is not None}
     having = [row for row in rows if any(metric_text(find_metric(row, name)) for name in titles)]
     columns = [
-        Column(title=title, cells=tuple(metric_text(find_metric(row, name)) for row in having), rank=rank)
+        Column(title, [metric_text(find_metric(row, name)) for row in having], rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
@@ -125,7 +113,7 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
         notes.append("≈ estimated from what was measured, not itself measured")
     if not columns and not notes:
         return None
-    return Grid(columns=(*key_columns(having), *columns) if columns else (), notes=tuple(notes))
+    return Grid([*key_columns(having), *columns] if columns else [], notes)
 
 
 def ranks(record: Record) -> list[str]:
@@ -148,37 +136,37 @@ def _rank_parts(point: Point) -> Iterator[str]:
         yield f"each {least if least == most else f'{least} … {most}'}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
     for name, words in _SHARES.items():
-        if name in metrics and metrics[name].value is not None:
-            yield f"{words} {percent(metrics[name].value or 0.0)}{_ends(intervals.get(name) or {})}"
-
-
-def _ends(interval: Mapping[str, Any]) -> str:
-    low, high = interval.get("low"), interval.get("high")
-    return " (no interval)" if low is None or high is None else f" ({percent(low)} … {percent(high)})"
+        if name in metrics and (value := metrics[name].value) is not None:
+            low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
+            ends = "no interval" if low is None or high is None else f"{percent(low)} … {percent(high)}"
+            yield f"{words} {percent(value)} ({ends})"
 
 
 def key_columns(rows: Sequence[Row]) -> list[Column]:
     """Return columns of the key's fields that vary; size and batch size if none does."""
-    return _columns_of([row.key for row in rows], varying(row.key for row in rows) or ("input_size", "batch_size"))
+    keys = [row.key for row in rows]
+    return _columns_of(keys, distinguishing(keys))
 
 
 def remarks(row: Row) -> str:
     """Return how a point ended unless it ended well, and the codes of its errors and warnings."""
-    codes = _distinct(doubt.code for doubt in row.doubts if not doubt.is_note)
+    codes = _distinct(diagnostic.code for diagnostic in row.doubts if not diagnostic.is_note)
     return ", ".join(codes if row.status is Status.OK else [row.status.value, *codes])
 
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
-    return [
-        Column(title=_TITLES.get(name, name), cells=tuple(field_text(key, name) for key in keys), is_key=True)
-        for name in fields
-    ]
+    return [Column(_TITLES.get(name, name), [field_text(key, name) for key in keys], is_key=True) for name in fields]
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
     intervals = [percentile(service[1], number) if (service := service_time(row)) else None for row in rows]
-    cells = tuple(known_or_about(interval, bare_time(interval)) if interval else "" for interval in intervals)
-    return Column(title=f"{prefix}p{number:g}", cells=cells, rank=rank)
+    cells = (known_or_about(interval, bare_time(interval)) if interval else "" for interval in intervals)
+    return Column(f"{prefix}p{number:g}", cells, rank=rank)
+
+
+def _phase_text(row: Row, name: str) -> str:
+    seconds = row.phases.get(name)
+    return "" if seconds is None else bare_time(estimators.Interval(value=seconds, low=None, high=None))
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
@@ -190,16 +178,6 @@ def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
     fewest = min(missing, key=lambda summary: summary.n / summary.tau)
     where = "" if len(missing) == len(services) == 1 else f" at {len(missing)} of {len(services)} points"
     return f"≈ {prefix}p{number:g}{where} without an interval: {shortage(fewest, number)}"
-
-
-def _phase_text(row: Row, name: str) -> str:
-    seconds = row.phases.get(name)
-    return "" if seconds is None else bare_time(estimators.Interval(value=seconds, low=None, high=None))
-
-
-def _share_text(row: Row) -> str:
-    share = find_metric(row, DATA_SHARE)
-    return "" if share is None or share.value is None else percent(share.value)
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import rich.console
@@ -18,20 +17,12 @@ from perfexp.summaries.subject import one_line
 
 
 class Whole:
-    """Progress of a sweep; the remaining time follows from the mean of the runs that have been measured.
-
-    Args:
-        total: number of runs, or None if unknown.
-        noun: name of one of them.
-        clock: seconds from any origin.
-    """
+    """Progress of a sweep of `total` runs; the time left follows from the mean of the runs that have been measured."""
 
     def __init__(self, total: int | None, *, noun: str = "run", clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.number = total, 0
-        self._noun, self._clock = noun, clock
-        self._name = ""
-        self._start = clock()
-        self._is_measured = False
+        self._noun, self._clock, self._name = noun, clock, ""
+        self._start, self._is_measured = clock(), False
         self._seconds: list[float] = []
         #: Estimate for one run, used until one has been measured.
         self.estimated_seconds: float | None = None
@@ -70,48 +61,36 @@ class Whole:
 class Progress:
     """Follows a worker's events, which arrive between timed blocks.
 
-    On a terminal a bar is drawn when an event arrives, and only then: no thread refreshes it. Elsewhere each finished
-    point is a line.
-
-    Args:
-        console: console for the bar or the lines.
-        plain: print lines instead of a bar.
-        quiet: print nothing but, on `err`, the cause of a wait.
-        err: console for the cause of a wait.
-        whole: sweep that the run belongs to, if any.
-        clock: seconds from any origin, for the remaining time.
+    On a terminal a bar is drawn when an event arrives, and only then: no thread refreshes it. Elsewhere (`plain`) each
+    finished point is a line; with `quiet` only the cause of a wait is one, on `err`.
     """
 
     def __init__(
         self,
         console: rich.console.Console,
+        err: rich.console.Console,
         *,
         plain: bool,
         quiet: bool,
         clock: Callable[[], float],
-        err: rich.console.Console | None = None,
-        whole: Whole | None = None,
+        whole: Whole | None,
     ) -> None:
-        self._console, self._plain, self._quiet, self._clock = console, plain, quiet, clock
-        self._err = err or console
-        self._whole = whole
+        self._console, self._err, self._plain, self._quiet = console, err, plain, quiet
+        self._clock, self._whole = clock, whole
         self._total = self._finished = self._index = 0
         self._key = ""
         self._left_seconds: float | None = None
         self._updated = clock()
-        self._bar = None if plain or quiet else _bar(console, clock)
-        self._of_whole = self._bar.add_task("", total=None, what="", left="") if self._bar and whole else None
-        self._task = self._bar.add_task("", total=None, what="starting", left="") if self._bar else None
+        self._bar = _bar(console, clock, disable=plain or quiet)
+        self._of_whole = self._bar.add_task("", total=None, what="", left="") if whole else None
+        self._task = self._bar.add_task("", total=None, what="starting", left="")
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar:
+    def __exit__(self, *_: object) -> None:
+        if not self._bar.disable:
             self._bar.stop()
 
     def started(self, total: int) -> None:
@@ -124,8 +103,7 @@ class Progress:
         if self._whole:
             self._whole.measure()
         if self._whole and self._plain and not self._quiet:
-            line = ", ".join(filter(None, (self._whole.text, self._whole.left_text)))
-            self._console.print(Text(one_line(line)), soft_wrap=True)
+            self._print(", ".join(filter(None, (self._whole.text, self._whole.left_text))))
 
     def remaining(self, seconds: float | None) -> None:
         """Set the estimated seconds from now to the end of the run; None if unknown."""
@@ -144,7 +122,7 @@ class Progress:
         """The worker waits for another process; the text names the cause."""
         self._draw(text)
         if self._plain:
-            (self._err if self._quiet else self._console).print(Text(one_line(text)), soft_wrap=True)
+            self._print(text)
 
     def done(self, status: str, result: str) -> None:
         """The current point is done; the result is its time, or why there is none."""
@@ -153,8 +131,7 @@ class Progress:
         if self._quiet or not (self._plain or status != Status.OK):
             return
         ending = ": ".join(filter(None, ("" if status == Status.OK and result else status, result)))
-        line = f"[{self._index + 1}/{self._total}] {self._key}: {ending}"
-        self._console.print(Text(one_line(line)), soft_wrap=True)
+        self._print(f"[{self._index + 1}/{self._total}] {self._key}: {ending}")
 
     @property
     def left_text(self) -> str:
@@ -162,28 +139,25 @@ class Progress:
         return "" if self._left_seconds is None else _left(self._left_seconds - (self._clock() - self._updated))
 
     def _draw(self, what: str) -> None:
-        if self._bar is None or self._task is None:
-            return
         if self._whole and self._of_whole is not None:
-            whole = self._whole
-            self._bar.update(
-                self._of_whole,
-                total=whole.total,
-                completed=whole.number - 1,
-                what=one_line(whole.text),
-                left=whole.left_text,
+            self._update(
+                self._of_whole, self._whole.total, self._whole.number - 1, self._whole.text, self._whole.left_text
             )
-        self._bar.update(
-            self._task, total=self._total, completed=self._finished, what=one_line(what), left=self.left_text
-        )
+        self._update(self._task, self._total, self._finished, what, self.left_text)
         self._bar.refresh()
+
+    def _update(self, task: rich.progress.TaskID, total: int | None, completed: int, what: str, left: str) -> None:
+        self._bar.update(task, total=total, completed=completed, what=one_line(what), left=left)
+
+    def _print(self, line: str) -> None:
+        (self._err if self._quiet else self._console).print(Text(one_line(line)), soft_wrap=True)
 
 
 def _left(seconds: float) -> str:
     return f"about {units.format_seconds(seconds, 2)} left" if seconds > 0 else ""
 
 
-def _bar(console: rich.console.Console, clock: Callable[[], float]) -> rich.progress.Progress:
+def _bar(console: rich.console.Console, clock: Callable[[], float], *, disable: bool) -> rich.progress.Progress:
     """A bar that disappears at the end and draws itself only on `refresh`."""
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(
@@ -197,5 +171,6 @@ def _bar(console: rich.console.Console, clock: Callable[[], float]) -> rich.prog
         redirect_stdout=False,
         redirect_stderr=False,
         get_time=clock,
+        disable=disable,
         expand=True,
     )

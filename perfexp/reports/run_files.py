@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfexp.host.files import write_atomically
@@ -27,46 +27,36 @@ def write(record: Record, paths: RunPaths) -> list[Artifact]:
     Raises:
         OSError: the folder cannot be written.
     """
-    about = subject(record.plan, record.environment)
-    table, time_plot = paths.table(about.model, about.algorithm, "overall"), paths.picture("time")
-    _put(paths, table, csv_tables.to_csv(csv_tables.overall(record)))
-    by_layer = paths.table(about.model, about.algorithm, "convolutions")
-    if lines := convolutions.lines(record):
-        _put(paths, by_layer, csv_tables.to_csv(lines))
-    layers = paths.table(about.model, about.algorithm, "layers")
-    if lines := layer_tables.lines(record):
-        _put(paths, layers, csv_tables.to_csv(lines))
-    layers_plot = paths.picture("layers")
-    if png := _layers_png(record):
-        _put(paths, layers_plot, png)
-    if png := _png(record_plots.picture(record)):
-        _put(paths, time_plot, png)
-    _put(paths, paths.report, markdown.markdown(record).encode("utf-8", errors="replace"))
-    kinds = {
-        paths.plan: "config",
-        paths.environment: "config",
-        paths.record: "data",
-        paths.points: "data",
-        table: "tables",
-        by_layer: "tables",
-        layers: "tables",
-        time_plot: "plots",
-        layers_plot: "plots",
-        paths.report: "report",
-        paths.log: "logs",
-    }
+    kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
+    for path, kind, content in _contents(record, paths):
+        kinds[path] = kind
+        if content is not None:
+            paths.claim(path)
+            write_atomically(path, content)
+    kinds[paths.log] = "logs"
     kinds |= dict.fromkeys(speed_files.write(record, paths, on_error=Console().error), "data")
     kinds |= dict.fromkeys(_of_profiles(record, paths), "profiles")
-    return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]
+    return _artifacts(kinds, paths.root)
+
+
+def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, bytes | None]]:
+    """Yield path, kind and content of the tables, the plots and the report; None for a content that does not exist."""
+    about = subject(record.plan, record.environment)
+    yield (
+        paths.table(about.model, about.algorithm, "overall"),
+        "tables",
+        csv_tables.to_csv(csv_tables.overall(record)),
+    )
+    for name, lines in (("convolutions", convolutions.lines(record)), ("layers", layer_tables.lines(record))):
+        table = paths.table(about.model, about.algorithm, name)
+        yield table, "tables", csv_tables.to_csv(lines) if lines else None
+    yield paths.picture("time"), "plots", _png(record_plots.picture(record))
+    yield paths.picture("layers"), "plots", _layers_png(record)
+    yield paths.report, "report", markdown.markdown(record).encode("utf-8", errors="replace")
 
 
 def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:
     """Write the table and the plot of a sweep.
-
-    Args:
-        sweep: summary of the sweep.
-        folder: folder of the sweep.
-        records: available records of its runs.
 
     Raises:
         OSError: the folder cannot be written.
@@ -75,8 +65,12 @@ def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[A
     write_atomically(paths.table, csv_tables.to_csv(csv_tables.sweep(sweep, records)))
     if png := _png(record_plots.sweep_picture(sweep, records)):
         write_atomically(paths.picture, png)
-    kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
-    return [Artifact(path=_name(path, paths.root), kind=kind) for path, kind in kinds.items() if path.is_file()]
+    return _artifacts({paths.summary: "data", paths.table: "tables", paths.picture: "plots"}, paths.root)
+
+
+def _artifacts(kinds: Mapping[Path, str], root: Path) -> list[Artifact]:
+    files = {path.relative_to(root).as_posix(): kind for path, kind in kinds.items() if path.is_file()}
+    return [Artifact(path=name, kind=kind) for name, kind in files.items()]
 
 
 def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
@@ -85,17 +79,7 @@ def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
     return [paths.root / name for name in profile_summary.files(record) if name in claimed and Path(name).name == name]
 
 
-def _put(paths: RunPaths, path: Path, content: bytes) -> None:
-    paths.claim(path)
-    write_atomically(path, content)
-
-
-def _name(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
 def _png(plot: Chart | Bars | Strips | None) -> bytes | None:
-    """A plot as PNG; None for none."""
     if plot is None:
         return None
     from perfexp.plots import canvas
@@ -104,7 +88,6 @@ def _png(plot: Chart | Bars | Strips | None) -> bytes | None:
 
 
 def _layers_png(record: Record) -> bytes | None:
-    """The plot of a record's layers as PNG; None if no layers were measured."""
     if layer_tables.representative_point(record) is None:
         return None
     from perfexp.plots import layer_areas

@@ -18,18 +18,10 @@ from perfexp.profilers import is_profile
 from perfexp.records import units
 from perfexp.records.record import Key, Status, is_layers
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remaining import measured_seconds, median_seconds, seconds_left
+from perfexp.summaries.remaining import Result, measured_seconds, median_seconds, seconds_left
 from perfexp.summaries.subject import Subject, one_line, subject
 
 _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", "profile"
-
-
-class Result(msgspec.Struct, kw_only=True):
-    """A line of points.jsonl without its samples, which are most of it."""
-
-    key: Key
-    status: Status
-    wall_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +57,11 @@ class Run:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Numbers of points of some runs.
+    """Numbers of points of some runs; those of refused runs are not counted.
 
     Attributes:
         points: numbers by kind of point and status; None counts points without a result.
         is_known: whether the expected points of all runs are known.
-        running: number of runs that are being measured.
-        refused: number of refused runs, whose points are not counted.
         left_seconds: estimated time of the points without a result; None if unknown.
     """
 
@@ -168,11 +158,7 @@ def tally(runs: Sequence[Run], pace: Pace) -> Tally:
 
 
 def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
-    """Tabulate runs: models down, algorithms across; precision, mode and device if they vary.
-
-    Args:
-        runs: runs of one folder; at least one.
-    """
+    """Tabulate the runs of a folder: models down, algorithms across; precision, mode and device if they vary."""
     rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     fields = [name for name in ("precision", "mode") if len({getattr(run.about, name) for run in runs}) > 1]
     has_devices = len({run.gpu for run in runs}) > 1
@@ -181,17 +167,19 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
         column = f"{run.about.algorithm} · {run.gpu}" if has_devices else run.about.algorithm
         rows.setdefault(row, {}).setdefault(column, []).append(run)
     order = sorted(rows)
-    columns = [(title, [row[index] for row in order]) for index, title in enumerate(("model", *fields))]
+    columns = [
+        Column(title, [row[index] for row in order], prose=True) for index, title in enumerate(("model", *fields))
+    ]
     for title in sorted({column for row in rows.values() for column in row}):
         cells = (rows[row].get(title) for row in order)
-        columns.append((title, [str(tally(cell, pace)) if cell else "" for cell in cells]))
-    return Grid(columns=tuple(Column(title=title, cells=tuple(cells), prose=True) for title, cells in columns))
+        columns.append(Column(title, [str(tally(cell, pace)) if cell else "" for cell in cells], prose=True))
+    return Grid(columns)
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
     """List statuses other than `ok` in the order of `Status`, then `missing`, with their numbers."""
-    failures = [(status.value, counter[status]) for status in Status if status is not Status.OK]
-    return [(name, count) for name, count in (*failures, ("missing", counter[None])) if count]
+    failures = {status.value: counter[status] for status in Status if status is not Status.OK}
+    return [(name, count) for name, count in (failures | {"missing": counter[None]}).items() if count]
 
 
 def _kind(key: Key) -> str:

@@ -12,13 +12,11 @@ from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import percent, rate_text
+from perfexp.summaries.wording import rate_text, with_width
 from perfexp.tables import speed_files
 
 _SYNTHETIC = "images are synthetic, loading is not included; for real images: data=cityscapes data.root=DIR"
-
-
-#: Columns, and whether they are prose.
+#: Columns; whether they are prose.
 _COLUMNS = {
     "model": True,
     "GPUs": False,
@@ -41,25 +39,26 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
             lines.append(_refused(child))
     if not lines:
         return None
-    columns = (
-        Column(title=title, cells=tuple(line.get(title, "") for line in lines), prose=prose, rank=title == "speed file")
-        for title, prose in _COLUMNS.items()
-    )
+    columns = [
+        Column(title, [line.get(title, "") for line in lines], prose=is_prose, rank=int(title == "speed file"))
+        for title, is_prose in _COLUMNS.items()
+    ]
     synthetic = any("synthetic" in str(record.plan.get("choices", {}).get("data", "")) for record in records)
-    notes = (_SYNTHETIC,) if synthetic else ()
-    return Grid(columns=tuple(column for column in columns if any(column.cells)), notes=notes)
+    return Grid(columns, [_SYNTHETIC] if synthetic else []).without_empty()
 
 
 def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
     """A recorded training, finished or failed."""
     rate = speed.interval or estimators.Interval(value=speed.images_per_second, low=None, high=None)
+    low, high = (None if end is None else end / speed.num_gpus for end in (rate.low, rate.high))
+    share = estimators.Interval(value=rate.value / speed.num_gpus, low=low, high=high)
     return {
         "model": one_line(speed.model),
         "GPUs": str(speed.num_gpus),
         "precision": speed.precision,
         "batch per GPU": str(speed.batch_size),
-        "images/s ± CI95": "" if speed.failed else _rate_text(rate),
-        "per GPU": "" if speed.failed else rate_text(_share(rate, speed.num_gpus)),
+        "images/s ± CI95": "" if speed.failed else with_width(rate, rate_text(rate)),
+        "per GPU": "" if speed.failed else rate_text(share),
         "speed file": one_line(str(path)) if path else "",
         "remarks": one_line(f"failed: {speed.remark}") if speed.failed else "",
     }
@@ -70,14 +69,3 @@ def _refused(child: SweepChild) -> dict[str, str]:
     why = f"{child.status.value}: {child.error}" if child.error else child.status.value
     model, gpus = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
     return {"model": one_line(model), "GPUs": one_line(gpus), "remarks": one_line(why)}
-
-
-def _rate_text(rate: estimators.Interval) -> str:
-    width = rate.relative_half_width
-    return f"{rate_text(rate)} ± {percent(width)}" if width is not None else f"{rate_text(rate)}, no interval"
-
-
-def _share(rate: estimators.Interval, gpus: int) -> estimators.Interval:
-    """The rate of one of several GPUs."""
-    low, high = (None if end is None else end / gpus for end in (rate.low, rate.high))
-    return estimators.Interval(value=rate.value / gpus, low=low, high=high)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfexp.records.units import format_bytes
 from perfexp.summaries.grid import Column, Grid
@@ -37,8 +36,7 @@ def subject(survey: Survey) -> str:
     return f"{' · '.join(map(str, parts))} · on {survey['device']['name']}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """Support for some passes of a layer, with a cell for each algorithm."""
 
     layer: str
@@ -47,33 +45,23 @@ class Row:
     cells: tuple[str, ...]
 
 
-def rows(survey: Survey, *, short: bool) -> list[Row]:
-    """Return one row for each layer, or several if its passes differ; `short` cuts words to a few letters."""
-    return [row for layer in survey["layers"] for row in _rows_of(layer, short=short)]
-
-
 def table(survey: Survey, *, short: bool) -> Grid:
-    """Return all layers in one table."""
-    lines = rows(survey, short=short)
-    before = [("layer", [row.layer for row in lines]), ("shape", [row.shape for row in lines])]
+    """Return all layers in one table; `short` cuts words to a few letters."""
+    lines = _rows(survey, short=short)
+    columns = [
+        Column("layer", (row.layer for row in lines), prose=True),
+        Column("shape", (row.shape for row in lines), prose=True),
+    ]
     if _trains(survey):
-        before.append(("pass", [row.passes for row in lines]))
-    titles = [_title(name, short=short) for name in survey["algorithms"]]
-    return Grid(
-        columns=(
-            *(Column(title=title, cells=tuple(cells), prose=True) for title, cells in before),
-            *(
-                Column(title=title, cells=tuple(row.cells[index] for row in lines))
-                for index, title in enumerate(titles)
-            ),
-        ),
-        notes=tuple(notes(survey, short=short)),
-    )
+        columns.append(Column("pass", (row.passes for row in lines), prose=True))
+    for index, name in enumerate(survey["algorithms"]):
+        columns.append(Column(_title(name, short=short), [row.cells[index] for row in lines]))
+    return Grid(columns, list(notes(survey, short=short)))
 
 
 def bands(survey: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
     """Return the line of algorithm names and, for each layer, its name and lines: the table for a narrow terminal."""
-    lines = rows(survey, short=True)
+    lines = _rows(survey, short=True)
     head = [_title(name, short=True) for name in survey["algorithms"]]
     first = [max(len(row.passes) for row in lines)] if _trains(survey) else []
     widths = [max(len(title), *(len(row.cells[index]) for row in lines)) for index, title in enumerate(head)]
@@ -93,40 +81,52 @@ def bands(survey: Survey) -> tuple[str, list[tuple[str, list[str]]]]:
 def refusals(survey: Survey, *, every: bool) -> Grid:
     """Return unsupported layers, grouped by reason; `every` names each layer."""
     grouped: dict[tuple[str, str], list[str]] = {}
-    for layer in survey["layers"]:
-        for algorithm, answers in layer["algorithms"].items():
-            for reason, passes in _by_reason(answers).items():
-                where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
-                grouped.setdefault((f"{algorithm}{where}", reason), []).append(_layer_name(layer))
+    for layer, algorithm, answers in _answers(survey):
+        reasons: dict[str, list[str]] = {}
+        for which, answer in answers.items():
+            if answer["reason"] is not None:
+                reasons.setdefault(answer["reason"], []).append(which)
+        for reason, passes in reasons.items():
+            where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
+            grouped.setdefault((f"{algorithm}{where}", reason), []).append(_layer_name(layer))
     return _reasons(grouped, every=every)
 
 
 def passed_over(survey: Survey) -> Grid:
     """Return why preferred backends cannot compute a layer."""
     grouped: dict[tuple[str, str], list[str]] = {}
+    for layer, algorithm, answers in _answers(survey):
+        for backend, reason in answers["forward"]["passed_over"].items():
+            text = reason if backend in reason.lower() else f"{backend}: {reason}"
+            grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
+    return _reasons(grouped, every=True)
+
+
+def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Yield each layer with each algorithm and its answers by pass."""
     for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
-            for backend, reason in answers["forward"]["passed_over"].items():
-                text = reason if backend in reason.lower() else f"{backend}: {reason}"
-                grouped.setdefault((algorithm, text), []).append(_layer_name(layer))
-    return _reasons(grouped, every=True)
+            yield layer, algorithm, answers
 
 
 def _trains(survey: Survey) -> bool:
     return bool(survey["phase"] == "train")
 
 
-def _rows_of(layer: Mapping[str, Any], *, short: bool) -> Iterator[Row]:
-    """Passes with the same support by all algorithms share a row; only the first has the layer's name."""
-    algorithms = layer["algorithms"]
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for which in next(iter(algorithms.values())):
-        cells = tuple(_cell(name, answers[which], short=short) for name, answers in algorithms.items())
-        alike.setdefault(cells, []).append(which)
-    name, shape = _layer_name(layer), shape_text(layer)
-    for cells, passes in alike.items():
-        yield Row(layer=name, shape=shape, passes=_passes_text(passes), cells=cells)
-        name = shape = ""
+def _rows(survey: Survey, *, short: bool) -> list[Row]:
+    """Passes of a layer with the same support by all algorithms share a row; only the first has the layer's name."""
+    lines = []
+    for layer in survey["layers"]:
+        algorithms = layer["algorithms"]
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for which in next(iter(algorithms.values())):
+            cells = tuple(_cell(name, answers[which], short=short) for name, answers in algorithms.items())
+            alike.setdefault(cells, []).append(which)
+        name, shape = _layer_name(layer), shape_text(layer)
+        for cells, passes in alike.items():
+            lines.append(Row(layer=name, shape=shape, passes=_passes_text(passes), cells=cells))
+            name = shape = ""
+    return lines
 
 
 def _cell(algorithm: str, answer: Mapping[str, Any], *, short: bool) -> str:
@@ -143,16 +143,12 @@ def _cell(algorithm: str, answer: Mapping[str, Any], *, short: bool) -> str:
 def shape_text(layer: Mapping[str, Any]) -> str:
     """Return `64→128 3×3 s2 56×56`: channels, kernel, stride, dilation and groups unless 1, input size."""
     how = layer["convolution"]
-    words = [f"{how['in_channels']}→{how['out_channels']}", _times(how["kernel"])]
+    words = [f"{how['in_channels']}→{how['out_channels']}", "×".join(map(str, how["kernel"]))]
     for letter, (down, across) in (("s", how["stride"]), ("d", how["dilation"])):
         if (down, across) != (1, 1):
             words.append(f"{letter}{down}" if down == across else f"{letter}{down}×{across}")
     words += [f"g{how['groups']}"] if how["groups"] > 1 else []
-    return " ".join([*words, _times(layer["input_shape"][2:])])
-
-
-def _times(pair: Sequence[int]) -> str:
-    return "×".join(map(str, pair))
+    return " ".join([*words, "×".join(map(str, layer["input_shape"][2:]))])
 
 
 def _layer_name(layer: Mapping[str, Any]) -> str:
@@ -166,7 +162,6 @@ def _title(algorithm: str, *, short: bool) -> str:
 
 
 def _passes_text(passes: Sequence[str]) -> str:
-    """`data+filter`, or `all`."""
     return "all" if len(passes) == len(_PASSES) else "+".join(_PASSES[which] for which in passes)
 
 
@@ -175,7 +170,7 @@ def notes(survey: Survey, *, short: bool) -> Iterator[str]:
     names = survey["algorithms"]
     if short:
         yield ", ".join(f"{_SHORT[name]}: {name}" for name in names if name in _SHORT)
-    answers = [answer for layer in survey["layers"] for by in layer["algorithms"].values() for answer in by.values()]
+    answers = (answer for _, _, by_pass in _answers(survey) for answer in by_pass.values())
     if short and any(answer["workspace_bytes"] for answer in answers):
         yield "a size: by cuDNN, with so much workspace (K: KiB, M: MiB, G: GiB)"
     if "guess" in names:
@@ -187,18 +182,9 @@ def notes(survey: Survey, *, short: bool) -> Iterator[str]:
         yield "pass: fwd computes the outputs, data the gradient of the inputs, filter that of the weights"
     if survey["unused"]:
         yield f"not used in {survey['phase']}: {', '.join(survey['unused'])}"
-    for doubt in survey["doubts"]:
-        yield f"{doubt['severity']}: {doubt['detail']} ({doubt['code']})"
-        yield f"  help: {doubt['remedy']}"
-
-
-def _by_reason(answers: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The unsupported passes, by reason."""
-    passes: dict[str, list[str]] = {}
-    for which, answer in answers.items():
-        if answer["reason"] is not None:
-            passes.setdefault(answer["reason"], []).append(which)
-    return passes
+    for diagnostic in survey["doubts"]:
+        yield f"{diagnostic['severity']}: {diagnostic['detail']} ({diagnostic['code']})"
+        yield f"  help: {diagnostic['remedy']}"
 
 
 def _reasons(grouped: Mapping[tuple[str, str], Sequence[str]], *, every: bool) -> Grid:
@@ -211,10 +197,9 @@ def _reasons(grouped: Mapping[tuple[str, str], Sequence[str]], *, every: bool) -
         rest = [] if every or len(layers) <= _NAMED + 1 else [f"{len(layers) - _NAMED} more"]
         return ", ".join([*(layers[:_NAMED] if rest else layers), *rest])
 
-    return Grid(
-        columns=(
-            Column(title="algorithm", cells=tuple(", ".join(names) for names in lines.values()), prose=True),
-            Column(title="why not", cells=tuple(one_line(reason) for reason, _ in lines), prose=True),
-            Column(title="layers", cells=tuple(named(layers) for _, layers in lines), prose=True),
-        )
-    )
+    columns = [
+        Column("algorithm", (", ".join(names) for names in lines.values()), prose=True),
+        Column("why not", (one_line(reason) for reason, _ in lines), prose=True),
+        Column("layers", (named(layers) for _, layers in lines), prose=True),
+    ]
+    return Grid(columns)

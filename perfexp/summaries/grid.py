@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
@@ -15,48 +15,52 @@ WIDTH, _MOST_COLUMNS = 80, 6
 _KEY_WIDTH, _MOST_LISTED = 40, 5
 
 
-@dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column.
+    """One column of figures, set flush right, or of prose, set flush left, which may wrap.
 
-    Attributes:
-        title: its head.
+    Args:
         cells: one for each row.
         rank: 0 for columns that always show; of the others the highest is dropped first if the width is short.
-        prose: whether it is set flush left and may wrap; figures are flush right and never wrap.
         is_key: whether it identifies the row; each of several tables of Markdown repeats it.
     """
 
-    title: str
-    cells: tuple[str, ...]
-    rank: int = 0
-    prose: bool = False
-    is_key: bool = False
+    def __init__(
+        self, title: str, cells: Iterable[str], *, rank: int = 0, prose: bool = False, is_key: bool = False
+    ) -> None:
+        self.title, self.cells = title, tuple(cells)
+        self.rank, self.prose, self.is_key = rank, prose, is_key
 
     @property
     def least_width(self) -> int:
         """Smallest width in terminal cells."""
-        texts: Iterable[str] = self.cells
+        words = (word for cell in self.cells for word in cell.split())
+        return max(map(cell_len, (self.title, *(words if self.prose else self.cells))))
+
+    @property
+    def whole_width(self) -> int:
+        """Width in terminal cells if no cell wraps."""
+        return max(map(cell_len, (self.title, *self.cells)))
+
+    @property
+    def padded(self) -> list[str]:
+        """Title and cells of the same width."""
+        width, texts = self.whole_width, (self.title, *self.cells)
         if self.prose:
-            texts = (word for cell in self.cells for word in cell.split())
-        return max(map(cell_len, (self.title, *texts)))
+            return [set_cell_size(text, width) for text in texts]
+        return [" " * (width - cell_len(text)) + text for text in texts]
 
     def shortened(self, width: int) -> Column:
         """Return the column without the middle of cells that exceed this number of characters in Markdown."""
-        return replace(self, cells=tuple(_shortened(cell, width) for cell in self.cells))
+        cells = (_shortened(cell, width) for cell in self.cells)
+        return Column(self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Grid:
-    """A table of words.
+    """A table of words: columns with the same number of cells, and notes, which are lines below it."""
 
-    Attributes:
-        columns: columns with the same number of cells.
-        notes: lines below the table.
-    """
-
-    columns: tuple[Column, ...]
-    notes: tuple[str, ...] = ()
+    columns: Sequence[Column]
+    notes: Sequence[str] = ()
 
     @property
     def least_width(self) -> int:
@@ -66,42 +70,32 @@ class Grid:
     @property
     def whole_width(self) -> int:
         """Width in terminal cells if no cell wraps."""
-        return sum(self._widths) + GAP * (len(self.columns) - 1)
+        return sum(column.whole_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
         """The cells, row by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
+    def without_empty(self) -> Grid:
+        """Return the grid without its empty columns."""
+        return Grid([column for column in self.columns if any(column.cells)], self.notes)
+
     def fitted(self, width: int) -> Grid:
         """Return the grid without the columns that do not fit a width in terminal cells; a note names them."""
         grid, dropped = self, list[Column]()
         while grid.least_width > width and (optional := [column for column in grid.columns if column.rank]):
-            first = max(optional, key=lambda column: column.rank)
-            dropped.append(first)
-            grid = replace(grid, columns=tuple(column for column in grid.columns if column is not first))
+            dropped.append(max(optional, key=lambda column: column.rank))
+            grid = Grid([column for column in grid.columns if column is not dropped[-1]], grid.notes)
         if not dropped:
             return self
         titles = ", ".join(column.title for column in self.columns if column in dropped)
-        return replace(grid, notes=(*grid.notes, f"not shown, too wide: {titles} (see the CSV)"))
-
-    @property
-    def _widths(self) -> list[int]:
-        return [max(map(cell_len, (column.title, *column.cells))) for column in self.columns]
+        return Grid(grid.columns, (*grid.notes, f"not shown, too wide: {titles} (see the CSV)"))
 
     def text(self) -> list[str]:
         """Return the grid as lines of plain text, its head first."""
-        widths = self._widths
-        lines = [tuple(column.title for column in self.columns), *self.lines]
-        return [
-            (" " * GAP)
-            .join(
-                set_cell_size(cell, width) if column.prose else " " * (width - cell_len(cell)) + cell
-                for column, width, cell in zip(self.columns, widths, line, strict=True)
-            )
-            .rstrip()
-            for line in lines
-        ]
+        padded = zip(*(column.padded for column in self.columns), strict=True)
+        return [(" " * GAP).join(line).rstrip() for line in padded]
 
     def markdown(self) -> str:
         """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each."""
@@ -110,20 +104,18 @@ class Grid:
 
     def listed(self) -> list[str]:
         """Return a line for each column that is not a key: its values, with their rows if they differ."""
-        labels = [
-            " · ".join(f"{column.title} {column.cells[index]}" for column in self.columns if column.is_key)
-            for index in range(len(self.lines))
-        ]
+        titled = [[f"{column.title} {cell}" for cell in column.cells] for column in self.columns if column.is_key]
+        labels = [" · ".join(words) for words in zip(*titled, strict=True)]
         lines = []
         for column in self.columns:
             values = [(cell, label) for cell, label in zip(column.cells, labels, strict=True) if cell]
             if column.is_key or not values:
                 continue
-            labeled = [f"{cell} ({label})" for cell, label in values]
+            text = ", ".join(labeled := [f"{cell} ({label})" for cell, label in values])
             if len(dict(values)) == 1 and len(values) == len(labels):
                 text = values[0][0]
-            else:
-                text = ", ".join(labeled) if len(labeled) <= _MOST_LISTED else f"{labeled[0]} … {labeled[-1]}"
+            elif len(labeled) > _MOST_LISTED:
+                text = f"{labeled[0]} … {labeled[-1]}"
             lines.append(f"{column.title}: {text}")
         return lines
 
@@ -163,7 +155,6 @@ def _markdown_lines(columns: Sequence[Column]) -> list[str]:
 
 
 def _markdown_width(columns: Sequence[Column]) -> int:
-    """Characters of the widest line of a table."""
     return max(map(len, _markdown_lines(columns)))
 
 

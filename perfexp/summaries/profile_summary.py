@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -39,40 +38,34 @@ def files(record: Record) -> list[str]:
 
 def sentences(record: Record) -> list[str]:
     """Return lines for each profile: tool, calls, duration, and its findings."""
-    profiled = [point for point in points(record) if point.status is Status.OK]
     timed = {point.key: point for point in record.points}
-    names = _names(profiled)
     return [
         f"{name}: {text}" if name else text
-        for name, point in zip(names, profiled, strict=True)
-        for text in _of(point, timed.get(profiled_key(point.key)))
+        for name, point in _named_profiles(record)
+        for text in _findings(point, timed.get(profiled_key(point.key)))
     ]
 
 
 def tables(record: Record) -> list[tuple[str, Grid]]:
     """Return tables with their titles: kernels, operators, and the launches of each part of a call."""
-    profiled = [point for point in points(record) if point.status is Status.OK]
     titled: list[tuple[str, Grid]] = []
-    for name, point in zip(_names(profiled), profiled, strict=True):
+    for name, point in _named_profiles(record):
         facts = _facts(point)
-        steps = max(1, int(facts.get("steps") or 1))
-        where = f" ({name})" if name else ""
-        for what in ("kernels", "operators"):
-            if rows := facts.get(what):
-                whole = facts.get(f"{what.removesuffix('s')}_names", len(rows))
-                shown = min(len(rows), _ROWS)
-                title = f"top {shown} of {whole} {what} by {facts['profiler']}{where}"
-                own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operators" else None
-                grid = _ranked(rows[:_ROWS], steps, what.removesuffix("s"), "self per call" if own else "per call")
-                titled.append((title, replace(grid, notes=(own,)) if own else grid))
+        by = f"by {facts['profiler']}{f' ({name})' if name else ''}"
+        for what in ("kernel", "operator"):
+            if rows := facts.get(f"{what}s"):
+                title = f"top {min(len(rows), _ROWS)} of {facts.get(f'{what}_names', len(rows))} {what}s {by}"
+                own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operator" else None
+                steps = max(1, int(facts.get("steps") or 1))
+                titled.append((title, _ranked(rows, steps, what, "self per call" if own else "per call", own)))
         if rows := facts.get("ranges"):
-            titled.append((f"launches of each part, by {facts['profiler']}{where}", _ranges(rows[:_ROWS])))
+            titled.append((f"launches of each part, {by}", _ranges(rows[:_ROWS])))
     return titled
 
 
 def kernel_grid(rows: list[Mapping[str, Any]]) -> Grid:
     """Return the kernels of a whole profile (`name`, `count`, `seconds` and `share` of each) as a table."""
-    return _ranked(rows[:_ROWS], 1, "kernel", "in all")
+    return _ranked(rows, 1, "kernel", "in all")
 
 
 def commands(record: Record) -> list[str]:
@@ -123,14 +116,15 @@ def _facts(point: Point) -> Any:
     return point.facts.get("profile")
 
 
-def _names(profiled: list[Point]) -> list[str]:
-    """Labels that distinguish the profiles."""
+def _named_profiles(record: Record) -> list[tuple[str, Point]]:
+    """The successful profiles, with labels that distinguish them."""
+    profiled = [point for point in points(record) if point.status is Status.OK]
     keys = [profiled_key(point.key) for point in profiled]
     fields = varying(keys)
-    return [label(key, fields) if fields else "" for key in keys]
+    return [(label(key, fields), point) for key, point in zip(keys, profiled, strict=True)]
 
 
-def _of(point: Point, timed: Point | None) -> Iterator[str]:
+def _findings(point: Point, timed: Point | None) -> Iterator[str]:
     facts = _facts(point)
     steps, warmup = int(facts.get("steps") or 0), facts.get("warmup")
     tool = " ".join(filter(None, (str(facts["profiler"]), str(facts.get("version") or ""))))
@@ -153,29 +147,27 @@ def _of(point: Point, timed: Point | None) -> Iterator[str]:
         yield one_line(f"{report} has no rows: {why} in these calls")
 
 
-def _ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str = "per call") -> Grid:
-    return Grid(
-        columns=(
-            Column(title="share", cells=tuple(f"{row['share'] * 1e2:.1f} %" for row in rows)),
-            Column(title=time, cells=tuple(format_seconds(row["seconds"] / steps) for row in rows)),
-            Column(title="times", cells=tuple(digits(row["count"] / steps) for row in rows), rank=1),
-            Column(title=what, cells=tuple(_short(str(row["name"])) for row in rows), prose=True, is_key=True),
-        )
-    )
+def _ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str, note: str | None = None) -> Grid:
+    rows = rows[:_ROWS]
+    columns = [
+        Column("share", (f"{row['share'] * 1e2:.1f} %" for row in rows)),
+        Column(time, (format_seconds(row["seconds"] / steps) for row in rows)),
+        Column("times", (digits(row["count"] / steps) for row in rows), rank=1),
+        Column(what, (_short(str(row["name"])) for row in rows), prose=True, is_key=True),
+    ]
+    return Grid(columns, [note] if note else [])
 
 
 def _ranges(rows: list[Mapping[str, Any]]) -> Grid:
-    return Grid(
-        columns=(
-            Column(title="part", cells=tuple(one_line(str(row["name"])) for row in rows), prose=True, is_key=True),
-            Column(title="kernels", cells=tuple(digits(row["kernels"]) for row in rows)),
-            Column(title="device busy", cells=tuple(format_seconds(row["busy_seconds"]) for row in rows)),
-            Column(title="span", cells=tuple(format_seconds(row["span_seconds"]) for row in rows), rank=1),
-        )
-    )
+    columns = [
+        Column("part", (one_line(str(row["name"])) for row in rows), prose=True, is_key=True),
+        Column("kernels", (digits(row["kernels"]) for row in rows)),
+        Column("device busy", (format_seconds(row["busy_seconds"]) for row in rows)),
+        Column("span", (format_seconds(row["span_seconds"]) for row in rows), rank=1),
+    ]
+    return Grid(columns)
 
 
 def _short(name: str) -> str:
-    """A kernel's name without the common prefix, cut to a line."""
     text = one_line(name).removeprefix("void ")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+
+import msgspec
 
 from perfexp.profilers import is_profile
-from perfexp.records.record import Key, Status, is_layers
+from perfexp.records.record import Key, Point, Status, is_layers
 
 #: Seconds until a worker has loaded torch and the model, and of a cold start.
 _LOADING_SECONDS, _COLD_START_SECONDS = 5.0, 5.0
@@ -15,20 +16,15 @@ _LOADING_SECONDS, _COLD_START_SECONDS = 5.0, 5.0
 _LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
 
 
-class Measured(Protocol):
-    """The part of a point's result that an estimate needs."""
+class Result(msgspec.Struct, kw_only=True):
+    """A line of points.jsonl without its samples, which are most of it."""
 
-    @property
-    def key(self) -> Key: ...
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def wall_seconds(self) -> float | None: ...
+    key: Key
+    status: Status
+    wall_seconds: float | None = None
 
 
-def measured_seconds(results: Iterable[Measured]) -> list[float]:
+def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
     """Wall time of each timed point that succeeded."""
     return [
         result.wall_seconds

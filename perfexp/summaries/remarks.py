@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
-from perfexp.records.record import Key, Point, Record, Status
+from perfexp.records.record import Key, Record, Status
 from perfexp.records.summary import Row, scalings
 from perfexp.records.units import counted
-from perfexp.summaries.subject import label, one_line, varying
+from perfexp.summaries.subject import distinguishing, label, one_line, varying
 from perfexp.summaries.wording import scaling_text
 
 #: A figure in a message, with its sign and its percent sign.
@@ -20,14 +21,9 @@ _FIGURE = re.compile(r"(?<![\w.])[-+±]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?%)?")
 #: bad a value is, where it is not worse the further it is from zero.
 _PLACES = {"too_few_samples": 1}
 _BADNESS: dict[str, Callable[[float], float]] = {
-    "launch_bound": lambda share: -share,
-    "too_few_samples": lambda effective: -effective,
-    "phases_disagree": lambda ratio: abs(ratio - 1),
-    "ranks_disagree": lambda ratio: abs(ratio - 1),
-    "scaling_unexpected": lambda ratio: abs(ratio - 1),
+    **dict.fromkeys(("launch_bound", "too_few_samples"), operator.neg),
+    **dict.fromkeys(("phases_disagree", "ranks_disagree", "scaling_unexpected"), lambda ratio: abs(ratio - 1)),
 }
-
-
 _SEVERITIES = list(Severity)
 
 
@@ -58,7 +54,7 @@ class Raised:
 
     @property
     def _place(self) -> str:
-        """`224`, `224 and 3 more points` or `224, the worst of 4 points`."""
+        """Return `224`, `224 and 3 more points` or `224, the worst of 4 points`."""
         others = len(self.where) - 1
         if others and self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} points"
@@ -94,10 +90,9 @@ def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
     """All diagnostics of a run, the most severe first; each code once, or once for each help that points need.
 
     Args:
-        record: any run.
-        rows: its rows, whose diagnostics include the statistical ones.
+        rows: rows of the record, whose diagnostics include the statistical ones.
     """
-    fields = varying(row.key for row in rows) or ("input_size", "batch_size")
+    fields = distinguishing(row.key for row in rows)
     groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
     raised = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]
     batches = {(row.key.phase, row.key.batch_size) for row in rows}
@@ -121,29 +116,23 @@ def _beside(key: Key) -> tuple[str, int] | None:
 def _worst_first(places: list[tuple[str, Diagnostic]]) -> Raised:
     if _comparable([diagnostic for _, diagnostic in places]):
         badness = _BADNESS.get(places[0][1].code, abs)
-        places = sorted(places, key=lambda place: -badness(_number(_figure(place[1]))))
+        places = sorted(places, key=lambda place: badness(_number(_figure(place[1]))), reverse=True)
     return Raised(
         diagnostics=tuple(diagnostic for _, diagnostic in places), where=tuple(where for where, _ in places if where)
     )
 
 
 def scaling_lines(rows: Sequence[Row]) -> list[str]:
-    """A line for each group of sizes: which, and how its time depends on the size.
-
-    Args:
-        rows: rows of one run.
-    """
-    known = scalings(rows)
+    """A line for each group of sizes of one run: which, and how its time depends on the size."""
     fields = [field for field in varying(row.key for row in rows) if field != "input_size"]
-    names = [label(scaling.key, fields) for scaling in known]
-    return [": ".join(filter(None, (name, scaling_text(each)))) for name, each in zip(names, known, strict=True)]
+    parts = ((label(scaling.key, fields), scaling_text(scaling)) for scaling in scalings(rows))
+    return [": ".join(filter(None, pair)) for pair in parts]
 
 
 def failures(record: Record) -> list[str]:
     """A line for each point that did not end well: which, how, and why."""
-    return [_failure(point) for point in record.points if point.status is not Status.OK]
-
-
-def _failure(point: Point) -> str:
-    reason = f": {one_line(point.error)}" if point.error else ""
-    return f"{label(point.key)}: {point.status.value}{reason}"
+    return [
+        f"{label(point.key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}"
+        for point in record.points
+        if point.status is not Status.OK
+    ]

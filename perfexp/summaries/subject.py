@@ -16,10 +16,6 @@ class Subject:
     """The subject of a plan, by the names that its user chose.
 
     Attributes:
-        model: `resnet50`, …
-        algorithm: convolution algorithm; `default`, `winograd`, …
-        mode: `train`, `inference` or `train_inference`.
-        precision: `fp32`, `amp_bf16`, …
         execution: `eager`, or the settings that differ from it.
         device: name of the device (`2 × NVIDIA H200` for several), or None if unknown.
     """
@@ -37,14 +33,15 @@ class Subject:
 
 def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> Subject:
     """Return the subject of a resolved plan, and the device of an environment."""
-    device = (environment or {}).get("device")
+    algorithm, facts = plan.get("algorithm"), environment or {}
+    has_layers = isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))  # some have an algorithm of their own
     return Subject(
         model=_node_name(plan, "model"),
-        algorithm=_node_name(plan, "algorithm") + ("+layers" if _has_layers(plan) else ""),
+        algorithm=_node_name(plan, "algorithm") + ("+layers" if has_layers else ""),
         mode=_node_name(plan, "mode"),
         precision=_node_name(plan, "precision"),
         execution=_execution(plan.get("execution")),
-        device=_devices(device, (environment or {}).get("ranks")),
+        device=_devices(facts.get("device"), facts.get("ranks")),
     )
 
 
@@ -52,12 +49,11 @@ def _devices(device: Any, ranks: Any) -> str | None:
     """The device's name, with the number of ranks."""
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
-    devices = ranks.get("devices") if isinstance(ranks, Mapping) else None
+    name, devices = one_line(str(device["name"])), ranks.get("devices") if isinstance(ranks, Mapping) else None
     if not isinstance(devices, list) or len(devices) < 2:
-        return one_line(str(device["name"]))
-    if ranks.get("backend") == "gloo":  # processes that share a CPU
-        return f"{one_line(str(device['name']))} ({len(devices)} ranks)"
-    return f"{len(devices)} × {one_line(str(device['name']))}"
+        return name
+    is_shared = ranks.get("backend") == "gloo"  # processes that share a CPU
+    return f"{name} ({len(devices)} ranks)" if is_shared else f"{len(devices)} × {name}"
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
@@ -66,22 +62,21 @@ def varying(keys: Iterable[Key]) -> tuple[str, ...]:
     return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1)
 
 
+def distinguishing(keys: Iterable[Key]) -> tuple[str, ...]:
+    """Return the fields that differ between the keys; size and batch size if none does."""
+    return varying(keys) or ("input_size", "batch_size")
+
+
 def constant(keys: Iterable[Key]) -> tuple[str, ...]:
     """Return the fields that are the same in all keys and belong into a header: no replicate."""
-    key_list = list(keys)
-    return tuple(field for field in _KEY_FIELDS[:-1] if field not in varying(key_list))
+    fields = varying(keys)
+    return tuple(field for field in _KEY_FIELDS[:-1] if field not in fields)
 
 
 def shape(keys: Iterable[Key]) -> str:
     """Return the input size and the batch size of all keys: `224 · batch 4`; empty if both vary."""
     key_list = list(keys)
     return label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")]) if key_list else ""
-
-
-def _has_layers(plan: Mapping[str, Any]) -> bool:
-    """Whether some layers have an algorithm of their own."""
-    algorithm = plan.get("algorithm")
-    return isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))
 
 
 def label(key: Key, fields: Sequence[str] = _KEY_FIELDS) -> str:

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Metric, Record, Status
+from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, is_clearly_below, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import Raised, failures
 from perfexp.summaries.subject import constant, label, one_line, subject
-from perfexp.summaries.wording import bare_time, find_metric, median_text, rate_text
+from perfexp.summaries.wording import (
+    bare_time,
+    find_metric,
+    median_text,
+    median_title,
+    rate_text,
+    time_kinds,
+)
 
 #: The axis of a sweep over numbers of devices.
 _GPU_COUNT = "gpu.count"
@@ -44,12 +51,7 @@ def setting(records: Sequence[Record]) -> str:
 
 
 def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnostic]:
-    """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer.
-
-    Args:
-        sweep: the summary.
-        records: those of its runs, as far as there are any.
-    """
+    """By its number each run with a warning that only the other runs show: several GPUs that are slower than fewer."""
     counts: dict[tuple[object, ...], list[tuple[int, int, estimators.Interval]]] = {}
     for child, record in paired(sweep, records):
         rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != _GPU_COUNT))
@@ -57,14 +59,14 @@ def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnos
             if row.samples_per_second:
                 group = counts.setdefault((rest, row.key), [])
                 group.append((int(child.axes[_GPU_COUNT]), child.job, row.samples_per_second))
-    ratios: dict[int, list[tuple[float, int, int]]] = {}
+    worst: dict[int, tuple[float, int, int]] = {}
     for group in counts.values():
         for count, job, rate in group:
-            fewer = [each for each in group if each[0] < count and is_clearly_below(rate, each[2])]
+            fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[2])]
             if fewer:
-                best, _, most = max(fewer, key=lambda each: each[2].value)
-                ratios.setdefault(job, []).append((rate.value / most.value, count, best))
-    worst = {job: min(each) for job, each in ratios.items()}
+                best, _, most = max(fewer, key=lambda other: other[2].value)
+                slower = (rate.value / most.value, count, best)
+                worst[job] = min(worst.get(job, slower), slower)
     return {
         job: diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=fewer)
         for job, (ratio, count, fewer) in worst.items()
@@ -72,52 +74,38 @@ def diagnostics_of(sweep: Sweep, records: Sequence[Record]) -> dict[int, Diagnos
 
 
 def diagnostic_lines(sweep: Sweep, records: Sequence[Record]) -> list[str]:
-    """A line for each warning that only the other runs show, and its help below it.
-
-    Args:
-        sweep: the summary.
-        records: those of its runs, as far as there are any.
-    """
+    """A line for each warning that only the other runs show, and its help below it."""
     names = {child.job: one_line(child.name) for child in sweep.children}
-    lines = []
-    for job, doubt in diagnostics_of(sweep, records).items():
-        lines += Raised(diagnostics=(doubt,), where=(f"run {job} {names[job]}",)).lines
-    return lines
+    return [
+        line
+        for job, diagnostic in diagnostics_of(sweep, records).items()
+        for line in Raised(diagnostics=(diagnostic,), where=(f"run {job} {names[job]}",)).lines
+    ]
 
 
 def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     """Return a line for each run, or for each of its phases: the axes, the time, and how it ended."""
-    pairs = paired(sweep, records)
-    axes = dict.fromkeys(name for child, _ in pairs for name in child.axes)
-    lines = [(child, rows_of_line) for child, record in pairs for rows_of_line in _by_phase(record)]
-    phases = dict.fromkeys(row.key.phase for _, rows_of_line in lines for row in rows_of_line)
-    kinds = dict.fromkeys(kind for _, rows_of_line in lines for row in rows_of_line if (kind := row.time_kind))
+    lines = [(child, rows_of_phase) for child, record in paired(sweep, records) for rows_of_phase in _by_phase(record)]
+    children, tables = [child for child, _ in lines], [table for _, table in lines]
+    axes = dict.fromkeys(name for child in children for name in child.axes)
+    phases = {row.key.phase for table in tables for row in table}
+    kinds = time_kinds(row for table in tables for row in table)
     raised = diagnostics_of(sweep, records)
-    title = f"{next(iter(kinds))} p50 ± CI95" if len(kinds) == 1 else "p50 ± CI95"
     columns = [
-        Column(title="run", cells=tuple(str(child.job) for child, _ in lines), is_key=True),
-        *(Column(title=name, cells=tuple(one_line(child.axes.get(name, "")) for child, _ in lines)) for name in axes),
-        Column(
-            title="phase",
-            cells=tuple(
-                rows_of_line[0].key.phase if rows_of_line and len(phases) > 1 else "" for _, rows_of_line in lines
-            ),
-        ),
-        Column(title=title, cells=tuple(_times(rows_of_line) for _, rows_of_line in lines)),
-        Column(title="time", cells=tuple(_kinds(rows_of_line) if len(kinds) > 1 else "" for _, rows_of_line in lines)),
-        Column(title="samples/s", cells=tuple(_rates(rows_of_line) for _, rows_of_line in lines), rank=1),
-        Column(title="algorithm coverage", cells=tuple(_shares(rows_of_line) for _, rows_of_line in lines), rank=1),
-        Column(
-            title="remarks",
-            cells=tuple(_remarks(child, rows_of_line, raised.get(child.job)) for child, rows_of_line in lines),
-            prose=True,
-        ),
+        Column("run", (str(child.job) for child in children), is_key=True),
+        *(Column(name, [one_line(child.axes.get(name, "")) for child in children]) for name in axes),
+        Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
+        Column(f"{median_title(kinds)} ± CI95", map(_times, tables)),
+        Column("time", (", ".join(time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
+        Column("samples/s", map(_rates, tables), rank=1),
+        Column("algorithm coverage", map(_shares, tables), rank=1),
+        Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
-    return Grid(columns=tuple(column for column in columns if any(column.cells)))
+    return Grid(columns).without_empty()
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:
-    """The rows of each phase; one empty list without rows."""
+    """The rows of each phase; one empty table without rows."""
     phases: dict[str, list[Row]] = {}
     for row in rows(record) if record else []:
         phases.setdefault(row.key.phase, []).append(row)
@@ -149,10 +137,6 @@ def _times(table: Sequence[Row]) -> str:
     return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
 
 
-def _kinds(table: Sequence[Row]) -> str:
-    return ", ".join(dict.fromkeys(row.time_kind for row in table if row.time_kind))
-
-
 def _rates(table: Sequence[Row]) -> str:
     timed = _timed(table)
     return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
@@ -166,16 +150,12 @@ def _shares(table: Sequence[Row]) -> str:
     return " … ".join(texts)
 
 
-def _remarks(child: SweepChild, known: Sequence[Row], raised: Diagnostic | None) -> str:
+def _remarks(child: SweepChild, table: Sequence[Row], raised: Diagnostic | None) -> str:
     """Number of points, the status of a run that did not end well, and the codes of its errors and warnings."""
-    codes = dict.fromkeys(doubt.code for row in known for doubt in row.doubts if not doubt.is_note)
-    codes |= {raised.code: None} if raised else {}
-    points = [f"{len(_timed(known))} of {len(known)} points"] if len(known) > 1 else []
-    fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in map(_fitting, known) if metric and metric.value)
+    points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     status = [] if child.status is Status.OK else [child.status.value]
+    fitting = (find_metric(row, "batch_that_fits") for row in table)
+    fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in fitting if metric and metric.value)
+    codes = dict.fromkeys(diagnostic.code for row in table for diagnostic in row.doubts if not diagnostic.is_note)
+    codes |= {raised.code: None} if raised else {}
     return ", ".join([*points, *status, *fits, *codes])
-
-
-def _fitting(row: Row) -> Metric | None:
-    """The batch size that would have fitted, if a point ran out of memory."""
-    return find_metric(row, "batch_that_fits")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.record import Metric
@@ -32,25 +33,19 @@ _TITLES = {
 }
 #: Metrics shown in percent.
 _SHARES = (
-    "mfu",
-    "mfu_of_ceiling",
-    "accuracy",
-    "layers/closure",
-    "layers/gap_share",
-    "layers/unattributed_share",
-    "algorithm/flops_share",
+    *("mfu", "mfu_of_ceiling", "accuracy", "algorithm/flops_share"),
+    *("layers/closure", "layers/gap_share", "layers/unattributed_share"),
 )
-
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 
 
-def time_text(interval: estimators.Interval) -> str:
-    """Return a time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+def with_width(interval: estimators.Interval, text: str) -> str:
+    """Return a figure's text with the relative half-width of its interval, or `no interval`."""
     width = interval.relative_half_width
-    return f"{bare_time(interval)} ± {percent(width)}" if width is not None else f"{bare_time(interval)}, no interval"
+    return f"{text} ± {percent(width)}" if width is not None else f"{text}, no interval"
 
 
 def range_text(interval: estimators.Interval) -> str:
@@ -65,16 +60,16 @@ def range_text(interval: estimators.Interval) -> str:
 
 def bare_time(interval: estimators.Interval) -> str:
     """Return a time with as many digits as its interval supports, without the interval."""
-    figures = supported_digits(interval)
-    return units.format_seconds(_rounded(interval.value, figures), figures)
+    figures, value = _rounded(interval)
+    return units.format_seconds(value, figures)
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
     """Return a rate per second with the digits that its interval supports, `≈` without one; empty for None."""
     if interval is None:
         return ""
-    figures = supported_digits(interval)
-    return known_or_about(interval, units.digits(_rounded(interval.value, figures), figures))
+    figures, value = _rounded(interval)
+    return known_or_about(interval, units.digits(value, figures))
 
 
 def known_or_about(interval: estimators.Interval, text: str) -> str:
@@ -103,9 +98,19 @@ def percent(fraction: float) -> str:
     return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0 else f"{units.digits(value, 1)} %"
 
 
+def time_kinds(rows: Iterable[Row]) -> list[str]:
+    """Return the names of the rows' representative times, each once."""
+    return list(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
+
+
+def median_title(kinds: Sequence[str]) -> str:
+    """Return the title of a column of medians, with the name of the time if there is only one."""
+    return f"{kinds[0]} p50" if len(kinds) == 1 else "p50"
+
+
 def median_text(row: Row) -> str:
-    """Return a row's median time with its interval; empty if nothing was timed."""
-    return time_text(row.time.median) if row.time else ""
+    """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without."""
+    return with_width(row.time.median, bare_time(row.time.median)) if row.time else ""
 
 
 def service_time(row: Row) -> tuple[str, estimators.Summary] | None:
@@ -158,10 +163,9 @@ def first_prediction_text(first: FirstPrediction) -> str:
     parts = {name: f"{name.replace('_', ' ')} {units.format_seconds(value)}" for name, value in first.parts.items()}
     summands = [text for name, text in parts.items() if name in TTFP_PARTS]
     others = [text for name, text in parts.items() if name not in TTFP_PARTS]
-    text = f"{units.format_seconds(first.total_seconds)} = {' + '.join(summands)}"
-    if others:
-        text += f"; alongside {', '.join(others)}"
-    return text + (f"; medians of {first.processes} processes" if first.processes > 1 else "")
+    alongside = f"; alongside {', '.join(others)}" if others else ""
+    medians = f"; medians of {first.processes} processes" if first.processes > 1 else ""
+    return f"{units.format_seconds(first.total_seconds)} = {' + '.join(summands)}{alongside}{medians}"
 
 
 def scaling_text(scaling: Scaling) -> str:
@@ -197,5 +201,6 @@ def _growth_text(exponent: estimators.Interval) -> str:
     return ", growing more slowly than the pixels" if slower else ""
 
 
-def _rounded(value: float, significant: int) -> float:
-    return float(f"{value:.{significant - 1}e}")
+def _rounded(interval: estimators.Interval) -> tuple[int, float]:
+    figures = supported_digits(interval)
+    return figures, float(f"{interval.value:.{figures - 1}e}")

@@ -14,7 +14,7 @@ import torch
 from perfexp import commands
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.layer_support import survey
-from perfexp.commands import model_support
+from perfexp.commands import list_options
 from perfexp.devices.cpu import CpuDevice
 from perfexp.host import installation
 from perfexp.models import Execution, Precision
@@ -77,7 +77,7 @@ def here(monkeypatch):
         told = entry.algorithms(config.typed(plain), RunPaths(Path("nowhere")), entry.Events(None))
         return json.loads(json.dumps(told))
 
-    monkeypatch.setattr(model_support, "query", query)
+    monkeypatch.setattr(list_options, "query", query)
 
 
 def run(capsys, *arguments):
