@@ -133,14 +133,14 @@ def _percentile(number: float, of_each: Sequence[Interval], samples: Samples, ta
 
 
 def detectable_ratio(component: Component, processes: int) -> float:
-    """Return the smallest relative difference that a comparison of two times by so many processes each shows.
+    """Return the smallest relative difference that a comparison of two times shows.
 
     Two-sided at 5 % with a power of 80 %: (t₀.₉₇₅ + t₀.₈) · √(2 s² / P) of the logarithms, with 2 (P - 1) degrees of
     freedom (Cohen, "Statistical Power Analysis", 1988, section 2.4).
 
     Args:
         component: variance between processes.
-        processes: P ≥ 2, of each of the two.
+        processes: P ≥ 2, the number of processes that measure each of the two times.
     """
     from scipy import special
 
