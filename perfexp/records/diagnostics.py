@@ -56,6 +56,13 @@ DIAGNOSTICS: dict[str, Rule] = {
         "the median moved by {relative:+.1%} from the first third of the samples to the last",
         "use a longer warm-up (stopping.warmup_seconds), and check what else changes on the machine",
     ),
+    "processes_differ": Rule(
+        NOTE,
+        "processes differ by more than their own calls explain",
+        "the medians of {processes} processes differ by {spread:.1%} (standard deviation), which their calls do not "
+        "show; the interval includes it",
+        "use more processes (replicate=N) for a narrower interval",
+    ),
     "scaling_unexpected": Rule(
         NOTE,
         "a time is far from the fit over the other sizes, or below that of a smaller size",

@@ -25,6 +25,8 @@ MEGAPIXEL = 1e6
 _ERROR_UNKNOWN = 0.05
 #: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
+#: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
+_PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
 #: Advice on getting more samples, by the reason for which a block ended.
 _MORE_SAMPLES = {
     "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
@@ -202,6 +204,7 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
     for other in points[1:]:
         known = {item.code for item in doubts}
         doubts += [item for item in (*other.doubts, *_statistical_doubts(other, kind)) if item.code not in known]
+    doubts += _process_doubts(points, kind)
     return Row(
         key=first.key,
         status=first.status,
@@ -391,6 +394,17 @@ def _statistical_doubts(point: Point, kind: str | None) -> list[Diagnostic]:
         advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
         found.append(diagnostics.make("too_few_samples", n=time.n, effective=effective, reached=reached, advice=advice))
     return found
+
+
+def _process_doubts(points: Sequence[Point], kind: str | None) -> list[Diagnostic]:
+    """A diagnostic if the processes' medians differ by more than the intervals of their calls explain."""
+    measured = _comparable(points, kind) if kind else []
+    found = [median for point in measured if (median := first_median_interval(point, kind or "")) and median.value > 0]
+    component = variance.between_processes([[median.value for median in found]])
+    within = [median.relative_half_width or 0.0 for median in found]
+    if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
+        return []
+    return [diagnostics.make("processes_differ", processes=len(found), spread=component.spread)]
 
 
 def _reached(achieved: float | None, target: float | None) -> str:

@@ -24,6 +24,8 @@ MAD_TO_SIGMA = 1.4826
 _OUTLIER_SIGMAS = 6.0
 #: Least relative distance of an outlier; samples of a clock with a coarse tick have a MAD of 0.
 _OUTLIER_FLOOR = 0.005
+#: Least relative change of the median that counts as a drift, and its standard errors.
+_DRIFT_FLOOR, _DRIFT_ERRORS = 0.002, 3.5
 #: Effective samples below which a mean has no interval.
 _LEAST_FOR_MEAN = 10
 #: Length up to which a sample of `device` takes more calls than the clock needs.
@@ -197,24 +199,43 @@ def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interva
 def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
     """Return the mean of all blocks (total time over calls); its interval also holds for other blocks.
 
-    It is the wider one of `mean_interval` over all samples and of the batch means' ± t · s / √B, with a block as a
-    batch (Law, "Simulation Modeling and Analysis", 2015, section 9.5.3).
+    It is the widest one of three: `mean_interval` over all samples; the batch means' ± t · s / √B, with a block as a
+    batch (Law, "Simulation Modeling and Analysis", 2015, section 9.5.3); and that of rare slow calls. If k groups of
+    outliers take a share of the time, their number is Poisson distributed and their length about exponential, so that
+    the share is known to ± 1.96 · √(2 / k) of itself.
 
     Args:
         blocks: samples of each block, at least one.
         tau: autocorrelation time of all samples; computed if not given.
     """
-    return _widened(mean_interval(np.concatenate(blocks), tau), [float(block.mean()) for block in blocks])
+    x = np.concatenate(blocks)
+    found = _widened(mean_interval(x, tau), [float(block.mean()) for block in blocks])
+    return _with_half(found, _rare_half_width(x))
+
+
+def _rare_half_width(x: Samples) -> float:
+    """Return the half-width of the mean that follows from rare groups of slow samples."""
+    median = float(np.median(x))
+    slow = np.asarray([index for index in outliers(x) if x[index] > median])
+    if not slow.size:
+        return 0.0
+    groups = 1 + int((np.diff(slow) > 1).sum())
+    return Z95 * math.sqrt(2 / groups) * float((x[slow] - median).sum()) / x.size
 
 
 def _widened(within: Interval, centers: Sequence[float]) -> Interval:
     """Widen an interval to the one that follows from the spread of at least three blocks."""
     if within.low is None or within.high is None or len(centers) < 3:
         return within
-    half = student95(len(centers) - 1) * float(np.std(centers, ddof=1)) / math.sqrt(len(centers))
-    return Interval(
-        value=within.value, low=min(within.low, within.value - half), high=max(within.high, within.value + half)
-    )
+    return _with_half(within, student95(len(centers) - 1) * float(np.std(centers, ddof=1)) / math.sqrt(len(centers)))
+
+
+def _with_half(interval: Interval, half: float) -> Interval:
+    """Return an interval that reaches at least a half-width to both sides of the value."""
+    if interval.low is None or interval.high is None:
+        return interval
+    value = interval.value
+    return Interval(value=value, low=min(interval.low, value - half), high=max(interval.high, value + half))
 
 
 def differ(one: Interval, other: Interval, tolerance: float) -> bool:
@@ -325,7 +346,7 @@ def drift(samples: ArrayLike) -> Drift | None:
         samples: shape (n,), in the order of time.
 
     Returns:
-        None for a change of at most 0.5 % or at most 3.5 standard errors.
+        None for a change of at most 0.2 % or at most 3.5 standard errors.
     """
     x = np.asarray(samples, dtype=np.float64)
     third = x.size // 3
@@ -340,10 +361,10 @@ def drift(samples: ArrayLike) -> Drift | None:
         return None
     error = math.hypot(_median_error(first, tau), _median_error(last, tau))
     relative = end / start - 1
-    if abs(relative) <= 0.005:
+    if abs(relative) <= _DRIFT_FLOOR:
         return None
     errors = abs(end - start) / error if error > 0 else math.inf
-    return Drift(relative=relative, standard_errors=errors) if errors > 3.5 else None
+    return Drift(relative=relative, standard_errors=errors) if errors > _DRIFT_ERRORS else None
 
 
 def outliers(samples: ArrayLike) -> tuple[int, ...]:

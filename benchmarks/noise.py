@@ -1,0 +1,171 @@
+"""What the printed ± of a whole run is worth on a scripted device whose noise and truth are known.
+
+    python benchmarks/noise.py [--runs=300] [NAME…]
+
+Each run takes the three times of a call of 5 ms in three processes, 20 s apart, as `stopping=normal` does. For `device`
+and for samples/s: the share of runs whose 95 % interval holds the truth, the share with a warning that names the cause,
+the share with either, and the median half-width. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from scipy.signal import lfilter
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfexp.devices import Cache
+from perfexp.devices.fake import FakeDevice
+from perfexp.measure.times import Times
+from perfexp.records.record import Key, Point, Status
+from perfexp.records.summary import Row, row
+from perfexp.stopping import Precision
+
+CALL_SECONDS, GAP_SECONDS, PROCESSES, LONGEST_SECONDS = 5e-3, 20.0, 3, 150.0
+#: Factor on a call's time, by the simulated time in seconds and the number of the process.
+Noise = Callable[[float, int], float]
+Source = Callable[[np.random.Generator], Noise]
+
+
+def iid(rng: np.random.Generator) -> Noise:
+    return lambda t, process: 1 + 0.01 * rng.standard_normal()
+
+
+def autoregressive(rho: float) -> Source:
+    def begin(rng: np.random.Generator) -> Noise:
+        values = iter(1 + 0.01 * lfilter([np.sqrt(1 - rho**2)], [1, -rho], rng.standard_normal(60_000))[1000:])
+        return lambda t, process: next(values)
+
+    return begin
+
+
+def clock_states(dwell_seconds: float) -> Source:
+    """Two clocks 3 % apart, each of which stays for an exponential time."""
+
+    def begin(rng: np.random.Generator) -> Noise:
+        changes = np.cumsum(rng.exponential(dwell_seconds, int(20 + 3 * LONGEST_SECONDS / dwell_seconds)))
+        first = rng.integers(2)
+        return lambda t, process: (
+            (1.0 if (np.searchsorted(changes, t) + first) % 2 else 1.03) * (1 + 0.002 * rng.standard_normal())
+        )
+
+    return begin
+
+
+def pink(rng: np.random.Generator) -> Noise:
+    """1/f noise of 1 % over the time of the run, in steps of a call."""
+    n = int(LONGEST_SECONDS / CALL_SECONDS)
+    frequencies = np.fft.rfftfreq(n)
+    frequencies[0] = np.inf
+    spectrum = rng.standard_normal(frequencies.size) + 1j * rng.standard_normal(frequencies.size)
+    values = np.fft.irfft(spectrum / np.sqrt(frequencies), n)
+    values = 1 + 0.01 * values / values.std()
+    return lambda t, process: float(values[int(t / CALL_SECONDS) % n])
+
+
+def outliers(rng: np.random.Generator) -> Noise:
+    """2 % of the calls take three times as long."""
+    return lambda t, process: (3.0 if rng.random() < 0.02 else 1.0) * (1 + 0.005 * rng.standard_normal())
+
+
+def bursts(rng: np.random.Generator) -> Noise:
+    """Calls are 30 % slower in bursts of 10 calls on average, every 100 calls on average."""
+    state = {"left": 0}
+
+    def factor(t: float, process: int) -> float:
+        if state["left"] == 0 and rng.random() < 1 / 100:
+            state["left"] = int(rng.geometric(1 / 10))
+        slow = state["left"] > 0
+        state["left"] -= slow
+        return (1.3 if slow else 1.0) * (1 + 0.005 * rng.standard_normal())
+
+    return factor
+
+
+def thermal(rng: np.random.Generator) -> Noise:
+    """The clock falls by 3 % with a time constant of 20 s under load, and recovers while there is none."""
+    state = {"time": 0.0, "warm": 0.0}
+
+    def factor(t: float, process: int) -> float:
+        idle = t - state["time"] > 1
+        state["warm"] += ((0.0 if idle else 1.0) - state["warm"]) * (1 - np.exp(-(t - state["time"]) / 20))
+        state["time"] = t
+        return float(1 + 0.03 * state["warm"]) * (1 + 0.001 * rng.standard_normal())
+
+    return factor
+
+
+def processes(rng: np.random.Generator) -> Noise:
+    effects = 1 + 0.01 * rng.standard_normal(PROCESSES)
+    return lambda t, process: float(effects[process]) * (1 + 0.002 * rng.standard_normal())
+
+
+#: Noise, true median of `device` and true mean of the loop in units of the call, and warnings that name the cause.
+NOISES: dict[str, tuple[Source, float, float, tuple[str, ...]]] = {
+    "iid 1 %": (iid, 1.0, 1.0, ()),
+    "AR(1) 0.5": (autoregressive(0.5), 1.0, 1.0, ()),
+    "AR(1) 0.9": (autoregressive(0.9), 1.0, 1.0, ()),
+    "2 % of calls × 3": (outliers, 1.0, 1.04, ()),
+    "bursts": (bursts, 1.0, 1 + 0.3 * 10 / 110, ("drift",)),
+    "two clocks, 0.5 s": (clock_states(0.5), 1.015, 1.015, ("drift", "clock_moved")),
+    "two clocks, 5 s": (clock_states(5.0), 1.015, 1.015, ("drift", "clock_moved", "processes_differ")),
+    "1/f 1 %": (pink, 1.0, 1.0, ("drift",)),
+    "thermal, 20 s": (thermal, 1.03, 1.03, ("drift",)),
+    "processes 1 %": (processes, 1.0, 1.0, ()),
+}
+
+
+def run(source: Source, seed: int) -> Row:
+    """The result of one run of three processes."""
+    noise, begun_seconds, points = source(np.random.default_rng(seed)), 0.0, []
+    for number in range(PROCESSES):
+        device = FakeDevice(enqueue_seconds=1e-5)
+
+        def call(number: int = number, device: FakeDevice = device, begun_seconds: float = begun_seconds) -> None:
+            device.launch(CALL_SECONDS * noise(begun_seconds + device.now_ns() * 1e-9, number))
+
+        key = Key(phase="inference", input_size=(224, 224), batch_size=1, precision="fp32", replicate=number)
+        point = Point(key=key, status=Status.OK)
+        rule = Precision(epsilon=0.01, min_seconds=1.0, max_seconds=5.0, tail_percentile=95.0)
+        Times(device=device, stopping=rule, percentiles=(50.0,), cache=Cache.warm, progress=lambda _: None).whole(
+            point, call, on_device=True
+        )
+        points.append(point)
+        begun_seconds += device.now_ns() * 1e-9 + GAP_SECONDS
+    return row(points, (50.0,))
+
+
+def line(name: str, runs: int) -> str:
+    source, median, mean, causes = NOISES[name]
+    held, warned, either, widths, rates = 0, 0, 0, [], 0
+    for seed in range(runs):
+        result = run(source, seed)
+        interval, rate = result.times["device"].median, result.samples_per_second
+        low, high = interval.low or 0.0, interval.high or np.inf
+        inside = low <= median * CALL_SECONDS <= high
+        named = any(doubt.code in causes for doubt in result.doubts)
+        held, warned, either = held + inside, warned + named, either + (inside or named)
+        widths.append(interval.relative_half_width or np.inf)
+        rates += rate is not None and (rate.low or 0.0) <= 1 / (mean * CALL_SECONDS) <= (rate.high or np.inf)
+    cells = [f"{count / runs:.1%}" for count in (held, warned, either, rates)]
+    return f"| {name} | {' | '.join(cells)} | ±{np.median(widths):.2%} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("names", nargs="*", default=list(NOISES))
+    arguments = parser.parse_args()
+    print("| noise | `device` holds the truth | warned | either | samples/s hold it | median ± |")
+    print("|---|---|---|---|---|---|")
+    for name in arguments.names:
+        print(line(name, arguments.runs), flush=True)
+
+
+if __name__ == "__main__":
+    main()

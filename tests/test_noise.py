@@ -1,0 +1,71 @@
+"""The ± of whole runs on a scripted device: what it holds, and in what order points have to be measured."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfexp.records.record import Key
+from perfexp.statistics import scaling, variance
+from perfexp.statistics.estimators import Interval
+from perfexp.sweep import order
+from tests.simulation import adapted
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+import noise
+
+#: Simulated runs, of which docs have 300.
+RUNS = 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AR(1) 0.5", "processes 1 %", "two clocks, 0.5 s"])
+def test_the_interval_of_three_processes_holds_the_truth(name):
+    source, median, *_ = noise.NOISES[name]
+    found = [noise.run(source, seed).times["device"].median for seed in range(RUNS)]
+    held = sum(one.low <= median * noise.CALL_SECONDS <= one.high for one in found)
+    assert held / RUNS >= adapted(0.92, nominal=0.97, runs=RUNS)
+
+
+def test_processes_that_differ_more_than_their_calls_are_noted():
+    codes = {doubt.code for doubt in noise.run(noise.clock_states(1e9), 0).doubts}
+    assert "processes_differ" not in codes
+    effects = [1.0, 1.05, 1.0]
+
+    def source(rng):
+        return lambda t, process: effects[process] * (1 + 0.001 * rng.standard_normal())
+
+    result = noise.run(source, 0)
+    assert "processes_differ" in {doubt.code for doubt in result.doubts}
+    assert result.processes == 3
+    assert result.spread == pytest.approx(np.expm1(np.std(np.log(effects), ddof=1)), rel=0.05)
+
+
+@pytest.mark.parametrize(("shuffled", "least", "most"), [(True, 0.9, 1.0), (False, 0.0, 0.1)])
+def test_a_slow_down_over_a_sweep_is_no_growth_with_the_size_in_random_order(shuffled, least, most):
+    sizes, held = np.linspace(224, 512, 100).round().astype(int), 0
+    keys = [Key(phase="inference", input_size=(int(s), int(s)), batch_size=1, precision="fp32") for s in sizes]
+    rng = np.random.default_rng(1)
+    for seed in range(40):
+        measured = order(keys, 0, seed) if shuffled else keys
+        slow = {key: 1 + 0.05 * place / len(keys) for place, key in enumerate(measured)}
+        times = [slow[key] * 1e-2 * key.pixels / 1e6 * (1 + 0.003 * rng.standard_normal()) for key in keys]
+        fit = scaling.fit_scaling([key.pixels / 1e6 for key in keys], times, [0.003] * len(keys))
+        held += fit.exponent is not None and fit.exponent.low <= 1 <= fit.exponent.high
+    assert least <= held / 40 <= most
+
+
+@pytest.mark.parametrize("within", [0.001, 0.01])
+def test_anchors_make_the_interval_of_one_process_hold_for_others(within):
+    rng, held, runs = np.random.default_rng(2), 0, 400
+    for _ in range(runs):
+        anchors = [np.exp(0.01 * rng.standard_normal(3) + within * rng.standard_normal(3)) for _ in range(3)]
+        component = variance.between_processes(anchors)
+        value = float(np.exp(0.01 * rng.standard_normal() + within * rng.standard_normal()))
+        own = Interval(value=value, low=value * (1 - 1.96 * within), high=value * (1 + 1.96 * within))
+        wide = variance.widened(own, component)
+        held += wide.low <= 1 <= wide.high
+    assert held / runs >= 0.92
+    assert wide.relative_half_width > own.relative_half_width
