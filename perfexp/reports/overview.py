@@ -25,6 +25,7 @@ from perfexp.summaries.wording import (
     percentile,
     range_text,
     rate_text,
+    scope,
     service_time,
     shortage,
     time_kinds,
@@ -36,7 +37,6 @@ _SHOWN_ELSEWHERE = (PEAK_MEMORY, DATA_SHARE, "memory/warmup_peak_bytes", "phases
 _RANKS = "ranks/"
 _SHARES = {"communication_share": "waiting for gradients", "scaling_efficiency": "scaling efficiency"}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
-_TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
@@ -54,7 +54,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         Column("memory", (metric_text(find_metric(row, PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    notes = (_shortage_note(rows, number, prefix) for number in asked)
+    notes = [scope(rows), *(_shortage_note(rows, number, prefix) for number in asked)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
@@ -72,9 +72,9 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 
 def processes(rows: Sequence[Row]) -> Grid | None:
-    """Return how far the processes that measured a point differ; None if each was measured by one."""
+    """Return how far the processes that measured each of several points differ; None if there is at most one."""
     totals = [row for row in rows if row.spread is not None and row.time]
-    if not totals:
+    if len(totals) < 2:
         return None
     kinds = _distinct(row.time_kind or "" for row in totals)
     medians = [row.time.median for row in totals if row.time]
@@ -86,8 +86,7 @@ def processes(rows: Sequence[Row]) -> Grid | None:
         Column("spread", (percent(row.spread or 0.0) for row in totals)),
         Column("processes", (str(row.processes) for row in totals)),
     ]
-    notes = [_TWO_PROCESSES] if any(row.processes == 2 for row in totals) else []
-    return Grid(columns, notes).without_empty()
+    return Grid(columns).without_empty()
 
 
 def metrics(rows: Sequence[Row]) -> Grid | None:

@@ -19,6 +19,7 @@ from perfexp.summaries.wording import (
     median_text,
     median_title,
     rate_text,
+    scope,
     time_kinds,
 )
 
@@ -101,7 +102,7 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
-    return Grid(columns).without_empty()
+    return Grid(columns, list(filter(None, [scope(row for table in tables for row in table)]))).without_empty()
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:

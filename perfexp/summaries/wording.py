@@ -40,6 +40,7 @@ _SHARES = (
 _WIDE_EXPONENT = 0.3
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
+_TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
 def with_width(interval: estimators.Interval, text: str) -> str:
@@ -117,6 +118,23 @@ def service_time(row: Row) -> tuple[str, estimators.Summary] | None:
     """Return the time whose percentiles a caller sees, with its name: the latency if it was measured."""
     kind = "latency" if "latency" in row.times else row.time_kind
     return (kind, row.times[kind]) if kind else None
+
+
+def scope(rows: Iterable[Row]) -> str:
+    """Return whom the ± of rows holds for, as a line; empty without a time."""
+    timed = [row for row in rows if row.time]
+    if not timed:
+        return ""
+    alone = [row for row in timed if row.processes == 1]
+    if any(not row.is_pooled for row in alone):
+        return "± one process: another run on this machine may differ by more (replicate=3)"
+    if alone:
+        anchors = units.counted(len(timed) - len(alone), "point")
+        return f"± this machine: another run, by the processes that measured {anchors}"
+    counts = " or ".join(map(str, sorted({row.processes for row in timed})))
+    spread = f", which differ by {percent(timed[0].spread)}" if len(timed) == 1 and timed[0].spread is not None else ""
+    few = f"; {_TWO_PROCESSES}" if counts == "2" else ""
+    return f"± this machine: another run of the same command ({counts} processes{spread}){few}"
 
 
 def percentile(summary: estimators.Summary, number: float) -> estimators.Interval:

@@ -1,5 +1,7 @@
 """What a record is in a tracking store, without one."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -129,7 +131,7 @@ def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_p
         ([(256, 256), (224, 224)], [256, 224]),
         ([(224, 224), (256, 224)], [0, 1]),
         ([(512, 1024), (256, 512)], [0, 1]),
-        ([(224, 224), (256, 256), (224, 224), (256, 256)], [0, 1, 2, 3]),
+        ([(224, 224), (256, 256), (224, 224), (256, 256)], [224, 256]),  # of two processes
     ],
 )
 def test_the_step_is_the_width_in_a_sweep_over_square_sizes_only(sizes, expected, make_record, tmp_path):
@@ -149,15 +151,17 @@ def test_an_exponent_that_there_is_not_is_dropped_and_says_why(make_record, tmp_
     assert "scaling/exponent: the time does not grow with the size" in content.tags["perfexp.dropped_metrics"]
 
 
-def test_what_processes_say_together_is_a_figure_at_the_first_of_them(make_record, tmp_path):
+def test_the_processes_of_a_point_make_one_figure(make_record, tmp_path):
     points = [timed_point(224, 1, "inference") for _ in range(3)]
     for index, point in enumerate(points):
         point.key = msgspec.structs.replace(point.key, replicate=index)
         point.series[0].samples = [sample * 1.02**index for sample in point.series[0].samples]
     content = payload.of_run(make_record(points=points), tmp_path)
-    found = {figure.name: figure for figure in content.figures if figure.name.startswith("latency_across/")}
+    found = {figure.name: figure for figure in content.figures if figure.name.startswith(("latency/", "point/"))}
     assert {figure.step for figure in found.values()} == {0}
-    assert found["latency_across/p50_ms"].value == pytest.approx(10 * 1.02, rel=1e-3)
-    assert found["latency_across/ci_low_ms"].value < 10 < 10.4 < found["latency_across/ci_high_ms"].value
-    assert found["latency_across/spread_percent"].value == pytest.approx(2, abs=0.01)
-    assert found["latency_across/processes_count"].value == 3
+    assert found["latency/p50_ms"].value == pytest.approx(10 * 1.02, rel=1e-3)
+    assert found["latency/ci_half_width_percent"].value == pytest.approx(
+        100 * math.sinh(4.303 * 0.0198 / 3**0.5), rel=0.02
+    )
+    assert found["point/spread_percent"].value == pytest.approx(2, abs=0.01)
+    assert found["point/processes_count"].value == 3
