@@ -38,7 +38,7 @@ from perfexp.records.record import (
 )
 from perfexp.reports import run_files
 from perfexp.tables import layer_tables
-from tests import forking
+from tests import composing, forking
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -91,6 +91,13 @@ def forked_processes() -> Iterator[None]:
     """Workers of the scripted device are forked: see tests/forking.py and `spawned`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "subprocess", forking.forking)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def remembered_compositions() -> Iterator[None]:
+    """Hydra composes each part of perfexp's own configuration once: see tests/composing.py."""
+    with composing.remembered():
         yield
 
 
