@@ -14,13 +14,14 @@ from perfexp.devices import lock
 from perfexp.main import main
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
+from tests import forking
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
 def start(folder, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "perfexp", *arguments],
+    return forking.start(
+        *arguments,
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -2,8 +2,6 @@
 
 import base64
 import http.server
-import subprocess
-import sys
 import threading
 from urllib.parse import quote
 
@@ -11,6 +9,7 @@ import pytest
 
 from perfexp.cli.overrides import parsed, without_credentials
 from perfexp.host import credentials
+from tests import forking
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.
 SECRETS = ("s3cr3t-plain", "s3cr3t%2Fslash", "s3cr3t at@sign", "s3cr3t:colon", "s3cr3t,comma", "s3cr3t'quote")
@@ -45,9 +44,7 @@ def server():
 
 def perfexp(folder, *arguments):
     """What a run prints, on stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "perfexp", *arguments], cwd=folder, capture_output=True, text=True, timeout=120
-    )
+    done = forking.run(*arguments, cwd=folder)
     return done.stdout + done.stderr
 
 
