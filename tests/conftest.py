@@ -20,7 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores run 
 import pytest
 from filelock import FileLock
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from perfexp.host import process
 from perfexp.main import main
@@ -330,6 +329,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real photographs, a temple and a flower, cut into six pictures each: two classes."""
+    from sklearn.datasets import load_sample_images  # with SciPy, which few tests need
+
     root = tmp_path_factory.mktemp("photographs")
     for name, pixels in zip(("temple", "flower"), load_sample_images().images, strict=True):
         (root / name).mkdir()

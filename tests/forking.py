@@ -139,6 +139,7 @@ def _run(module, arguments):
     if module == "perfexp":
         module = "perfexp.__main__"
         credentials._hidden.clear()  # as in another process
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `-m` does
     spec = importlib.util.find_spec(module)
     main = types.ModuleType("__main__")
     main.__file__, main.__spec__ = spec.origin, spec
