@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def main():
     run_files._png = lambda picture: picture and b"a picture"
     with composing.remembered():
         compose(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed"])  # forked processes remember it
+        tempfile.tempdir = None  # each case has its own
         for line in sys.stdin:
             case = json.loads(line)
             code = _wait(_forked(case), case["seconds"])
