@@ -20,7 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores run 
 import pytest
 from filelock import FileLock
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from perfexp.host import process
 from perfexp.main import main
@@ -38,7 +37,7 @@ from perfexp.records.record import (
 )
 from perfexp.reports import run_files
 from perfexp.tables import layer_tables
-from tests import forking
+from tests import composing, forking
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -91,6 +90,13 @@ def forked_processes() -> Iterator[None]:
     """Workers of the scripted device are forked: see tests/forking.py and `spawned`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "subprocess", forking.forking)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def remembered_compositions() -> Iterator[None]:
+    """Hydra composes each part of perfexp's own configuration once: see tests/composing.py."""
+    with composing.remembered():
         yield
 
 
@@ -323,6 +329,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real photographs, a temple and a flower, cut into six pictures each: two classes."""
+    from sklearn.datasets import load_sample_images  # with SciPy, which few tests need
+
     root = tmp_path_factory.mktemp("photographs")
     for name, pixels in zip(("temple", "flower"), load_sample_images().images, strict=True):
         (root / name).mkdir()

@@ -19,13 +19,15 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+from perfexp.host import credentials
+
 #: Descriptors that forked processes keep beside those that they are given.
 KEPT = set()
 #: Whether processes are forked at all.
 enabled = True
 #: Modules that are run in a forked process. One that has opened a database of SQLite's may not fork the sender: see
 #: sqlite.org/howtocorrupt.html.
-modules = {"perfexp.worker.entry"}
+modules = {"perfexp.worker.entry", "perfexp"}
 
 
 def module_of(command):
@@ -79,6 +81,27 @@ class Forked(subprocess.Popen):
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
+def start(*arguments, **options):
+    """Start perfexp with a new process's streams and session: for tests that signal it, or look at what it leaves.
+
+    Args:
+        arguments: of the command.
+        options: of `subprocess.Popen`.
+    """
+    return Forked([sys.executable, "-m", "perfexp", *arguments], **options)
+
+
+def run(*arguments, seconds=120, **options):
+    """Run perfexp to its end: a `subprocess.CompletedProcess` with what it printed, as text."""
+    with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 #: In place of the module `subprocess`, where processes are to be forked.
 forking = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
 
@@ -113,6 +136,10 @@ def _take_over(streams, pass_fds, cwd, env):
 
 def _run(module, arguments):
     """Run a module as `-m` does, and return its exit code."""
+    if module == "perfexp":
+        module = "perfexp.__main__"
+        credentials._hidden.clear()  # as in another process
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `-m` does
     spec = importlib.util.find_spec(module)
     main = types.ModuleType("__main__")
     main.__file__, main.__spec__ = spec.origin, spec

@@ -100,7 +100,8 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
 
 
 def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
-    code, _, [record] = run("model=alexnet", "gpu=cpu", "input_size=16", "ttfp=true", "tracking=none", "output_dir=x")
+    small = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu")
+    code, _, [record] = run(*small, "input_size=16", "ttfp=true", "tracking=none", "output_dir=x")
     assert (code, len(record.points)) == (1, 2)
     for point in record.points:
         assert point.status is Status.UNSUPPORTED
@@ -187,7 +188,8 @@ def test_training_on_photographs_learns_and_reports_its_accuracy(run, photograph
 
 @pytest.mark.slow
 def test_a_batch_larger_than_the_data_costs_its_point_only(run, photographs):
-    settings = ("model=alexnet", "data=images", f"data.root={photographs}", "data.workers=0", "input_size=64")
+    small = ("model=torchvision", "model.name=squeezenet1_1")
+    settings = (*small, "data=images", f"data.root={photographs}", "data.workers=0", "input_size=64")
     code, printed, [record] = run(
         *settings, "batch_size=[2,100]", "stopping=fixed", "ttfp=false", "tracking=none", "output_dir=x"
     )

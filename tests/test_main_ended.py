@@ -14,13 +14,14 @@ from perfexp.devices import lock
 from perfexp.main import main
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
+from tests import forking
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
 def start(folder, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "perfexp", *arguments],
+    return forking.start(
+        *arguments,
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -133,7 +134,7 @@ def test_a_folder_that_is_gone_is_what_keeps_a_worker_from_starting(run, tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_path):
-    process = start(tmp_path, *FAKE, sizes(60), "stopping.measure=4000", "output_dir=x")
+    process = start(tmp_path, *FAKE, sizes(30), "stopping.measure=4000", "output_dir=x")
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
     os.kill(worker_of(process), signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)

@@ -9,8 +9,18 @@ import pytest
 from perfexp.plan import config
 from perfexp.records.record import Record, Status, is_layers
 from perfexp.records.sweep_record import Sweep
+from tests.rotation import some_of
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
+
+
+#: Commands, and a folder of theirs with a report; some of them by the commit.
+REPORTED = [
+    ((*FAKE, "-m", "batch_size=1,2", "output_dir=s"), "s/1_2"),
+    ((*FAKE, "experiment=all", "model=fake", "output_dir=s"), "s/1_inference"),
+    ((*FAKE, "-m", "experiment=quick", "batch_size=1,2", "sweep.num_sizes=2"), "outputs/2_quick"),
+    ((*FAKE, "output_dir=x"), "x"),
+]
 
 
 def start(folder, *arguments):
@@ -67,15 +77,7 @@ def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "folder"),
-    [
-        ((*FAKE, "-m", "batch_size=1,2", "output_dir=s"), "s/1_2"),
-        ((*FAKE, "experiment=all", "model=fake", "output_dir=s"), "s/1_inference"),
-        ((*FAKE, "-m", "experiment=quick", "batch_size=1,2", "sweep.num_sizes=2"), "outputs/2_quick"),
-        ((*FAKE, "output_dir=x"), "x"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "folder"), some_of(REPORTED, 2))
 def test_the_command_in_a_report_measures_the_same_into_a_new_folder(run, tmp_path, arguments, folder):
     run.shared(*arguments)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")}

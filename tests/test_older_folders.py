@@ -13,10 +13,10 @@ COMMAND = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fi
 
 
 @pytest.fixture
-def older(tmp_path, monkeypatch, capsys):
+def older(tmp_path, monkeypatch, finished):
     """A run in the folder `x` as a version without a plan format left it: no format, no expected.json."""
     monkeypatch.chdir(tmp_path)
-    assert main([*COMMAND, "output_dir=x"]) == 0
+    assert finished(*COMMAND, "output_dir=x").copied(tmp_path).code == 0
     folder = tmp_path / "x"
     (folder / "expected.json").unlink()
     plan = yaml.safe_load((folder / "plan.yaml").read_text())
@@ -25,7 +25,6 @@ def older(tmp_path, monkeypatch, capsys):
     record = json.loads((folder / "record.json").read_text())
     del record["plan"]["format"]
     (folder / "record.json").write_text(json.dumps(record))
-    capsys.readouterr()
     return folder
 
 

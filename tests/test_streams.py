@@ -1,5 +1,6 @@
 """Output that nobody takes: a measurement goes on without it, with the same exit code and a complete record."""
 
+import itertools
 import os
 import shlex
 import signal
@@ -9,9 +10,19 @@ import sys
 import pytest
 
 from perfexp.records.record import Record, Status
+from tests.rotation import some_of
 
 FAKE = "model=fake gpu=fake tracking=none ttfp=false stopping=fixed batch_size=[1,2,3] output_dir=x"
 PERFEXP = f"{shlex.quote(sys.executable)} -m perfexp"
+
+
+#: Commands that measure nothing, and where their output goes; some of them by the commit.
+ENDING = some_of(
+    itertools.product(
+        ("--help", "--version", "list models", "env", "--cfg job model=fake"), ("| true", ">&-", "> /dev/full")
+    ),
+    7,
+)
 
 
 def shell(command, folder):
@@ -53,8 +64,7 @@ def test_a_failure_has_its_exit_code_also_when_nobody_hears_of_it(tmp_path):
     assert shell(f"{PERFEXP} nonsense=1 >&- 2>&-", tmp_path) == (2, "")
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "list models", "env", "--cfg job model=fake"])
-@pytest.mark.parametrize("where", ["| true", ">&-", "> /dev/full"])
+@pytest.mark.parametrize(("command", "where"), ENDING)
 def test_a_command_ends_as_ever_without_its_stdout(tmp_path, command, where):
     code, told = shell(f"{PERFEXP} {command} {where}", tmp_path)
     assert code == 0, told

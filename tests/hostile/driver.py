@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,8 +29,9 @@ import perfexp.reports.console
 import perfexp.tracking.mlflow_sink
 import perfexp.tracking.sender
 import perfexp.worker.entry
+from perfexp.cli.composition import compose
 from perfexp.reports import run_files
-from tests import forking
+from tests import composing, forking
 
 
 def main():
@@ -38,10 +40,13 @@ def main():
         module.subprocess = forking.forking
     # drawing takes longer than everything else, and is the last step: what is drawn has been read by then
     run_files._png = lambda picture: picture and b"a picture"
-    for line in sys.stdin:
-        case = json.loads(line)
-        code = _wait(_forked(case), case["seconds"])
-        print(json.dumps({"code": code}), flush=True)
+    with composing.remembered():
+        compose(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed"])  # forked processes remember it
+        tempfile.tempdir = None  # each case has its own
+        for line in sys.stdin:
+            case = json.loads(line)
+            code = _wait(_forked(case), case["seconds"])
+            print(json.dumps({"code": code}), flush=True)
 
 
 def _forked(case):

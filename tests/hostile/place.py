@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
+from tests import forking
 from tests.rotation import some_of
 
 HERE = Path(__file__).parent
@@ -244,11 +245,5 @@ def make_base(folder):
         [*given, f"output_dir={folder / 'run'}"],
         ["-m", *given, "batch_size=1,2", f"output_dir={folder / 'sweep'}"],
     ):
-        subprocess.run(
-            [sys.executable, "-m", "perfexp", *command],
-            check=True,
-            capture_output=True,
-            cwd=HERE.parent.parent,
-            timeout=300,
-        )
+        forking.run(*command, cwd=HERE.parent.parent, seconds=300).check_returncode()
     return folder

@@ -2,19 +2,18 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
+from tests import forking
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
 
 def start(folder, *arguments):
-    command = [sys.executable, "-m", "perfexp", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forking.start(*arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow

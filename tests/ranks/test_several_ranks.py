@@ -16,6 +16,7 @@ import pytest
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
+from tests import forking
 
 #: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
 NET = """
@@ -62,8 +63,7 @@ def home(tmp_path, monkeypatch):
 
 
 def perfexp(*arguments):
-    command = [sys.executable, "-m", "perfexp", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forking.run(*arguments, seconds=300)
 
 
 def ranks_of(folder):
@@ -79,14 +79,15 @@ def ranks_of(folder):
     return found
 
 
-def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
+def test_two_jobs_of_a_multirun_train_by_two_ranks_each_the_second_one_compiled(tmp_path):
     """A second job is where `torchrun -m perfexp --multirun` would hang."""
     folder = tmp_path / "sweep"
-    asked = ["-m", *MODEL[:-1], "batch_size=2,3", "probes.scaling=true"]
+    asked = ["-m", *MODEL, "execution=eager,compile", "probes.scaling=true"]
     ended = perfexp(*asked, *QUICK, f"output_dir={folder}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     records = [Record.load(path) for path in sorted(folder.glob("*/record.json"))]
     assert [record.status for record in records] == [Status.OK] * 2
+    assert [record.plan["execution"]["compile"] for record in records] == [None, "default"]
     for record in records:
         [point] = record.points
         values = {metric.name: metric.value for metric in point.metrics}
@@ -101,8 +102,7 @@ def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path):
 def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path):
     folder = tmp_path / "run"
     asked = [*MODEL, *QUICK, "input_size=[32,48]", "stopping.measure=40", f"output_dir={folder}"]
-    command = [sys.executable, "-m", "perfexp", *asked]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with forking.start(*asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         while not (folder / "points.jsonl").exists() and process.poll() is None:
             time.sleep(0.05)
         running = ranks_of(folder)
@@ -218,32 +218,17 @@ def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
     assert rank_process._of_all([[], []], [{"name": "A"}] * 2) == []
 
 
-def test_a_compiled_model_trains_by_two_ranks(tmp_path):
-    folder = tmp_path / "run"
-    ended = perfexp(*MODEL, *QUICK, "execution=compile", "probes.scaling=true", f"output_dir={folder}")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    [point] = Record.load(folder).points
-    assert {"ranks/all", "ranks/no_gradients", "ranks/alone"} <= {series.name for series in point.series}
-
-
-def test_an_inference_is_made_by_all_ranks_at_once(tmp_path):
-    folder = tmp_path / "run"
-    ended = perfexp(*MODEL, "mode=inference", *QUICK, f"output_dir={folder}")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    [point] = Record.load(folder).points
-    values = {metric.name: metric.value for metric in point.metrics}
-    assert {"ranks/samples_per_second", "ranks/0/samples_per_second", "ranks/1/samples_per_second"} <= values.keys()
-    assert "ranks/communication_share" not in values
-
-
-def test_the_memory_that_is_not_enough_fails_a_point_and_the_others_go_on(tmp_path):
+def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by_all_ranks_at_once(tmp_path):
     """A batch that no rank can take; both meet the same error, the first one writes it down."""
     folder = tmp_path / "run"
-    asked = [*MODEL, *QUICK, "input_size=64", "batch_size=[10000000,2]", f"output_dir={folder}"]
+    asked = [*MODEL, "mode=inference", *QUICK, "input_size=64", "batch_size=[10000000,2]", f"output_dir={folder}"]
     ended = perfexp(*asked)
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    statuses = {point.key.batch_size: point.status for point in Record.load(folder).points}
-    assert statuses == {10000000: Status.OOM, 2: Status.OK}
+    points = {point.key.batch_size: point for point in Record.load(folder).points}
+    assert {size: point.status for size, point in points.items()} == {10000000: Status.OOM, 2: Status.OK}
+    values = {metric.name: metric.value for metric in points[2].metrics}
+    assert {"ranks/samples_per_second", "ranks/0/samples_per_second", "ranks/1/samples_per_second"} <= values.keys()
+    assert "ranks/communication_share" not in values
 
 
 @pytest.mark.parametrize(
