@@ -17,8 +17,8 @@ from perfexp.statistics import estimators, scaling, variance
 
 #: Times that can represent a point, best first.
 TIME_KINDS = ("device", "latency", "throughput")
-#: Parts of a cold start in order; the first prediction exists after `first_call`.
-TTFP_PARTS = ("imports", "context", "weights", "first_call")
+#: Series of a cold start that is not part of the first prediction.
+AFTERWARDS = "ttfp/second_call"
 #: Pixels per unit of size of a scaling model.
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
@@ -89,14 +89,16 @@ class FirstPrediction:
 
     Attributes:
         key: identity of the point.
-        parts: median seconds of `imports`, `context`, `weights`, `first_call` and `second_call` over the processes.
-        total_seconds: sum of the parts up to the first prediction.
+        parts: median seconds of the parts over the processes: `process` (its start), `imports`, `context`, `data`,
+            `weights`, `inputs`, `first_call`, and `second_call` after it.
+        total: wall time from the start of a process to its first prediction, waits for the device left out, in
+            seconds; with an interval for several processes.
         processes: number of measured processes.
     """
 
     key: Key
     parts: dict[str, float]
-    total_seconds: float
+    total: estimators.Interval
     processes: int
 
 
@@ -302,10 +304,9 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
             )
             for name in names
         }
-        total = sum(parts.get(part, 0.0) for part in TTFP_PARTS)
-        found.append(
-            FirstPrediction(key=points[0].key, parts=parts, total_seconds=total, processes=len(points)),
-        )
+        totals = [sum(series.samples[0] for series in point.series if series.name != AFTERWARDS) for point in points]
+        total = variance.of_processes([estimators.Interval(value=seconds, low=None, high=None) for seconds in totals])
+        found.append(FirstPrediction(key=points[0].key, parts=parts, total=total, processes=len(points)))
     return found
 
 

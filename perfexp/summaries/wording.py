@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
 from perfexp.records.record import Metric
-from perfexp.records.summary import MEGAPIXEL, TTFP_PARTS, FirstPrediction, Row, Scaling
+from perfexp.records.summary import AFTERWARDS, MEGAPIXEL, FirstPrediction, Row, Scaling
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import estimators
 
@@ -177,13 +177,14 @@ def find_metric(row: Row, name: str) -> Metric | None:
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
-    """Return a cold start in its parts: `3.21 s = imports 2.50 s + …; alongside second call 60.0 ms`."""
+    """Return a cold start in its parts: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`."""
     parts = {name: f"{name.replace('_', ' ')} {units.format_seconds(value)}" for name, value in first.parts.items()}
-    summands = [text for name, text in parts.items() if name in TTFP_PARTS]
-    others = [text for name, text in parts.items() if name not in TTFP_PARTS]
-    alongside = f"; alongside {', '.join(others)}" if others else ""
+    after = parts.pop(AFTERWARDS.rpartition("/")[2], "")
+    then = f"; then {after}" if after else ""
+    ends = range_text(first.total)
+    total = units.format_seconds(first.total.value) + (f" ({ends})" if ends else "")
     medians = f"; medians of {first.processes} processes" if first.processes > 1 else ""
-    return f"{units.format_seconds(first.total_seconds)} = {' + '.join(summands)}{alongside}{medians}"
+    return f"{total} = {' + '.join(parts.values())}{then}{medians}"
 
 
 def scaling_text(scaling: Scaling) -> str:

@@ -172,5 +172,5 @@ def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quan
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     for index, first in enumerate(run.first_predictions):
         step = at.get(first.key.input_size, index)
-        for name, seconds in (*first.parts.items(), ("total", first.total_seconds)):
+        for name, seconds in (*first.parts.items(), ("total", first.total.value)):
             yield Quantity("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)

@@ -147,8 +147,8 @@ def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Bui
     assert "warning: 224: load average 3.1 (busy_host)" in lines
     assert "  help: end other work" in lines
     assert "  inference · 512 · batch 1 · fp32: oom: no memory left" in lines
-    assert "  3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in lines
-    assert "  alongside process 100 ms, second call 60.0 ms" in lines
+    assert "  3.30 s = process 100 ms + imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in lines
+    assert "  then second call 60.0 ms" in lines
 
 
 def test_errors_are_printed_before_warnings_and_notes_are_not(build: Builder) -> None:
