@@ -36,7 +36,7 @@ def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder)
     note = Diagnostic(code="too_few_samples", message="5 samples", help="use more")
     record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt, note])
     text = markdown.markdown(record)
-    assert "3.20 s = imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
+    assert "3.30 s = process 100 ms + imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
     assert "## Warnings\n\n- warning: load average 3.1 (busy\\_host); help: end other work\n" in text
     assert "## Notes\n\n- note: 5 samples (too\\_few\\_samples); help: use more\n" in text
     assert "inference · 512 · batch 1 · fp32: oom: no memory left" in text
