@@ -17,6 +17,7 @@ _COMMANDS = {
     "list models": "options of a group",
     "list algorithms model=vgg16": "algorithms for the layers of a model here",
     "doctor": "whether this machine can measure, what is missing",
+    "selfcheck": "how much processes differ on this machine",
     "show DIR": "report of a run",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",

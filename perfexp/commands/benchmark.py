@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,13 +67,39 @@ def benchmark(
         config_dir=config_dir,
     )
     arguments, plan = settle(asked)
-    folder = naming.run_folder(plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {}))
     _check_speed_file(plan)
     for note in _notes(asked, precision, plan):
         echo(note)
-    code = main([*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])])
+    code, folder = run_plan(arguments, plan)
     # codes above 1 are usage errors, which leave no record
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
+
+
+def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
+    """Measure a plan by its command line; return the exit code, and the folder of the record."""
+    folder = naming.run_folder(plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {}))
+    return main([*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])]), folder
+
+
+def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a command's overrides by key.
+
+    Args:
+        set_by: keys that the command sets, each with the option or word that does.
+
+    Raises:
+        UserError: a word is not an override, or its key is one of these.
+    """
+    for text in overrides:
+        if "=" not in text:
+            raise UserError(
+                f"'{text}' is not an override of the configuration; give KEY=VALUE, such as data=cityscapes."
+            )
+    values = {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in overrides}
+    for key in values:
+        if key in set_by:
+            raise UserError(f"'{key}' is set by {set_by[key]}; leave it out.")
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +117,7 @@ class _Asked:
 
     @property
     def given(self) -> dict[str, str]:
-        return {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in self.overrides}
+        return given_keys(self.overrides, _SET_BY)
 
 
 def settle(asked: _Asked) -> tuple[list[str], Plan]:
@@ -100,14 +127,6 @@ def settle(asked: _Asked) -> tuple[list[str], Plan]:
         UserError: a run would refuse it before it begins, or there are no GPUs for the run mode.
     """
     overrides = asked.given
-    for text in asked.overrides:
-        if "=" not in text:
-            raise UserError(
-                f"'{text}' is not an override of the configuration; give KEY=VALUE, such as data=cityscapes."
-            )
-    for key in overrides:
-        if key in _SET_BY:
-            raise UserError(f"'{key}' is set by {_SET_BY[key]}; leave it out.")
     wanted = {
         "model": asked.model,
         "mode": "train",

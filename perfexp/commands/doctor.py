@@ -13,11 +13,12 @@ import typer
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
-from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, environment, whole
+from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.orchestration import capabilities
 from perfexp.reports.console import Console
+from perfexp.summaries import selfcheck_summary
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
 from perfexp.tracking.store import database, store_uri
@@ -82,12 +83,22 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     here = environment.machine_facts(folders, store)  # first, since the survey is a load itself
     surveyed = capabilities.conduct(None if choice.name in ("cpu", "fake", "mps") else choice.index)
     locks = ["cpu", *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ()))]
-    return {
+    facts = {
         "machine": here,
         "survey": surveyed,
         "gpu_files": gpu_files,
         "locks": {name: lock.holder(name) for name in locks},
     }
+    return {**facts, "selfcheck": _last_selfcheck(facts, choice)}
+
+
+def _last_selfcheck(facts: Facts, choice: Choice) -> Any:
+    """The cached result of the last `perfexp selfcheck` on the chosen device, or None."""
+    chosen = devices.choose(facts, choice)
+    device = str(chosen.device["uuid"]) if chosen.device else chosen.name
+    driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")
+    cache = selfcheck_summary.cache_of(facts["machine"], device=device, driver=driver)
+    return cache.find(selfcheck_summary.LAST)
 
 
 def table(findings: Sequence[Finding]) -> Grid:

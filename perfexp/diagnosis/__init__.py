@@ -8,8 +8,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-#: `machine` (machine.facts), `survey` (capabilities.conduct), `gpu_files` (by name: match, product, power_watts) and
-#: `locks` (owner or None by the device's lock name).
+#: `machine` (machine.facts), `survey` (capabilities.conduct), `gpu_files` (by name: match, product, power_watts),
+#: `locks` (owner or None by the device's lock name) and `selfcheck` (the device's last one, or None).
 Facts = Mapping[str, Any]
 
 

@@ -162,8 +162,7 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     if part(facts, "torch").get("rocm"):
         yield from _clocks(clocks, {})
         return
-    boards = {board["uuid"].removeprefix("GPU-"): board for board in part(facts, "boards").get("boards", ())}
-    board = boards.get(str(chosen.device["uuid"]).removeprefix("GPU-")) if chosen.device else None
+    board = board_of(facts, chosen)
     yield _driver(facts, board)
     yield from _clocks(clocks, board or {})
     if board is None:
@@ -173,6 +172,12 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     yield from _sharing(board["facts"], board["state"])
     yield ok("ECC", {True: "on", False: "off", None: "this board has none"}[board["facts"].get("ecc")])
     yield ok("NVML", "answers")
+
+
+def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
+    """The driver's facts of the chosen CUDA device; None if the driver does not report it."""
+    boards = {board["uuid"].removeprefix("GPU-"): board for board in part(facts, "boards").get("boards", ())}
+    return boards.get(str(chosen.device["uuid"]).removeprefix("GPU-")) if chosen.device else None
 
 
 def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:

@@ -44,6 +44,8 @@ def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
         yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))
     yield from _cpu(machine["cpu"], machine["cpu_quota_cores"])
     yield _clock(machine["clock"])
+    if chosen.kind in ("cpu", "cuda"):
+        yield _selfcheck(facts["selfcheck"])
     yield from _folders(machine["folders"], machine["store"])
 
 
@@ -78,6 +80,14 @@ def _clock(clock: Mapping[str, Any]) -> Finding:
     observation = f"resolution {units.format_seconds(resolution, 2)}{f', {source}' if source else ''}"
     remedy = "short calls are timed coarsely; Linux with the clock source tsc does better"
     return warn_if(resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy)
+
+
+def _selfcheck(last: Mapping[str, Any] | None) -> Finding:
+    """The last selfcheck of the chosen device."""
+    if not last:
+        remedy = "perfexp selfcheck measures it"
+        return missing("repeatability", "how much processes differ here is not known", remedy)
+    return ok("repeatability", f"{last['sentence']} ({last['name']}, {last['ended'][:10]})")
 
 
 def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:

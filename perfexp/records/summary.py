@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
 
@@ -122,15 +122,28 @@ class Scaling:
 def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined."""
     percentiles = requested_percentiles(record)
-    groups: dict[Key, list[Point]] = {}
-    for point in record.points:
-        if point.key.is_timed:
-            groups.setdefault(msgspec.structs.replace(point.key, replicate=0), []).append(point)
+    groups = _by_point(record)
     known = [row(points, percentiles) for points in groups.values()]
     components = _components(list(groups.values()))
     known = [_widened(each, components) for each in known]
     raised = _scaling_doubts(known)
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
+
+
+def _by_point(record: Record) -> dict[Key, list[Point]]:
+    groups: dict[Key, list[Point]] = {}
+    for point in record.points:
+        if point.key.is_timed:
+            groups.setdefault(msgspec.structs.replace(point.key, replicate=0), []).append(point)
+    return groups
+
+
+def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]]]:
+    """Yield each point and kind of time with the comparable series of the processes that took it."""
+    for key, points in _by_point(record).items():
+        for name in TIME_KINDS:
+            if measured := _comparable(points, name):
+                yield key, name, [_series(point, name) for point in measured]
 
 
 def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], variance.Component]:

@@ -359,7 +359,7 @@ def drift(samples: ArrayLike) -> Drift | None:
     start, end = float(np.median(first)), float(np.median(last))
     if start == 0.0:
         return None
-    error = math.hypot(_median_error(first, tau), _median_error(last, tau))
+    error = math.hypot(median_error(first, tau), median_error(last, tau))
     relative = end / start - 1
     if abs(relative) <= _DRIFT_FLOOR:
         return None
@@ -441,7 +441,7 @@ def _ranks(x: Samples) -> Samples:
     return mean_rank
 
 
-def _median_error(x: Samples, tau: float) -> float:
-    """Standard error of a median: that of a normal sample's, √(π/2)·σ·√(τ/n), with σ from the MAD."""
+def median_error(x: Samples, tau: float) -> float:
+    """Return the standard error of a median: that of a normal sample's, √(π/2)·σ·√(τ/n), with σ from the MAD."""
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(x - np.median(x))))
     return math.sqrt(math.pi / 2 * tau / x.size) * sigma

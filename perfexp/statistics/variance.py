@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfexp.statistics.distributions import Z95, student95
-from perfexp.statistics.estimators import Interval, Samples, Summary, percentile_interval
+from perfexp.statistics.distributions import ALPHA, Z95, student95
+from perfexp.statistics.estimators import Interval, Samples, Summary, median_error, percentile_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,17 @@ class Component:
         """Standard deviation between processes, as a fraction of the time."""
         return math.expm1(math.sqrt(self.variance))
 
+    @property
+    def spread_interval(self) -> Interval:
+        """`spread` with its 95 % interval, by the chi-square distribution of a normal sample's variance."""
+        from scipy import special
+
+        low, high = (
+            math.expm1(math.sqrt(self.variance * self.degrees / float(special.chdtri(self.degrees, tail))))
+            for tail in (ALPHA / 2, 1 - ALPHA / 2)
+        )
+        return Interval(value=self.spread, low=low, high=high)
+
 
 def between_processes(groups: Sequence[Sequence[float]]) -> Component | None:
     """Return the variance between processes, pooled over several points.
@@ -41,10 +52,13 @@ def between_processes(groups: Sequence[Sequence[float]]) -> Component | None:
     """
     logs = [np.log(np.asarray(group)) for group in groups if len(group) > 1 and min(group) > 0]
     degrees = sum(values.size - 1 for values in logs)
-    if not degrees:
-        return None
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logs)
-    return Component(variance=squares / degrees, degrees=degrees)
+    return Component(variance=_pooled(logs), degrees=degrees) if degrees else None
+
+
+def pooled(components: Sequence[Component]) -> Component:
+    """Return the mean of at least one component, weighted by degrees of freedom."""
+    degrees = sum(one.degrees for one in components)
+    return Component(variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees)
 
 
 def widened(interval: Interval, component: Component) -> Interval:
@@ -135,18 +149,70 @@ def _percentile(number: float, of_each: Sequence[Interval], samples: Samples, ta
 def detectable_ratio(component: Component, processes: int) -> float:
     """Return the smallest relative difference that a comparison of two times shows.
 
-    Two-sided at 5 % with a power of 80 %: (t₀.₉₇₅ + t₀.₈) · √(2 s² / P) of the logarithms, with 2 (P - 1) degrees of
-    freedom (Cohen, "Statistical Power Analysis", 1988, section 2.4).
+    By Welch's t-test, two-sided at 5 % with a power of 80 %: (t₀.₉₇₅ + t₀.₈) · √(2 s² / P) of the logarithms, with
+    2 P (P - 1) / (P + 1) degrees of freedom. These follow from the expected value of Welch's formula for equal
+    variances, "The generalization of Student's problem" (1947).
 
     Args:
         component: variance between processes.
-        processes: P ≥ 2, the number of processes that measure each of the two times.
+        processes: P ≥ 3, the number of processes that measure each of the two times.
     """
     from scipy import special
 
-    degrees = 2 * (processes - 1)
+    degrees = 2 * processes * (processes - 1) / (processes + 1)
     quantiles = student95(degrees) + float(special.stdtrit(degrees, 0.8))
     return math.expm1(quantiles * math.sqrt(2 * component.variance / processes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """Variance of log times by level, as estimated: a level without variance may come out below 0.
+
+    Attributes:
+        processes: between processes.
+        blocks: between the blocks of a process; correlation between calls belongs to it.
+        calls: between the calls of a block.
+    """
+
+    processes: float
+    blocks: float
+    calls: float
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each level in the sum, by its name; estimates below 0 count as 0."""
+        parts = {name: max(value, 0.0) for name, value in vars(self).items()}
+        total = sum(parts.values())
+        return {name: value / total if total else 0.0 for name, value in parts.items()}
+
+
+def nested(processes: Sequence[Sequence[Samples]]) -> Levels:
+    """Split the variance of log times into processes, blocks of a process and calls of a block.
+
+    Nested analysis of variance with random effects, by the method of moments: at each level the mean square minus its
+    expected value from the levels below. Unequal numbers of blocks enter by their harmonic mean (Searle, Casella and
+    McCulloch, "Variance Components", 1992). A block is represented by its median, whose error follows from the median
+    absolute deviation of its calls, so that a few slow calls do not pass for blocks that differ.
+
+    Args:
+        processes: for each of P ≥ 2 processes, the seconds of each block's calls, above 0. If each has a single block,
+            the variance between blocks counts as variance between processes.
+    """
+    logs = [[np.log(block) for block in blocks] for blocks in processes]
+    every = [block for blocks in logs for block in blocks]
+    medians = [np.array([np.median(block) for block in blocks]) for blocks in logs]
+    calls = _pooled(every)
+    blocks = _pooled(medians)
+    between = float(np.var([one.mean() for one in medians], ddof=1))
+    error = float(np.mean([median_error(block, 1.0) ** 2 for block in every]))
+    inverse = float(np.mean([1 / one.size for one in medians]))
+    return Levels(processes=between - blocks * inverse, blocks=blocks - error, calls=calls)
+
+
+def _pooled(groups: Sequence[Samples]) -> float:
+    """Return the variance within groups of any sizes; 0 if each has one value."""
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in groups)
+    return squares / max(sum(values.size - 1 for values in groups), 1)
 
 
 def _around(value: float, half_width: float) -> Interval:

@@ -102,6 +102,7 @@ def quiet_machine():
         },
         "gpu_files": doctor._gpu_files(None),
         "locks": {"cpu": None},
+        "selfcheck": {"sentence": "Latency varies.", "name": "resnet18", "ended": "2026-05-17T12:00:00+00:00"},
     }
 
 
@@ -311,6 +312,14 @@ def test_torch_that_can_not_be_imported_is_told_once(quiet_machine):
     quiet_machine["survey"]["parts"] |= dict.fromkeys(("torch", "torchvision", "cuda", "mps"), error)
     assert not_ok(quiet_machine, "cpu") == {"torch": "fail"}
     assert not_ok(quiet_machine) == {"torch": "fail", "gpu=auto": "fail"}
+
+
+def test_the_last_selfcheck_of_the_device_is_shown_or_recommended(quiet_machine):
+    assert verdicts(quiet_machine)["repeatability"] == ("ok", "Latency varies. (resnet18, 2026-05-17) → ")
+    quiet_machine["selfcheck"] = None
+    assert not_ok(quiet_machine) == {"repeatability": "missing"}
+    assert "perfexp selfcheck" in verdicts(quiet_machine)["repeatability"][1]
+    assert "repeatability" not in verdicts(quiet_machine, "fake")
 
 
 def test_a_host_that_disturbs_or_limits_is_told(quiet_machine):

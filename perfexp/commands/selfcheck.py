@@ -1,0 +1,93 @@
+"""perfexp selfcheck: measure the same plan in several processes, and show how much these differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfexp.cli.composition import compose
+from perfexp.commands.app import ConfigDir, app, echo
+from perfexp.commands.benchmark import given_keys, run_plan
+from perfexp.errors import UserError
+from perfexp.orchestration import gpu_count
+from perfexp.plan import config
+from perfexp.plan.config import Plan
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
+from perfexp.summaries import selfcheck_summary
+
+#: What the command sets: the times alone, without a tracking store.
+_SETTINGS = {"tracking": "none", "ttfp": "false", "hydra.mode": "RUN"} | {
+    f"probes.{name}": "false" for name in ("work", "energy", "ceilings", "layers", "scaling")
+}
+_SET_BY = {"replicate": "--processes"} | dict.fromkeys(_SETTINGS, "the command: it measures the times alone")
+#: Defaults without a model.
+_DEFAULTS = {"input_size": "96", "stopping": "normal"}
+_MODEL, _GPU_MODEL = "resnet18", "resnet50"
+
+
+@app.command()
+def selfcheck(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Overrides of a run. Without a model: resnet18, resnet50 on a GPU, at 96 pixels."
+        ),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=3, help="Fresh processes, each of which measures every point.")
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the run's own report goes to stderr.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Measure one plan in several processes and show how much they differ: the smallest difference that counts here.
+
+    Each process is an ordinary replicate of one run. The result is cached for this device, and `perfexp doctor` shows
+    it. With output_dir=DIR of an earlier selfcheck, the same command measures only what is missing there. The exit code
+    is 1 where a measurement failed.
+    """
+    arguments, plan = settle(overrides or (), processes, config_dir)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        code, folder = run_plan(arguments, plan)
+    if code > 1:  # usage errors and interrupts
+        raise typer.Exit(code)
+    record = Record.load(folder)
+    known = selfcheck_summary.spreads(record)
+    if not known:
+        raise UserError(f"No two processes in {folder} have the same point; its report shows why (perfexp show).")
+    if code == 0:
+        selfcheck_summary.remember(record, known)
+    sentence = selfcheck_summary.sentence(known)
+    if as_json:
+        everything = [one.to_builtins() for one in known]
+        echo(json.dumps({"folder": str(folder), "sentence": sentence, "spreads": everything}, indent=1))
+    else:
+        Console().show_grid(f"selfcheck: {processes} processes of {record.name}", selfcheck_summary.grid(known))
+        echo(sentence)
+    raise typer.Exit(code)
+
+
+def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: Path | None) -> tuple[list[str], Plan]:
+    """Return the command line of the run, and its plan.
+
+    Raises:
+        UserError: a run would refuse it before it begins, or the command sets one of the keys.
+    """
+    given = given_keys(overrides, _SET_BY)
+    arguments = [f"--config-dir={config_dir}"] if config_dir else []
+    if not given.keys() & {"model", "experiment"}:
+        defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
+        arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
+    arguments += [*overrides, f"replicate={processes}", *(f"{key}={value}" for key, value in _SETTINGS.items())]
+    return arguments, config.typed(compose(arguments))
+
+
+def _default_model(gpu: str | None) -> str:
+    if gpu in ("cpu", "fake", "mps"):
+        return _MODEL
+    return _GPU_MODEL if gpu_count.visible() else _MODEL

@@ -1,0 +1,158 @@
+"""Selfcheck: how much the processes of one plan differ on this machine, from the record of many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from perfexp.diagnosis.environment import fact_at
+from perfexp.host.cache import JsonCache, cache_folder
+from perfexp.records.record import Key, Record, Series
+from perfexp.records.summary import blocks_of, series_of_processes
+from perfexp.statistics import estimators, variance
+from perfexp.statistics.variance import Component
+from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.wording import percent
+
+#: Numbers of processes for which the table has the detectable difference; the sentence has that of the second.
+_PROCESSES = (3, 5, 10)
+#: Key of the last selfcheck in the cache.
+LAST = "selfcheck"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """What the processes that measured a point show about one kind of time.
+
+    Attributes:
+        time: `device`, `latency` or `throughput`.
+        processes: number of processes.
+        component: variance between the processes' medians.
+        shares: share of `processes`, `blocks` and `calls` in the variance of log times.
+        half_width: median of the relative half-widths that the processes report on their own; None without intervals.
+        false_alarms: share of pairs of processes whose own intervals are disjoint; None without intervals.
+    """
+
+    key: Key
+    time: str
+    processes: int
+    component: Component
+    shares: Mapping[str, float]
+    half_width: float | None
+    false_alarms: float | None
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        interval = self.component.spread_interval
+        return {
+            "point": str(self.key),
+            "phase": self.key.phase,
+            "time": self.time,
+            "processes": self.processes,
+            "cv": interval.value,
+            "cv_interval": [interval.low, interval.high],
+            "variance": self.component.variance,
+            "degrees": self.component.degrees,
+            "shares": dict(self.shares),
+            "half_width": self.half_width,
+            "false_alarms": self.false_alarms,
+            "detectable": {str(count): variance.detectable_ratio(self.component, count) for count in _PROCESSES},
+        }
+
+
+def spreads(record: Record) -> list[Spread]:
+    """Return the spread of each point and kind of time that at least two processes measured."""
+    return [
+        _spread(key, name, series)
+        for key, name, series in series_of_processes(record)
+        if len(series) > 1 and all(min(one.measured) > 0 for one in series)
+    ]
+
+
+def _spread(key: Key, time: str, series: Sequence[Series]) -> Spread:
+    blocks = [blocks_of(one) for one in series]
+    intervals = [estimators.block_median(of_process) for of_process in blocks]
+    component = variance.between_processes([[one.value for one in intervals]])
+    assert component is not None  # two processes or more
+    widths = [one.relative_half_width for one in intervals if one.relative_half_width is not None]
+    ends = [(one.low, one.high) for one in intervals if one.low is not None and one.high is not None]
+    disjoint = [low > other_high or other_low > high for (low, high), (other_low, other_high) in combinations(ends, 2)]
+    return Spread(
+        key=key,
+        time=time,
+        processes=len(series),
+        component=component,
+        shares=variance.nested(blocks).shares,
+        half_width=median(widths) if widths else None,
+        false_alarms=sum(disjoint) / len(disjoint) if disjoint else None,
+    )
+
+
+def sentence(known: Sequence[Spread]) -> str:
+    """Sum up the kinds of time, each over all points."""
+    groups: dict[str, list[Component]] = {}
+    for one in known:
+        groups.setdefault(one.time, []).append(one.component)
+    pooled = {time: variance.pooled(components) for time, components in groups.items()}
+    count = _PROCESSES[1]
+    varies = _listed([f"{time} by {percent(component.spread)}" for time, component in pooled.items()])
+    shows = _listed([percent(variance.detectable_ratio(component, count)) for component in pooled.values()])
+    return (
+        f"On this machine, {varies.replace(' by ', ' varies by ', 1)} between processes; "
+        f"{count} processes each show differences from {shows}."
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def grid(known: Sequence[Spread]) -> Grid:
+    """Return a table with a line for each point and kind of time."""
+    keys = [one.key for one in known]
+    intervals = [one.component.spread_interval for one in known]
+    return Grid(
+        [
+            Column("point", map(str, keys), prose=True, is_key=True),
+            Column("time", (one.time for one in known), prose=True, is_key=True),
+            Column("CV", _percents(one.component.spread for one in known)),
+            Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
+            *(
+                Column(level, _percents(one.shares[level] for one in known), rank=1)
+                for level in ("processes", "blocks", "calls")
+            ),
+            Column("± of one", _percents(one.half_width for one in known)),
+            Column("false alarms", _percents(one.false_alarms for one in known)),
+            *(
+                Column(f"{count} show", _percents(variance.detectable_ratio(one.component, count) for one in known))
+                for count in _PROCESSES
+            ),
+        ]
+    )
+
+
+def _percents(fractions: Iterable[float | None]) -> list[str]:
+    return ["" if fraction is None else percent(fraction) for fraction in fractions]
+
+
+def cache_of(facts: Mapping[str, Any], *, device: str, driver: str | None) -> JsonCache:
+    """Return the cache of a device.
+
+    Args:
+        facts: facts of the machine, as in a record's environment.
+        device: UUID of a GPU, or the CPU's product name.
+        driver: version of the GPU's driver.
+    """
+    versions = {"torch": fact_at(dict(facts), "packages.torch"), "perfexp": fact_at(dict(facts), "perfexp")}
+    return JsonCache(cache_folder("selfchecks"), {"device": device, "driver": driver, **versions})
+
+
+def remember(record: Record, known: Sequence[Spread]) -> None:
+    """Cache the result for the device of the record."""
+    device = record.environment["device"]
+    cache = cache_of(record.environment, device=str(device.get("uuid") or device["name"]), driver=device.get("driver"))
+    everything = [one.to_builtins() for one in known]
+    cache.add(LAST, {"ended": record.ended, "name": record.name, "sentence": sentence(known), "spreads": everything})

@@ -1,0 +1,161 @@
+"""`perfexp selfcheck`: processes that differ by a planted spread, what is printed and cached, and what is refused."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from perfexp import commands
+from perfexp.commands import doctor, selfcheck
+from perfexp.devices.fake import FakeDevice
+from perfexp.diagnosis import Choice
+from perfexp.errors import UserError
+from perfexp.orchestration import gpu_count
+from perfexp.records.record import Key, Point, Record, Series, Status
+from perfexp.summaries import selfcheck_summary
+
+FAKE = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "device_lock=wait")
+#: Factors on the device's times of the replicates 0, 1, ….
+FACTORS = np.exp(np.random.default_rng(11).normal(0, 0.05, 10)).tolist()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working directory and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def processes_that_differ(monkeypatch):
+    """Workers, which inherit this, on a device that is slower by the factor of their replicate."""
+    launch = FakeDevice.launch
+
+    def slower(device, work_seconds, host_seconds=None):
+        number = next((word for word in sys.argv if word.startswith("--replicate=")), "--replicate=0")
+        return launch(device, work_seconds * FACTORS[int(number.partition("=")[2])], host_seconds)
+
+    monkeypatch.setattr(FakeDevice, "launch", slower)
+
+
+def test_a_planted_spread_is_found_printed_cached_and_measured_once(processes_that_differ, here, capsys):
+    command = ["selfcheck", *FAKE, "output_dir=x"]
+    assert commands.run([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    planted = float(np.expm1(np.log(FACTORS).std(ddof=1)))
+    by_time = {one["time"]: one for one in answer["spreads"]}
+    device = by_time["device"]
+    assert device["cv"] == pytest.approx(planted, rel=0.02)
+    assert device["cv_interval"][0] < planted < device["cv_interval"][1]
+    assert device["processes"] == 10
+    assert device["shares"]["processes"] > 0.9
+    assert device["half_width"] < 0.01
+    assert device["false_alarms"] > 0.5
+    assert device["detectable"]["3"] > device["detectable"]["5"] > device["detectable"]["10"] > planted
+
+    record = Record.load(here / "x")
+    assert {point.key.replicate for point in record.points} == set(range(10))
+    assert {point.key.phase for point in record.points} == {"inference"}
+    assert "work/macs" not in {metric.name for point in record.points for metric in point.metrics}
+    [file] = (here / "cache" / "perfexp" / "selfchecks").glob("*.json")
+    cached = json.loads(file.read_bytes())
+    assert cached["context"]["device"] == "scripted device"
+    assert cached["findings"]["selfcheck"]["sentence"] == answer["sentence"]
+
+    before = (here / "x" / "points.jsonl").read_bytes()
+    assert commands.run(command) == 0
+    assert (here / "x" / "points.jsonl").read_bytes() == before
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == answer["sentence"]
+    assert "selfcheck: 10 processes of fake-default-inference" in lines
+
+
+def test_equal_processes_have_no_spread_and_no_false_alarms(capsys):
+    assert commands.run(["selfcheck", *FAKE, "--processes=3", "--json"]) == 0
+    for one in json.loads(capsys.readouterr().out)["spreads"]:
+        assert one["cv"] < 1e-3
+        assert one["false_alarms"] == 0
+        assert one["shares"]["processes"] < 0.1
+
+
+def test_a_run_that_fails_is_neither_summed_up_nor_cached(here, capsys):
+    assert commands.run(["selfcheck", *FAKE, "model.faults.oom=1000", "--processes=3"]) != 0
+    assert "No two processes" in capsys.readouterr().err
+    assert not (here / "cache" / "perfexp" / "selfchecks").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["replicate=5"], "'replicate' is set by --processes"),
+        (["ttfp=true"], "'ttfp' is set by the command"),
+        (["fast"], "'fast' is not an override"),
+        (["batch_size=1,8"], "batch_size"),
+    ],
+)
+def test_keys_of_the_command_and_sweeps_are_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        selfcheck.settle([*FAKE, *words], 10, None)
+
+
+@pytest.mark.parametrize(("visible", "model"), [(0, "resnet18"), (2, "resnet50")])
+def test_without_a_model_the_machine_decides(monkeypatch, visible, model):
+    monkeypatch.setattr(gpu_count, "visible", lambda: visible)
+    _, plan = selfcheck.settle([], 10, None)
+    assert (plan.model_name, plan.processes, plan.ttfp) == (model, 10, False)
+    assert plan.input_size == [(96, 96)]
+    _, plan = selfcheck.settle(["gpu=cpu", "input_size=64", "stopping=coarse"], 4, None)
+    assert (plan.model_name, plan.processes, plan.input_size) == ("resnet18", 4, [(64, 64)])
+
+
+def record_of(make_record, **device):
+    """Five processes with 10 % between them, and the facts of a device."""
+    key = {"phase": "inference", "input_size": (96, 96), "batch_size": 1, "precision": "fp32"}
+    generator = np.random.default_rng(1)
+    points = [
+        Point(
+            key=Key(**key, replicate=number),
+            status=Status.OK,
+            series=[
+                Series(
+                    name="latency", samples=list(level * generator.normal(1, 0.01, 80)), blocks=list(range(0, 80, 10))
+                )
+            ],
+        )
+        for number, level in enumerate((0.010, 0.011, 0.0105, 0.012, 0.0095))
+    ]
+    facts = {"perfexp": "1", "packages": {"torch": "2.11"}, "device": device}
+    return make_record(points=points, environment=facts)
+
+
+def test_the_sentence_names_what_varies_and_what_a_comparison_shows(make_record):
+    [spread] = selfcheck_summary.spreads(record_of(make_record, name="AMD EPYC"))
+    assert spread.time == "latency"
+    text = selfcheck_summary.sentence([spread])
+    assert text == (
+        "On this machine, latency varies by 9.3 % between processes; 5 processes each show differences from 20 %."
+    )
+
+
+def test_doctor_finds_the_selfcheck_of_its_device_driver_and_versions(make_record):
+    record = record_of(make_record, name="NVIDIA H200", uuid="1111", driver="580.65")
+    selfcheck_summary.remember(record, selfcheck_summary.spreads(record))
+    facts = {
+        "machine": {"perfexp": "1", "packages": {"torch": "2.11"}, "cpu": {"name": "AMD EPYC"}},
+        "survey": {
+            "parts": {
+                "cuda": {"devices": [{"index": 0, "name": "NVIDIA H200", "uuid": "1111"}]},
+                "boards": {"boards": [{"uuid": "GPU-1111", "name": "NVIDIA H200", "facts": {"driver": "580.65"}}]},
+            }
+        },
+        "gpu_files": {},
+    }
+    found = doctor._last_selfcheck(facts, Choice(name="auto"))
+    assert found["sentence"].startswith("On this machine, latency varies by")
+    [spread] = found["spreads"]
+    assert (spread["phase"], spread["time"], spread["degrees"]) == ("inference", "latency", 4)
+    assert doctor._last_selfcheck(facts, Choice(name="cpu")) is None
+    facts["survey"]["parts"]["boards"]["boards"][0]["facts"]["driver"] = "590"
+    assert doctor._last_selfcheck(facts, Choice(name="auto")) is None
