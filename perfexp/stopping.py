@@ -162,18 +162,19 @@ class Precision:
 
 
 class Fixed:
-    """Take a fixed number of warm-up calls and of measured calls, in one process."""
+    """Take a fixed number of warm-up calls and of measured calls."""
 
-    processes = 1
-
-    def __init__(self, *, warmup: int = 10, measure: int = 20) -> None:
+    def __init__(self, *, warmup: int = 10, measure: int = 20, processes: int = 1) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
             raise UserError(
                 f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at least 1, and neither "
                 f"more than {_MOST_CALLS:,}: every time is stored."
             )
+        if not 1 <= processes <= _MOST_PROCESSES:
+            raise UserError(f"stopping.processes={processes}: a number from 1 to {_MOST_PROCESSES}.")
         self.warmup_calls = warmup
         self.measure_calls = measure
+        self.processes = processes
 
     def begin(
         self,

@@ -275,16 +275,32 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ("", 0, ["fake · default · inference · fp32 · eager", "  1 point, about 32 s", "  into outputs/"]),
-        ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points, about 32 s"]),
-        ("-m batch_size=1,2", 0, ["sweep over batch_size", "  2 runs, 2 points, about 64 s", "  batch_size=2-fake-"]),
-        ("-m batch_size=1,2 replicate=2 output_dir=s", 0, ["  2 runs, 4 points, about 2 min 08 s", "/s/"]),
-        ("-m batch_size=range(1,22)", 0, ["  21 runs, 21 points, about 11 min 12 s"]),
-        ("-m experiment=quick model.name=a,b", 0, ["  2 runs, 20 points", "outputs/2_quick/"]),
+        (
+            "",
+            0,
+            ["fake · default · inference · fp32 · eager", "  1 point in 3 processes, about 86 s", "  into outputs/"],
+        ),
+        ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points in 3 processes, about 86 s"]),
+        (
+            "-m batch_size=1,2",
+            0,
+            ["sweep over batch_size", "  2 runs, 2 points in 3 processes, about 2 min 52 s", "  batch_size=2-fake-"],
+        ),
+        (
+            "-m batch_size=1,2 replicate=2 output_dir=s",
+            0,
+            ["  2 runs, 2 points in 2 processes, about 2 min 08 s", "/s/"],
+        ),
+        ("-m batch_size=range(1,22)", 0, ["  21 runs, 21 points in 3 processes, about 30 min 06 s"]),
+        (
+            "-m experiment=quick model.name=a,b",
+            0,
+            ["  2 runs, 20 points, 6 of them in 3 processes", "outputs/2_quick/"],
+        ),
         ("stopping=fixed", 0, ["  1 point, time unknown"]),
         ("batch_size=0", 2, ["batch_size=0 is not a batch size"]),
         ("epochs=1", 2, ["add mode=train"]),
-        ("-m batch_size=1,0", 2, ["batch_size=0 is not a batch size", "  1 run, 1 point"]),
+        ("-m batch_size=1,0", 2, ["batch_size=0 is not a batch size", "  1 run, 1 point in 3 processes"]),
         ("-m model=nope,fake", 2, ["model=nope"]),
     ],
 )

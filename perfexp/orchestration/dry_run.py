@@ -10,7 +10,7 @@ from perfexp.orchestration.assignment import Assignment
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
-from perfexp.summaries.remaining import measured_seconds
+from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line, subject
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console:
     left = [_left(assignment) for assignment in assignments]
     times = [_seconds(assignment, keys) for assignment, keys in zip(assignments, left, strict=True)]
     estimated = [seconds for seconds in times if seconds is not None]
-    total = _text([key for keys in left for key in keys], sum(estimated) if len(estimated) == len(times) else None)
+    total = _text(left, sum(estimated) if len(estimated) == len(times) else None)
     if sweep_run is None:
         lines = [str(subject(assignments[0].plain)), total]
         folders = [assignments[0].folder]
     else:
         runs = zip(assignments, left, times, strict=True)
-        listed = [f"{assignment.name}: {_text(keys, seconds)}" for assignment, keys, seconds in runs]
+        listed = [f"{assignment.name}: {_text([keys], seconds)}" for assignment, keys, seconds in runs]
         lines = [f"sweep over {sweep_run.sweep.name}", *(listed if len(listed) <= _MOST_LINES else [])]
         lines += [f"{units.counted(len(listed), 'run')}, {total}"]
         folders = [sweep_run.paths.root, *(assignment.folder.parent.absolute() for assignment in assignments)]
@@ -58,9 +58,9 @@ def _seconds(assignment: Assignment, left: Collection[Key]) -> float | None:
     return assignment.seconds(left, measured_seconds(read_points(RunPaths(assignment.folder).points)))
 
 
-def _text(left: Collection[Key], seconds: float | None) -> str:
+def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:
     """`3 points, about 50 s`."""
-    points = units.counted(sum(key.is_timed for key in left), "point")
+    points = counted_points(*left)
     if seconds is None:
         return f"{points}, time unknown"
-    return f"{points}, about {units.format_seconds(seconds, 2)}" if left else "nothing is left to measure"
+    return f"{points}, about {units.format_seconds(seconds, 2)}" if any(left) else "nothing is left to measure"

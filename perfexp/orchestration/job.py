@@ -24,11 +24,12 @@ from perfexp.plan.naming import earlier_stages
 from perfexp.plots import profile_rooflines
 from perfexp.profilers import is_profile
 from perfexp.profilers.previous_files import recover
+from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Record, Status, missing, read_points
 from perfexp.reports import run_files
 from perfexp.summaries import profile_summary
-from perfexp.summaries.remaining import measured_seconds
+from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line
 
 if TYPE_CHECKING:
@@ -215,7 +216,12 @@ def _announce(job: supervisor.Job, assignment: Assignment, console: Console) -> 
     device = supervisor.device_facts(job).get("name")
     measured = measured_seconds(read_points(job.paths.points))
     seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
-    console.header(assignment.plain, points=len(job.timed) or len(job.profiles), device=device, seconds=seconds)
+    console.header(
+        assignment.plain,
+        points=counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point"),
+        device=device,
+        seconds=seconds,
+    )
 
 
 def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:

@@ -28,8 +28,11 @@ from perfexp.records.record import (
     point_to_line,
     points_from_lines,
     read_points,
+    without_replicate,
 )
 
+#: Statuses that another process would end with as well.
+_LASTING = (Status.UNSUPPORTED, Status.OOM, Status.OOM_PREDICTED)
 #: Workers in a row that a signal may end without a result before the points are abandoned.
 _STARTS = 2
 
@@ -109,6 +112,7 @@ def measure(job: Job, replicate: int) -> None:
         KeyboardInterrupt: the user interrupted; finished points are on disk.
     """
     with interrupts.held():
+        _pass_over(job, replicate)
         for what, keys in (("timed", job.timed), ("layers", job.layers), ("ttfp", job.first_predictions)):
             _measure(job, what, replicate, [key for key in keys if key.replicate == replicate])
 
@@ -159,6 +163,19 @@ def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.hopeless or fruitless >= _STARTS):
             _abandon(job.paths, still, ending)
+
+
+def _pass_over(job: Job, replicate: int) -> None:
+    """Give points of a replicate that another process could not measure for lasting reasons the same status."""
+    failed = {
+        without_replicate(point.key): point for point in read_points(job.paths.points) if point.status in _LASTING
+    }
+    keys = [key for key in job.timed if key.replicate == replicate and without_replicate(key) in failed]
+    points = []
+    for key in missing(keys, job.paths.points):
+        before = failed[without_replicate(key)]
+        points.append(Point(key=key, status=before.status, error=f"not tried: {before.error or before.key}"))
+    _append(job.paths, points)
 
 
 def _files_before(paths: RunPaths, key: Key) -> list[str]:

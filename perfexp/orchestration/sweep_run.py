@@ -22,6 +22,7 @@ from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_files
 from perfexp.reports.progress import Whole
+from perfexp.summaries.remaining import counted_points
 
 if TYPE_CHECKING:
     from perfexp.orchestration.assignment import Assignment
@@ -120,7 +121,7 @@ class SweepRun:
         if self._tracker is not None:
             return
         plan = assignment.plan
-        points, seconds = len(plan.timed_keys()), assignment.seconds(plan.keys())
+        points, seconds = counted_points(plan.timed_keys()), assignment.seconds(plan.keys())
         self.whole.estimated_seconds = seconds
         self._tracker = config.build(plan.tracking)
         if self._has_begun:

@@ -76,6 +76,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return f"{text} replicate {self.replicate}" if self.replicate else text
 
 
+def without_replicate(key: Key) -> Key:
+    """The key of the same point in the first process."""
+    return msgspec.structs.replace(key, replicate=0)
+
+
 def layers_key(key: Key) -> Key:
     """The key of the layers of a timed point."""
     return msgspec.structs.replace(key, phase=key.phase + _LAYERS)

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Key, Metric, Point, Record, Series, Status
+from perfexp.records.record import Key, Metric, Point, Record, Series, Status, without_replicate
 from perfexp.statistics import estimators, scaling, variance
 
 #: Times that can represent a point, best first.
@@ -134,7 +134,7 @@ def _by_point(record: Record) -> dict[Key, list[Point]]:
     groups: dict[Key, list[Point]] = {}
     for point in record.points:
         if point.key.is_timed:
-            groups.setdefault(msgspec.structs.replace(point.key, replicate=0), []).append(point)
+            groups.setdefault(without_replicate(point.key), []).append(point)
     return groups
 
 

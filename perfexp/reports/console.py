@@ -58,7 +58,7 @@ class Console:
         self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
         self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
 
-    def header(self, plan: Mapping[str, Any], *, points: int, device: str | None, seconds: float | None) -> None:
+    def header(self, plan: Mapping[str, Any], *, points: str, device: str | None, seconds: float | None) -> None:
         """Print the subject of a run and its estimated duration; a device or a duration may be unknown (None)."""
         if self.quiet:
             return
@@ -66,15 +66,15 @@ class Console:
         self._line(self._headed, style="bold")
         if device:
             self._line(f"on {one_line(device)}", indent=2)
-        self._line(f"{units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
+        self._line(f"{points}, {_how_long(seconds)}", indent=2)
 
-    def sweep_header(self, sweep: Sweep, *, points: int, seconds: float | None) -> None:
+    def sweep_header(self, sweep: Sweep, *, points: str, seconds: float | None) -> None:
         """Print the size of a sweep, with the points of a run, and the estimated duration of all, None if unknown."""
         if self.quiet:
             return
         self._line(f"sweep over {one_line(sweep.name)}", style="bold")
         runs = units.counted(sweep.jobs, "run") if sweep.jobs else "runs"
-        self._line(f"{runs} of {units.counted(points, 'point')}, {_how_long(seconds)}", indent=2)
+        self._line(f"{runs} of {points}, {_how_long(seconds)}", indent=2)
 
     def note(self, message: str) -> None:
         """Print a line above the results."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from perfexp.profilers import is_profile
-from perfexp.records.record import Key, Point, Status, is_layers
+from perfexp.records import units
+from perfexp.records.record import Key, Point, Status, is_layers, without_replicate
 
 #: Seconds until a worker has loaded torch and the model, and of a cold start.
 _LOADING_SECONDS, _COLD_START_SECONDS = 5.0, 5.0
@@ -36,6 +38,17 @@ def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
 def median_seconds(seconds: Sequence[float]) -> float | None:
     """Median, or None of nothing."""
     return statistics.median(seconds) if seconds else None
+
+
+def counted_points(*runs: Iterable[Key]) -> str:
+    """Return the timed points of all runs: `1 point in 3 processes`, `10 points, 3 of them in 3 processes`."""
+    processes = Counter((run, without_replicate(key)) for run, keys in enumerate(runs) for key in keys if key.is_timed)
+    several = [number for number in processes.values() if number > 1]
+    points = units.counted(len(processes), "point")
+    if not several:
+        return points
+    some = "" if len(several) == len(processes) else f", {len(several)} of them"
+    return f"{points}{some} in {max(several)} processes"
 
 
 def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | None:

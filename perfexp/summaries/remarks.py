@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic, Severity
-from perfexp.records.record import Key, Record, Status
+from perfexp.records.record import Key, Record, Status, without_replicate
 from perfexp.records.summary import Row, scalings
 from perfexp.records.units import counted
 from perfexp.summaries.subject import distinguishing, label, one_line, varying
@@ -130,9 +130,10 @@ def scaling_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def failures(record: Record) -> list[str]:
-    """A line for each point that did not end well: which, how, and why."""
+    """A line for each point that did not end well: which, how, and why; without repetitions by further processes."""
+    failed = {point.key: point for point in record.points if point.status is not Status.OK}
     return [
-        f"{label(point.key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}"
-        for point in record.points
-        if point.status is not Status.OK
+        f"{label(key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}"
+        for key, point in failed.items()
+        if not key.replicate or without_replicate(key) not in failed
     ]
