@@ -56,11 +56,8 @@ class Monitor(Protocol):
 class StoppingRule(Protocol):
     """Settings of a rule; `begin` creates the monitor of one series.
 
-    Attributes:
-        processes: number of fresh processes that measure the times.
+    A setting `processes` is the number of fresh processes that measure the times, unless the plan sets `replicate`.
     """
-
-    processes: int
 
     def begin(
         self,

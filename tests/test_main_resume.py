@@ -50,7 +50,7 @@ def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
 
     run.shared(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
     file = tmp_path / "x" / "points.jsonl"
-    one, two, oom = read_points(file)
+    one, two, oom = sorted(read_points(file), key=lambda point: point.key.batch_size)
     one.status = Status.FAILED
     file.write_bytes(b"".join(map(point_to_line, (one, two, oom))))
     _, _, [record] = run(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")

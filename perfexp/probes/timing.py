@@ -98,15 +98,13 @@ def collect(collectors: Sequence[Collector], now: Callable[[], int], busy_second
         now: the host's clock, nanoseconds.
         busy_seconds: time that the device has just worked on the same calls.
     """
-
-    def goes_on(collector: Collector) -> bool:
-        return collector.turn(now, busy_seconds + sum(other.busy_seconds for other in collectors))
-
     # a garbage collection between blocks would pause the host, and queues and data loaders would catch up
     with undisturbed():
         going = list(collectors)
         while going:
-            going = [collector for collector in going if goes_on(collector)]
+            for collector in list(going):
+                if not collector.turn(now, busy_seconds + sum(other.busy_seconds for other in collectors)):
+                    going.remove(collector)
 
 
 @dataclass

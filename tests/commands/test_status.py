@@ -33,7 +33,7 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 def plain_plan(*overrides):
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
-        return config.plan_of(compose(config_name="config", overrides=list(overrides)), {})
+        return config.plan_of(compose(config_name="config", overrides=["replicate=1", *overrides]), {})
 
 
 @pytest.fixture(scope="module")
