@@ -32,14 +32,7 @@ SCRATCH = "perfexp-hydra-"
 
 
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
-    """Compose the plan of a command line as plain data, without measuring.
-
-    Args:
-        arguments: overrides of one run, and `--config-dir=DIR`.
-
-    Raises:
-        UserError: a run would be refused before it starts.
-    """
+    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts."""
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
     def collect(composed: DictConfig) -> None:
@@ -82,11 +75,7 @@ def _ordered(arguments: Sequence[str]) -> list[str]:
 
 
 def _prints(arguments: Sequence[str]) -> bool:
-    """Whether flags make Hydra print something instead of measuring.
-
-    Raises:
-        UserError: a flag is unknown, or flags contradict one another.
-    """
+    """Whether flags make Hydra print something instead of measuring; raises UserError for wrong ones."""
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
@@ -107,11 +96,7 @@ def _prints(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def _masked_stdout() -> Iterator[None]:
-    """Delay output until the end of the block, and mask the credentials in it.
-
-    Raises:
-        UserError: Hydra ended the process with a message on stderr.
-    """
+    """Delay output until the end of the block, and mask the credentials in it; Hydra's errors become UserErrors."""
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr):

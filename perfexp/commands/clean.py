@@ -178,10 +178,8 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
     """Lines that explain why nothing is deleted."""
     if not seen.folders:
         if not seen.busy:  # otherwise already reported
-            yield (
-                f"Nothing in or below {folder} is to go: no folder there has the {_MANIFEST} of a run or a sweep, "
-                "with the identity that its record or plan repeats."
-            )
+            needed = f"the {_MANIFEST} of a run or a sweep, with the identity that its record or plan repeats"
+            yield f"Nothing in or below {folder} is to go: no folder there has {needed}."
         return
     folders = f"{seen.folders} {'run or sweep' if seen.folders == 1 else 'runs and sweeps'}"
     yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfexp.plan import config
-from perfexp.plan.estimate import point_seconds
 from perfexp.records.record import Key, SweepMembership
 from perfexp.summaries.remaining import median_seconds, seconds_left
 
@@ -25,7 +24,6 @@ class Assignment:
     Attributes:
         sweep: sweep of the run; None for a single run.
         is_sent: whether the tracker has taken the record; valid after the run.
-        whole: progress of the sweep; None for a single run.
         number: position of the run in the sweep, from 1.
         overwrites: whether earlier results in the folder are removed first.
     """
@@ -42,9 +40,5 @@ class Assignment:
     overwrites: bool = False
 
     def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
-        """Estimate the time of points without a result; None if it is unknown.
-
-        Args:
-            measured: wall time of each point measured so far.
-        """
-        return seconds_left(left, median_seconds(measured) if measured else point_seconds(self.plan))
+        """Estimate the time of points without a result, from the wall times of measured ones; None if unknown."""
+        return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)

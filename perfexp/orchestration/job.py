@@ -48,11 +48,7 @@ class Run:
         self._is_announced = self._is_refused = False
 
     def __enter__(self) -> Self:
-        """Prepare the folder.
-
-        Raises:
-            PerfexpError: the plan cannot be measured, or not in this folder.
-        """
+        """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
         plan, paths = self.assignment.plan, self._paths
         sweep = self.assignment.sweep.uid if self.assignment.sweep else None
         paths.create(sweep=sweep)
@@ -101,20 +97,16 @@ class Run:
 
     def _announce(self, progress: Progress) -> None:
         """Print the header once a worker is ready: it may refuse to start."""
-        if self._is_announced:
-            progress.begun()
-            return
-        self._is_announced = True
-        self._paths.delete_moved_results()
-        self.assignment.begun()
+        if not self._is_announced:
+            self._paths.delete_moved_results()
+            self.assignment.begun()
         progress.begun()
-        _announce(self._job, self.assignment, self._console)
+        if not self._is_announced:
+            _announce(self._job, self.assignment, self._console)
+        self._is_announced = True
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
-        """Measure the points without a result.
-
-        Args:
-            replicates: numbers of the replicates to measure; all if None.
+        """Measure the points without a result, of all replicates or those of these numbers.
 
         Raises:
             PerfexpError: a worker refused to start; finished points are on disk.
@@ -144,11 +136,7 @@ class Run:
         return bool(read_points(self._paths.points))
 
     def save(self) -> Record:
-        """Write the record, before anything that can fail without loss.
-
-        Raises:
-            PerfexpError: the record cannot be written.
-        """
+        """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         record = assemble(self.assignment, self._job)
         try:
             write_atomically(self._paths.record, record.to_json())

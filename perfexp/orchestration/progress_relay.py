@@ -37,7 +37,6 @@ class ProgressRelay:
         self._estimate()
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Show an event."""
         if event["event"] == "point":
             self._begun()
             self._begun = lambda: None
@@ -45,9 +44,9 @@ class ProgressRelay:
             (self._progress.waiting if event.get("patient") else self._progress.block)(event["text"])
         if "key" not in event:
             return
-        key = msgspec.convert(event["key"], Key)
-        point = self._last(key) if event["event"] == "done" else None
+        key, point = msgspec.convert(event["key"], Key), None
         if event["event"] == "done":
+            point = self._last(key)
             self._left.discard(key)
             self._seconds += measured_seconds([point] if point else [])
             self._estimate()
@@ -64,12 +63,10 @@ class ProgressRelay:
         return next((point for point in points if point.key == key), None)
 
     def _estimate(self) -> None:
-        """Update the remaining time."""
         whole = self._assignment.whole
         is_known = self._seconds or not (whole and whole.has_measured)  # other runs are a better guide than the plan
         self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
 
 
 def _result(point: Point) -> str:
-    """Summarize a point in a few words."""
     return median_text(summary.row([point], ())) if point.status is Status.OK else point.error or ""

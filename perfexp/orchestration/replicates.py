@@ -23,11 +23,7 @@ Ended = Callable[[Assignment, "Record | PerfexpError"], None]
 def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -> None:
     """Measure the first replicate of every run, then the second, …, each round in an order of its own.
 
-    Args:
-        ended: called with each run that has ended.
-
-    Raises:
-        KeyboardInterrupt: the user interrupted; finished points have been recorded.
+    `ended` is called with each run that has ended. Finished points are recorded before a KeyboardInterrupt is raised.
     """
     with ExitStack() as stack:
         runs: list[Run] = []

@@ -20,15 +20,7 @@ from perfexp.host.process import Event, SilenceError, WorkerProcess, worker_comm
 from perfexp.profilers import About, NoProfiler, Profiler, ProfilerFailed, place_of, profiled_key
 from perfexp.profilers.previous_files import Earlier
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.record import (
-    Key,
-    Point,
-    Status,
-    missing,
-    point_to_line,
-    points_from_lines,
-    read_points,
-)
+from perfexp.records.record import Key, Point, Status, missing, point_to_line, points_from_lines, read_points
 
 #: Workers in a row that a signal may end without a result before the points are abandoned.
 _STARTS = 2
@@ -41,13 +33,10 @@ class Job:
     """The points to measure, and the settings of the workers.
 
     Attributes:
-        paths: paths of the run; plan.yaml exists.
-        plan_sha256: checksum of plan.yaml.
         first_predictions: cold starts, each in a process of its own.
         profiles: profiles, each in a process of its own after everything else.
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
-        listener: called with the worker's events.
         refusal: why the measurement was abandoned; None if it was not.
     """
 
@@ -77,7 +66,7 @@ class Job:
 
 
 class _Refused(PerfexpError):
-    """A worker refused to start; carries its exit code."""
+    """A worker refused to start."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -90,7 +79,6 @@ class _Ending:
 
     Attributes:
         status: status of the points without a result.
-        text: error of these points.
         current: point in progress; None if there was none.
         hopeless: whether another worker would end in the same way.
     """
@@ -150,7 +138,7 @@ def results(job: Job) -> list[Point]:
 
 def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
     """Start workers until every point has a result."""
-    fruitless = 0
+    fruitless = 0  # workers in a row without a result
     while left := missing(keys, job.paths.points):
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
         still = missing(keys, job.paths.points)
@@ -162,7 +150,6 @@ def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
 
 
 def _files_before(paths: RunPaths, key: Key) -> list[str]:
-    """Return the names of the files of an earlier profile."""
     before = next((point for point in read_points(paths.points) if point.key == key), None)
     return list((before.facts.get("profile") or {}).get("files") or ()) if before else []
 
