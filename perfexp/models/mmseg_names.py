@@ -18,11 +18,7 @@ CONFIGS = Path(".mim") / "configs"
 
 
 def check(model: Mapping[str, Any]) -> None:
-    """Check that the configuration of a model node of mmsegmentation exists; ignore other models.
-
-    Raises:
-        UserError: there is no such configuration, or no mmsegmentation.
-    """
+    """Raise `UserError` if the model node is of mmsegmentation, and its configuration does not exist here."""
     if model.get("_target_") != _MODEL or not isinstance(model.get("config"), str):
         return
     folder = _folder()
