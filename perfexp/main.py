@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -35,10 +36,6 @@ from perfexp.plan.hydra_errors import as_perfexp_error
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
-
-if TYPE_CHECKING:
-    from hydra.conf import HydraConf
-
 
 #: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3

@@ -34,12 +34,7 @@ class Sweep(Protocol):
     skip_larger: bool
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """List sizes and batch sizes in measuring order; raises UserError if the values contradict the sweep.
-
-        Args:
-            sizes: value of `input_size`; empty if it is null.
-            batch_sizes: value of `batch_size`; empty if it is null.
-        """
+        """List sizes and batch sizes in measuring order; raises UserError if the plan's values contradict the sweep."""
 
 
 class Point:

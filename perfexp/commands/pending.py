@@ -74,7 +74,6 @@ def _axes(child: SweepChild, varying: Collection[str]) -> frozenset[str]:
 
 
 def _command(plan: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that a run was started with, without flags."""
     command = plan.get("command")
     return [text for text in command if str(text)[:1] != "-"] if isinstance(command, list) else []
 

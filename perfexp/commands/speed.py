@@ -99,7 +99,6 @@ def line_of(found: Speed, path: Path | None) -> str:
 
 
 def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
-    """Write one training under a unique name of this command, and print it."""
     # several trainings may have the same name
     own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
     path = out / own.file_name

@@ -225,7 +225,6 @@ class MmsegSession(TorchSession):
         return stepped, [schedule for schedule in schedules if schedule not in stepped]
 
     def _own_training(self) -> tuple[Any, list[Any]]:
-        """The optimizer in mmengine's wrapper, and its schedules."""
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
 

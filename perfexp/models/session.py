@@ -167,7 +167,6 @@ class TorchSession(Session):
     def _updates(
         self, optimizer: torch.optim.Optimizer, clip: Callable[[], object] | None = None, schedules: Sequence[Any] = ()
     ) -> Callable[[], None]:
-        """A function that clips, applies and clears gradients, and advances schedules."""
         self._optimizer, self._scaler = optimizer, self._new_scaler()
         scaler = self._scaler
 
@@ -198,7 +197,6 @@ class TorchSession(Session):
             return self._captured(call)
 
     def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A replay of the call; raises `Unsupported` if it cannot be captured."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:

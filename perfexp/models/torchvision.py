@@ -91,7 +91,6 @@ class Torchvision:
         return package
 
     def _published_weights(self) -> Any:
-        """The requested set of torchvision's weights, or None."""
         if self._weights is None:
             return None
         published = models.get_model_weights(self.name.removeprefix("quantized_"))

@@ -103,7 +103,6 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of wrappers."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return _DENSENET_NAME.sub(r"\1\2", name)

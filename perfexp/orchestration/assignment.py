@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfexp.plan import config
 from perfexp.records.record import Key, SweepMembership
+from perfexp.reports.progress import Whole
 from perfexp.summaries.remaining import median_seconds, seconds_left
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from perfexp.reports.progress import Whole
 
 
 @dataclass(kw_only=True)

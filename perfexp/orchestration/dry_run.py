@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
+from perfexp.reports.console import Console
 from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.subject import one_line, subject
-
-if TYPE_CHECKING:
-    from perfexp.orchestration.sweep_run import SweepRun
-    from perfexp.reports.console import Console
 
 #: A sweep of more runs is summed up.
 _MOST_LINES = 20

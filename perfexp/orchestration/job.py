@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
@@ -27,14 +27,12 @@ from perfexp.profilers.previous_files import recover
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Record, Status, missing, read_points
 from perfexp.reports import run_files
+from perfexp.reports.console import Console
+from perfexp.reports.progress import Progress
 from perfexp.summaries import profile_summary
 from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.subject import one_line
-
-if TYPE_CHECKING:
-    from perfexp.reports.console import Console
-    from perfexp.reports.progress import Progress
-    from perfexp.tracking import Tracker
+from perfexp.tracking import Tracker
 
 
 class Run:
@@ -108,9 +106,7 @@ class Run:
     def measure(self, replicates: Sequence[int] | None = None) -> None:
         """Measure the points without a result, of all replicates or those of these numbers.
 
-        Raises:
-            PerfexpError: a worker refused to start; finished points are on disk.
-            KeyboardInterrupt: the user interrupted; finished points are on disk.
+        Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
         """
         job, whole = self._job, self.assignment.whole
         numbers = job.replicates if replicates is None else list(replicates)
@@ -156,9 +152,7 @@ class Run:
 def run(assignment: Assignment, console: Console) -> Record:
     """Measure a plan; the record has been written, sent and shown when this returns.
 
-    Raises:
-        PerfexpError: nothing could be measured.
-        KeyboardInterrupt: the user interrupted; finished points are in the record.
+    Finished points are in the record before PerfexpError or KeyboardInterrupt is raised.
     """
     with Run(assignment, console) as running:
         record = None
@@ -177,7 +171,6 @@ def run(assignment: Assignment, console: Console) -> Record:
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether an error is for the user to fix."""
     return isinstance(error, PerfexpError) and error.exit_code == UserError.exit_code
 
 

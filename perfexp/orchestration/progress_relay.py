@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,11 +12,9 @@ from perfexp.orchestration.assignment import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
+from perfexp.reports.progress import Progress
 from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.wording import median_text
-
-if TYPE_CHECKING:
-    from perfexp.reports.progress import Progress
 
 
 class ProgressRelay:

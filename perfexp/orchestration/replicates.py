@@ -5,19 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
 from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.job import Run
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
-if TYPE_CHECKING:
-    from perfexp.records.record import Record
-    from perfexp.reports.console import Console
-
-Ended = Callable[[Assignment, "Record | PerfexpError"], None]
+Ended = Callable[[Assignment, Record | PerfexpError], None]
 
 
 def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -> None:

@@ -92,9 +92,8 @@ class _Ending:
 def measure(job: Job, replicate: int) -> None:
     """Measure the points of one replicate that have no result; interrupts take effect while waiting for a worker.
 
-    Raises:
-        PerfexpError: the worker refused to start, or a result cannot be written; finished points are on disk.
-        KeyboardInterrupt: the user interrupted; finished points are on disk.
+    Finished points are on disk before KeyboardInterrupt or PerfexpError (a worker refused to start, a result cannot be
+    written) is raised.
     """
     with interrupts.held():
         for what, keys in (("timed", job.timed), ("layers", job.layers), ("ttfp", job.first_predictions)):
@@ -105,11 +104,7 @@ def profile(job: Job) -> None:
     """Make the missing and outdated profiles, after everything has been timed.
 
     A profiler that fails affects its profile only. The files of an earlier pass are removed when the new pass has
-    written some.
-
-    Raises:
-        PerfexpError: a result cannot be written; finished points are on disk.
-        KeyboardInterrupt: the user interrupted; finished points are on disk.
+    written some. Exceptions are those of `measure`.
     """
     with interrupts.held():
         for number, key in enumerate(job.profiles):
@@ -237,7 +232,6 @@ def device_facts(job: Job) -> Mapping[str, Any]:
 
 
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
-    """Start one worker and wait for its end."""
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log)

@@ -10,24 +10,21 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import write_atomically
+from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.stored_sweep import measures_the_same, remember_store
 from perfexp.plan import config, naming
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_files
+from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
-
-if TYPE_CHECKING:
-    from perfexp.orchestration.assignment import Assignment
-    from perfexp.reports.console import Console
-    from perfexp.tracking import Tracker
-
+from perfexp.tracking import Tracker
 
 #: Characters of a store's address that are shown.
 _LONGEST = 200

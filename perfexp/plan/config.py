@@ -226,13 +226,10 @@ def register(scratch: Path | None = None) -> None:
 
 
 def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the plan of a composed configuration as plain data.
+    """Return the plan of a composed configuration as plain data; raises UserError if a required value is missing.
 
     Args:
         choices: option chosen in each group, from Hydra's runtime.
-
-    Raises:
-        UserError: a required value is missing.
     """
     try:
         plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]

@@ -23,10 +23,7 @@ _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 
 def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
-    """Return the name of a run from the values of its sweep's axes, first because lists cut names off, and its parts.
-
-    The parts are model, algorithm and mode.
-    """
+    """Return the name of a run: values of its sweep's axes first, since lists cut names off, then the other parts."""
     varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
     fixed = [part for part in parts if part not in axes.values()]
     return "-".join([*varying, *fixed])

@@ -27,10 +27,7 @@ from perfexp.worker.workbench import Workbench, report_failure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the points of a plan that have no result yet, or report this machine's capabilities (`--probe`).
-
-    Returns an exit code: 0 when every point has its result, whatever that is.
-    """
+    """Measure the points of a plan, or report this machine's capabilities; returns 0 if every point has a result."""
     arguments = _arguments(argv)
     # a profiler may start this process from a short-lived thread, whose end would pass for the parent's
     if arguments.parent is not None and (arguments.profile is None or os.getppid() == arguments.parent):

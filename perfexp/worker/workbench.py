@@ -178,11 +178,8 @@ class Workbench:
     def write_environment(self, diagnostics: Sequence[Diagnostic] = (), **extra: Any) -> None:
         """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.
 
-        Raises UserError if the folder has points that were measured in another environment.
-
-        Args:
-            diagnostics: diagnostics besides those of the device and the session.
-            extra: further facts, as JSON values.
+        Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
+        device and session are written in any case.
         """
         facts = {**self._facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
