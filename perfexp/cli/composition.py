@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -112,12 +113,5 @@ def _masked_stdout() -> Iterator[None]:
 @contextmanager
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Pass a command line to Hydra, which reads sys.argv, and have it raise errors instead of printing them."""
-    saved, sys.argv = sys.argv, ["perfexp", *arguments]
-    full_error, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"
-    try:
+    with patch.object(sys, "argv", ["perfexp", *arguments]), patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
         yield
-    finally:
-        sys.argv = saved
-        os.environ.pop("HYDRA_FULL_ERROR", None)
-        if full_error is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full_error

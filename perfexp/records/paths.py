@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 import uuid
@@ -246,9 +247,7 @@ class RunPaths(_Folder):
         """Remove what `move_results` moved, as something was measured in its place."""
         if self._aside is None:
             return
-        for path in self._aside.iterdir():
-            path.unlink()
-        self._aside.rmdir()
+        shutil.rmtree(self._aside)
         self._aside = None
 
     def _results(self) -> list[Path]:
