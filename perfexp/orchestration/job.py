@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
@@ -81,27 +80,30 @@ class Run:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *failure: Any) -> None:
+        self._stack.__exit__(*failure)
 
-    def _withdraw(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def _withdraw(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Remove the folder if the user has to change something before anything can be measured."""
         if (self._is_refused or _is_refusal(error)) and not self.has_results:
             self._paths.withdraw()
 
     def _announce(self, progress: Progress) -> None:
         """Print the header once a worker is ready: it may refuse to start."""
-        if not self._is_announced:
-            self._paths.delete_moved_results()
-            self.assignment.begun()
-        progress.begun()
-        if not self._is_announced:
-            _announce(self._job, self.assignment, self._console)
+        if self._is_announced:
+            progress.begun()
+            return
         self._is_announced = True
+        self._paths.delete_moved_results()
+        self.assignment.begun()
+        progress.begun()
+        job, assignment = self._job, self.assignment
+        for warning in _warnings_of_earlier_stages(assignment.plan.stage, self._paths.root):
+            self._console.note(warning)
+        measured = measured_seconds(read_points(self._paths.points))
+        seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
+        num_points, device = len(job.timed) or len(job.profiles), supervisor.device_facts(job).get("name")
+        self._console.header(assignment.plain, points=num_points, device=device, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
         """Measure the points without a result, of all replicates or those of these numbers.
@@ -188,15 +190,6 @@ def _left(job: supervisor.Job) -> list[Key]:
     """List the points without a result, and the profiles to make again."""
     left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
     return left + [key for key in job.profiles if key in job.again and key not in left]
-
-
-def _announce(job: supervisor.Job, assignment: Assignment, console: Console) -> None:
-    for warning in _warnings_of_earlier_stages(assignment.plan.stage, job.paths.root):
-        console.note(warning)
-    device = supervisor.device_facts(job).get("name")
-    measured = measured_seconds(read_points(job.paths.points))
-    seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
-    console.header(assignment.plain, points=len(job.timed) or len(job.profiles), device=device, seconds=seconds)
 
 
 def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:

@@ -174,13 +174,12 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
     facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
     try:
         _run_profiler(job, number, key, point, earlier)
-    except ProfilerFailed as error:
-        point.status, point.error = Status.FAILED, str(error)
-        facts["files"] = error.files
     except Unsupported as error:
         point.status, point.error = Status.UNSUPPORTED, str(error)
-    except (_Refused, UserError) as error:
+    except (ProfilerFailed, _Refused, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
+        if isinstance(error, ProfilerFailed):
+            facts["files"] = error.files
     except OSError as error:
         where = f": {error.filename2 or error.filename}" if error.filename else ""
         point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
