@@ -78,8 +78,8 @@ def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]
         for override in overrides:
             if not override.is_hydra_override():
                 key, is_sweep = override.get_key_element(), override.is_sweep_override()
-                alternatives = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
-                values[key] = [f"{key}={text}" for text in alternatives]
+                choices = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
+                values[key] = [f"{key}={text}" for text in choices]
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
     if math.prod(map(len, values.values())) * len(values) > _MOST_TEXTS:

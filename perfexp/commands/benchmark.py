@@ -153,8 +153,15 @@ def _check_speed_file(plan: Plan) -> None:
     placing.refuse_no_folder(folder, remedy)
     count, keys = int(plan.gpu.get("count") or 1), plan.timed_keys()
     if len(keys) == 1:  # names of several depend on their record
-        of_call: Any = {"batch_size": keys[0].batch_size, "precision": keys[0].precision}
-        speed = Speed(log_file="", model=plan.model_name, mode=Mode.of(count), num_gpus=count, failed=True, **of_call)
+        speed = Speed(
+            log_file="",
+            model=plan.model_name,
+            mode=Mode.of(count),
+            num_gpus=count,
+            batch_size=keys[0].batch_size,
+            precision=keys[0].precision,
+            failed=True,
+        )
         placing.refuse_foreign(folder / speed.file_name, f"Move it away, or {remedy}")
 
 

@@ -36,7 +36,7 @@ def log(
 class _Sending:
     """Records to send, the address of the last sent record by store, and the exit code of the worst error.
 
-    Records do not choose the store, since they are data.
+    Records do not choose the store, since they are data; `experiment` is None for that of each plan.
     """
 
     uri: str | None

@@ -93,4 +93,5 @@ def _contents(module: torch.nn.Module) -> list[tuple[Any, Any]]:
 
 def _refill(container: Any, content: Any) -> None:
     container.clear()
-    (container.extend if isinstance(container, list) else container.update)(content)
+    add = container.extend if isinstance(container, list) else container.update
+    add(content)
