@@ -139,22 +139,19 @@ def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], 
 def _devices(plan: config.Plan, size: int) -> list[Device]:
     """Build the devices of all ranks, from the plan's device on; raises UserError unless there are enough of a kind."""
     devices: list[Device] = []
-    for number in range(size):
-        try:
+    failure = None
+    try:
+        for number in range(size):
             devices.append(config.build(_node(plan, number)))
-        except UserError as error:
-            raise _too_few(plan, size, devices, str(error)) from error
-    alike = [device for device in devices if device.kind == devices[0].kind]
-    if len(alike) < size:
-        raise _too_few(plan, size, alike)
-    return devices
-
-
-def _too_few(plan: config.Plan, size: int, devices: Sequence[Device], why: str = "") -> UserError:
-    names = ", ".join(sorted({device.name for device in devices}))
-    here = f"{len(devices)} × {names}" if devices else "none"
+        usable = [device for device in devices if device.kind == devices[0].kind]
+    except UserError as error:
+        usable, failure = devices, error
+    if len(usable) == size:
+        return usable
+    names = ", ".join(sorted({device.name for device in usable}))
+    here = f"{len(usable)} × {names}" if usable else "none"
     wanted = f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
-    return UserError(f"{wanted}; here: {here}. {why}".rstrip())
+    raise UserError(f"{wanted}; here: {here}. {failure or ''}".rstrip()) from failure
 
 
 def _node(plan: config.Plan, number: int) -> dict[str, Any]:
