@@ -25,14 +25,7 @@ def main() -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run what a command line asks for; help and version need neither Hydra nor Typer.
-
-    Args:
-        arguments: command line without the program's name.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command line and return its exit code; help and version need neither Hydra nor Typer."""
     try:
         if arguments and arguments[0] in COMMANDS:
             from perfexp.commands import run  # Typer and rich: a measurement does without

@@ -62,10 +62,7 @@ def is_out_of_host_memory(error: BaseException) -> bool:
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """Return at most `count` valid names that resemble a wrong one, best first.
-
-    Dotted names are also compared by their last part.
-    """
+    """Return at most `count` valid names that resemble a wrong one, best first, or whose last dotted part does."""
     choices = sorted(set(valid))
     close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)
     if not close:
@@ -77,9 +74,6 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """A sentence with the nearest valid names, or with up to 40 valid names if none is near."""
     choices = sorted(set(valid))
-    close = nearest(name, choices)
-    if close:
+    if close := nearest(name, choices):
         return f"Did you mean {' or '.join(close)}?"
-    if choices and len(choices) <= 40:
-        return f"Possible: {', '.join(choices)}."
-    return ""
+    return f"Possible: {', '.join(choices)}." if choices and len(choices) <= 40 else ""

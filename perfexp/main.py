@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -36,23 +37,15 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
 
-if TYPE_CHECKING:
-    from hydra.conf import HydraConf
-
-
 #: Exit code if everything was measured, and a tracker did not accept a record.
 _NOT_SENT = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line of Hydra overrides.
+    """Run a command line of Hydra overrides, by default that of the process; returns its exit code.
 
-    Args:
-        argv: command line without the program's name; that of the process if None.
-
-    Returns:
-        0 if everything was measured, 1 if a measurement or a profile failed, 2 if the command or the configuration is
-        wrong, 3 if everything was measured and a tracker did not accept a record, 130 if interrupted.
+    0 if everything was measured, 1 if a measurement or a profile failed, 2 if the command or the configuration is
+    wrong, 3 if everything was measured and a tracker did not accept a record, 130 if interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     application = _Application()
@@ -91,9 +84,8 @@ class _Application:
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self.offer: Offer | None = None
-        self.is_dry = self.overwrites = False
+        self.is_dry = self.overwrites = self._is_refused = False
         self._taken: set[Path] = set()
-        self._is_refused = False
         self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
         self.sweep_run: SweepRun | None = None
@@ -101,7 +93,6 @@ class _Application:
         self._folder: Path | None = None
 
     def failed(self, error: PerfexpError) -> None:
-        """Report an error and remember its exit code."""
         self.console.error(str(error))
         self.exit_codes.append(error.exit_code)
 
@@ -111,12 +102,11 @@ class _Application:
             if 130 not in self.exit_codes:
                 self.exit_codes.append(130)
                 folder = self.sweep_run.paths.root if self.sweep_run is not None else self._folder
-                again = None if folder is None or not folder.is_dir() else shlex.quote(f"resume={folder}")
-                self.console.error(
-                    f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
-                    if again
-                    else "Interrupted before anything was measured."
-                )
+                text = "Interrupted before anything was measured."
+                if folder is not None and folder.is_dir():
+                    again = shlex.quote(f"resume={folder}")
+                    text = f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
+                self.console.error(text)
 
     def close(self) -> None:
         """Sum up a sweep; an interrupt stops that."""
@@ -189,7 +179,6 @@ class _Application:
             replicates.measure(self._waiting, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
-        """Remember the exit code of a run, and enter the run in the sweep's summary."""
         if isinstance(outcome, PerfexpError):
             self.failed(outcome)
         else:
@@ -197,7 +186,6 @@ class _Application:
         self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
-        """Return plan, folder and sweep of this job."""
         plan, sweep_run = config.typed(plain), self.sweep_run
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
         if sweep_run is None:
@@ -245,8 +233,7 @@ class _Application:
             settings = HydraConfig.get()
             typed = {override.key_or_group for override in parsed(self.arguments)}
             params = dict(settings.sweeper.get("params") or {})
-            params = {key: value for key, value in params.items() if key not in typed}
-            axes = axes_of([*self.arguments, *(f"{key}={value}" for key, value in params.items())])
+            axes = axes_of([*self.arguments, *(f"{key}={params[key]}" for key in params if key not in typed)])
             basic = str(settings.sweeper["_target_"]).endswith("BasicSweeper")
             jobs = math.prod(axes.values()) if basic and all(axes.values()) else None
             written = Path(settings.sweep.dir)
@@ -281,11 +268,7 @@ def _overrides(settings: HydraConf) -> list[str]:
 
 
 def _sweep_folder(written: Path, output_dir: str | None) -> Path:
-    """Return the folder of a sweep's own files.
-
-    Args:
-        written: folder of Hydra's own files: hydra.sweep.dir of a configuration file, or perfexp's scratch.
-    """
+    """Return the folder of a sweep's own files: hydra.sweep.dir if a configuration file names it."""
     if not written.name.startswith(SCRATCH):
         return written
     return Path(output_dir) if output_dir else Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-sweep")

@@ -34,15 +34,7 @@ class Sweep(Protocol):
     skip_larger: bool
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """List sizes and batch sizes in measuring order.
-
-        Args:
-            sizes: value of `input_size`; empty if it is null.
-            batch_sizes: value of `batch_size`; empty if it is null.
-
-        Raises:
-            UserError: the values contradict the sweep.
-        """
+        """List sizes and batch sizes in measuring order; raises UserError if the plan's values contradict the sweep."""
 
 
 class Point:
@@ -56,12 +48,7 @@ class Point:
 
 
 class Sizes:
-    """Evenly spaced square sizes.
-
-    Args:
-        min_size: smallest side, in pixels.
-        max_size: largest side, in pixels.
-    """
+    """Evenly spaced square sizes, from and to a side in pixels."""
 
     def __init__(self, *, num_sizes: int, min_size: int, max_size: int, skip_larger: bool = False) -> None:
         if num_sizes < 1 or min_size < 1 or max_size < min_size:
@@ -88,11 +75,7 @@ class Sizes:
 
 
 class BatchSizes:
-    """A list of batch sizes.
-
-    Args:
-        batch_sizes: samples per call.
-    """
+    """A list of batch sizes, in samples per call."""
 
     def __init__(self, *, batch_sizes: Sequence[int], skip_larger: bool = False) -> None:
         self.skip_larger = skip_larger
@@ -105,22 +88,13 @@ class BatchSizes:
 
 
 def timed_keys(
-    pairs: Sequence[tuple[Size, int]],
-    *,
-    phases: Sequence[str],
-    precision: str,
-    replicate: int,
-    anchored: bool = False,
+    pairs: Sequence[tuple[Size, int]], *, phases: Sequence[str], precision: str, replicate: int, anchored: bool = False
 ) -> list[Key]:
-    """List the timed points of a plan, replicate by replicate.
+    """List the timed points of a plan, replicate by replicate; raises UserError if there are too many.
 
     Args:
-        pairs: sizes and batch sizes.
         replicate: number of processes.
         anchored: whether processes after the first measure only a few of many points.
-
-    Raises:
-        UserError: the plan has too many points.
     """
     _refuse_many(replicate, len(pairs), len(phases))
     return [
@@ -159,20 +133,12 @@ def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
 
 
 def parse_sizes(value: object) -> list[Size]:
-    """Parse `input_size`: `224`, `512x1024` (height × width), a list of these, or None.
-
-    Raises:
-        UserError: the value is not a size.
-    """
+    """Parse `input_size`: `224`, `512x1024` (height × width), a list of these, or None; raises UserError."""
     return [] if value is None else _unique([_parse_size(item) for item in _items(value)], "input_size")
 
 
 def parse_batch_sizes(value: object) -> list[int]:
-    """Parse `batch_size`: an integer, a list of integers, or None.
-
-    Raises:
-        UserError: the value is not a positive integer.
-    """
+    """Parse `batch_size`: a positive integer, a list of them, or None; raises UserError."""
     return [] if value is None else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
 
 

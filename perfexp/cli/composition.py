@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -32,14 +33,7 @@ SCRATCH = "perfexp-hydra-"
 
 
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
-    """Compose the plan of a command line as plain data, without measuring.
-
-    Args:
-        arguments: overrides of one run, and `--config-dir=DIR`.
-
-    Raises:
-        UserError: a run would be refused before it starts.
-    """
+    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts."""
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
     def collect(composed: DictConfig) -> None:
@@ -82,11 +76,7 @@ def _ordered(arguments: Sequence[str]) -> list[str]:
 
 
 def _prints(arguments: Sequence[str]) -> bool:
-    """Whether flags make Hydra print something instead of measuring.
-
-    Raises:
-        UserError: a flag is unknown, or flags contradict one another.
-    """
+    """Whether flags make Hydra print something instead of measuring; raises UserError for wrong ones."""
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
@@ -107,11 +97,7 @@ def _prints(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def _masked_stdout() -> Iterator[None]:
-    """Delay output until the end of the block, and mask the credentials in it.
-
-    Raises:
-        UserError: Hydra ended the process with a message on stderr.
-    """
+    """Delay output until the end of the block, and mask the credentials in it; Hydra's errors become UserErrors."""
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr):
@@ -127,12 +113,5 @@ def _masked_stdout() -> Iterator[None]:
 @contextmanager
 def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Pass a command line to Hydra, which reads sys.argv, and have it raise errors instead of printing them."""
-    saved, sys.argv = sys.argv, ["perfexp", *arguments]
-    full_error, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"
-    try:
+    with patch.object(sys, "argv", ["perfexp", *arguments]), patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
         yield
-    finally:
-        sys.argv = saved
-        os.environ.pop("HYDRA_FULL_ERROR", None)
-        if full_error is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full_error

@@ -67,11 +67,7 @@ def refuse_length(command: Sequence[str]) -> None:
 def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]]:
     """Return the overrides of each run of a sweep, as Hydra passes them to its jobs; nothing is composed.
 
-    Args:
-        params: axes that a configuration file gives to the sweeper.
-
-    Raises:
-        UserError: the command does not determine the runs.
+    Raises UserError if the command and `params`, the axes of the sweeper in a file, do not determine the runs.
     """
     texts = [f"{key}={value}" for key, value in params.items()] + [text for text in command if text[:1] != "-"]
     refuse_length(texts)
@@ -80,11 +76,10 @@ def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]
         overrides = _parse(texts)
         refuse_many(overrides, MOST_POINTS)
         for override in overrides:
-            key = override.get_key_element()
-            if override.is_sweep_override() and not override.is_hydra_override():
-                values[key] = [f"{key}={text}" for text in override.sweep_string_iterator()]
-            elif not override.is_hydra_override():
-                values[key] = [f"{key}={override.get_value_element_as_str()}"]
+            if not override.is_hydra_override():
+                key, is_sweep = override.get_key_element(), override.is_sweep_override()
+                choices = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
+                values[key] = [f"{key}={text}" for text in choices]
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
     if math.prod(map(len, values.values())) * len(values) > _MOST_TEXTS:
@@ -131,8 +126,7 @@ def _plain(value: Any) -> Any:
 def without_credentials(arguments: Sequence[str]) -> list[str]:
     """Mask the credentials in URLs of a command line, from which everything written, printed or sent is derived.
 
-    Raises:
-        UserError: a credential cannot be separated from its context.
+    Raises UserError if a credential cannot be separated from its context.
     """
     return [_without_credentials(text) if "://" in text else text for text in arguments]
 

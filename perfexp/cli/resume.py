@@ -25,11 +25,8 @@ _REPEATED = ("tracking", "profiler")
 def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
     """Replace `resume=DIR` by the command stored there; overrides that the user typed take precedence.
 
-    Returns:
-        The command line, and the options that the stored command may choose; None if nothing is resumed.
-
-    Raises:
-        UserError: nothing can be resumed there, or the user has to type more.
+    Returns the command line, and the options that the stored command may choose; None if nothing is resumed. Raises
+    UserError if nothing can be resumed there, or the user has to type more.
     """
     folders = [text.partition("=")[2] for text in arguments if text.startswith("resume=")]
     if not folders:
@@ -79,12 +76,8 @@ def _refuse_flags(command: Sequence[str], typed: Sequence[str], folder: Path) ->
         key, _, value = text.partition("=")
         if key in CONFIG_DIR and not flag_values(typed, *CONFIG_DIR):
             again = shlex.join(["perfexp", f"--config-dir={value}", f"resume={folder}"])
-            raise UserError(
-                f"resume={folder}: it was started with {text}, whose files choose code. If you trust them, type "
-                f"it again: {again}"
-            )
+            why = f"it was started with {text}, whose files choose code"
+            raise UserError(f"resume={folder}: {why}. If you trust them, type it again: {again}")
         if re.fullmatch(r"hydra([./].*)?", key_of(text)) and key_of(text) not in map(key_of, typed):
-            raise UserError(
-                f"resume={folder}: {text!r} is not accepted from a file. Repeat the command that started it, "
-                f"with output_dir={folder}."
-            )
+            remedy = f"Repeat the command that started it, with output_dir={folder}."
+            raise UserError(f"resume={folder}: {text!r} is not accepted from a file. {remedy}")

@@ -113,9 +113,8 @@ def _is_offered(override: Any, text: str, offer: Offer) -> bool:
         return all(isinstance(value, str | NoneType) for value in values)
     if key == _CONFIG:
         return all(mmseg_names.is_own(str(value)) for value in values)
-    if key in offer.keys - _TYPED or f"{key}.".startswith(_MAPPINGS):
-        return all(map(_is_plain, values))
-    return False
+    is_free = key in offer.keys - _TYPED or f"{key}.".startswith(_MAPPINGS)
+    return is_free and all(map(_is_plain, values))
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 from hydra.core.override_parser.types import Override, RangeSweep
 
@@ -42,8 +43,8 @@ def limited_jobs(most: int) -> Iterator[None]:
     from hydra.plugins.sweeper import Sweeper
 
     # discovering plugins reloads the module: an import may return another class than the one in use
-    [basic] = [kind for kind in Plugins.instance().discover(Sweeper) if kind.__name__ == "BasicSweeper"]
-    sweeper: Any = basic
+    kinds: list[Any] = list(Plugins.instance().discover(Sweeper))
+    [sweeper] = [kind for kind in kinds if kind.__name__ == "BasicSweeper"]
     split = sweeper.split_arguments
 
     def counted(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
@@ -51,11 +52,8 @@ def limited_jobs(most: int) -> Iterator[None]:
         batches: list[list[list[str]]] = split(overrides, max_batch_size)
         return batches
 
-    sweeper.split_arguments = staticmethod(counted)
-    try:
+    with patch.object(sweeper, "split_arguments", staticmethod(counted)):
         yield
-    finally:
-        sweeper.split_arguments = staticmethod(split)
 
 
 def refuse_many(overrides: Sequence[Override], most: int) -> None:

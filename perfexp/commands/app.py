@@ -53,14 +53,7 @@ def options(group: str, config_dir: Path | None = None) -> list[str]:
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:
-    """Return a name if it is valid.
-
-    Args:
-        what: noun for the name, for the message.
-
-    Raises:
-        UserError: the name is not valid.
-    """
+    """Return a name, of a thing with a noun, if it is valid; raises UserError otherwise."""
     if name not in valid:
         raise UserError(f"{what} '{name}' not found. {did_you_mean(name, valid)}".rstrip())
     return name

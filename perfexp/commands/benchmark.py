@@ -15,7 +15,7 @@ from perfexp.commands.app import LARGEST, MIXED, RUN_MODES, ConfigDir, app, echo
 from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
-from perfexp.orchestration import gpu_count
+from perfexp.orchestration import capabilities
 from perfexp.plan import config, naming
 from perfexp.plan.config import Plan
 from perfexp.records.record import Record
@@ -121,11 +121,7 @@ class _Asked:
 
 
 def settle(asked: _Asked) -> tuple[list[str], Plan]:
-    """The command line of the run, and its plan.
-
-    Raises:
-        UserError: a run would refuse it before it begins, or there are no GPUs for the run mode.
-    """
+    """The command line of the run, and its plan; raises UserError if a run or its run mode is impossible."""
     overrides = asked.given
     wanted = {
         "model": asked.model,
@@ -162,7 +158,7 @@ def _num_gpus(run_mode: str, gpu: dict[str, Any], *, said: bool) -> int | None:
         return int(count)
     if name in ("cpu", "mps"):
         raise UserError(f"mp needs visible GPUs, but gpu={name} is not a GPU; use sp, or gpu.count=N for N processes.")
-    visible = gpu_count.visible() - int(gpu.get("index") or 0)
+    visible = capabilities.visible_gpus() - int(gpu.get("index") or 0)
     if visible < 2:
         seen = "no GPU is" if visible < 1 else "one GPU is"
         raise UserError(f"mp needs two GPUs or more, but {seen} visible; use sp, or check CUDA_VISIBLE_DEVICES.")
@@ -175,8 +171,7 @@ def _check_speed_file(plan: Plan) -> None:
         return
     folder, remedy = Path(plan.speed_dir).expanduser(), "choose another folder with speed_dir=DIR."
     placing.refuse_no_folder(folder, remedy)
-    count = int(plan.gpu.get("count") or 1)
-    keys = plan.timed_keys()
+    count, keys = int(plan.gpu.get("count") or 1), plan.timed_keys()
     if len(keys) == 1:  # names of several depend on their record
         speed = Speed(
             log_file="",
@@ -198,10 +193,8 @@ def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
             notes[-1] += " Parameters and inputs in half precision are precision=fp16, added at the end."
     if "workers" not in plan.data:
         data = plan.choices.get("data", "the data")
-        notes.append(
-            f"{data} has no workers: {asked.workers} is not used, and no loading is in the figure. "
-            "data=cityscapes data.root=DIR trains on images."
-        )
+        unused = f"{data} has no workers: {asked.workers} is not used, and no loading is in the figure."
+        notes.append(f"{unused} data=cityscapes data.root=DIR trains on images.")
     return notes
 
 

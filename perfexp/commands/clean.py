@@ -109,7 +109,6 @@ def clean(
 
 
 def _endings(kind: str) -> list[str]:
-    """Unique endings with their dots; raises `UserError` if there are none, or one is invalid."""
     endings = list(dict.fromkeys("." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()))
     if not endings or any(not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings):
         raise UserError(f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite.")
@@ -117,7 +116,6 @@ def _endings(kind: str) -> list[str]:
 
 
 def _age_seconds(text: str | None) -> float:
-    """An age in seconds, 0 for none; raises `UserError` for any other text."""
     if text is None:
         return 0.0
     match = _AGE.fullmatch(text.strip())
@@ -175,13 +173,10 @@ def _file(home: Path, name: str, endings: Collection[str], latest: float, seen: 
 
 
 def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None, seen: _Seen) -> Iterator[str]:
-    """Lines that explain why nothing is deleted."""
     if not seen.folders:
         if not seen.busy:  # otherwise already reported
-            yield (
-                f"Nothing in or below {folder} is to go: no folder there has the {_MANIFEST} of a run or a sweep, "
-                "with the identity that its record or plan repeats."
-            )
+            needed = f"the {_MANIFEST} of a run or a sweep, with the identity that its record or plan repeats"
+            yield f"Nothing in or below {folder} is to go: no folder there has {needed}."
         return
     folders = f"{seen.folders} {'run or sweep' if seen.folders == 1 else 'runs and sweeps'}"
     yield f"Nothing in or below {folder} is to go. The {_MANIFEST} of {folders} names"
@@ -204,7 +199,6 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
 
 
 def _agreed(total: str) -> bool:
-    """Whether the user confirms; raises `UserError` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
     return typer.confirm(f"Delete {total}?")

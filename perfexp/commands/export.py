@@ -108,11 +108,7 @@ class _Collected:
         return files
 
     def add(self, file: Path, *, of: str | None = None) -> None:
-        """Add a record, or the records of a sweep's runs wherever they lie.
-
-        Args:
-            of: sweep whose summary names the record, which must confirm it.
-        """
+        """Add a record, which must confirm that it is `of` a sweep, or the records of a sweep's runs, wherever."""
         try:
             if file.name == SWEEP:
                 self._add_sweep(Sweep.load(file), file.parent)

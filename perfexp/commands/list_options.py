@@ -99,7 +99,6 @@ def _show_support(overrides: Sequence[str], *, config_dir: Path | None, reasons:
 
 
 def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
-    """Compose a plan as for a run, and query the algorithms in a worker."""
     for text in overrides:
         if "=" not in text:
             raise UserError(f"'{text}' is not an override: set key=value, such as model=resnet18.")
@@ -110,11 +109,7 @@ def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
 
 
 def query(plain: Mapping[str, Any]) -> Survey:
-    """Query the algorithms for the layers of a model in a worker.
-
-    Raises:
-        PerfexpError: the worker refused, or ended without an answer.
-    """
+    """Query the algorithms for the layers of a model in a worker; raises PerfexpError if it ends without an answer."""
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         content, log = plan_file.to_yaml(plain), Path(folder) / "run.log"
         (Path(folder) / "plan.yaml").write_bytes(content)

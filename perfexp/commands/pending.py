@@ -26,11 +26,9 @@ _CHANGES_POINTS = re.compile(
 def runs(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None:
     """List the runs of a sweep that have not begun, or were refused before they had a folder.
 
-    Each copies the most similar run that has begun; nothing is composed. Its points are known if both runs have the
-    same number of points. None if the sweep's command does not determine the runs.
-
-    Args:
-        begun: runs that have a plan, also those of other sweeps.
+    Each copies the most similar run of those `begun` (with a plan, also of other sweeps); nothing is composed. Its
+    points are known if both runs have the same number of points. None if the sweep's command does not determine the
+    runs.
     """
     try:
         jobs = jobs_of(sweep.command, _sweeper_params(folder))
@@ -46,8 +44,8 @@ def runs(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None
     children = {_axes(child, varying): child for child in sweep.children}
     pending: list[Run] = []
     for number, job in enumerate(jobs):
-        child = children.get(frozenset(varying.intersection(job)))
-        if frozenset(varying.intersection(job)) not in has_begun and (child is None or child.error):
+        child = children.get(axes := frozenset(varying.intersection(job)))
+        if axes not in has_begun and (child is None or child.error):
             pending.append(_pending(job, own, folder / str(number), child.error if child else None))
     return pending
 
@@ -76,7 +74,6 @@ def _axes(child: SweepChild, varying: Collection[str]) -> frozenset[str]:
 
 
 def _command(plan: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that a run was started with, without flags."""
     command = plan.get("command")
     return [text for text in command if str(text)[:1] != "-"] if isinstance(command, list) else []
 

@@ -127,7 +127,6 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
 
 
 def _show(result: Roofline) -> None:
-    """The table, the two most important sentences, and the caveats."""
     console, slowest = Console(), result.parts[0]
     console.show_grid(result.title, roofline_table.console_grid(result))
     about_slowest = f"{slowest.label} ({slowest.time_share:.0%} of the time): {meaning(result, slowest)}"

@@ -42,11 +42,7 @@ def show(
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise for a folder without a record that belongs to perfexp; return for any other folder.
-
-    Raises:
-        UserError: its run has no record yet, or runs lie below it.
-    """
+    """Raise UserError for a folder whose run has no record yet, or with runs below; return for any other folder."""
     paths = RunPaths(folder)
     if paths.plan.is_file():
         finished = units.counted(len(read_points(paths.points)), "point")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -100,11 +99,8 @@ def line_of(found: Speed, path: Path | None) -> str:
 
 
 def _write(found: Speed, out: Path, written: set[Path], places: Sequence[Path]) -> None:
-    """Write one training under a unique name of this command, and print it."""
-    own, number = found, 2
     # several trainings may have the same name
-    while out / own.file_name in written:
-        own, number = replace(found, label=f"{found.label}_{number}" if found.label else str(number)), number + 1
+    own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
     path = out / own.file_name
     if path.resolve() in {place.resolve() for place in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")

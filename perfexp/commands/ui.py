@@ -86,7 +86,6 @@ def ui(
 
 
 def _check(store: str, host: str, port: int) -> None:
-    """Check that the store exists, that MLflow is installed, and that the port is free."""
     file = database(store)
     if file is not None and not file.is_file():
         raise UserError(f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri.")
@@ -176,6 +175,5 @@ def _experiments(base: str) -> list[tuple[str, str]]:
 
 
 def _failure(message: str, output: IO[str]) -> PerfexpError:
-    """An error with the last lines of the server's output."""
     output.seek(0)
     return PerfexpError(f"MLflow's server {message}.\n{''.join(output.readlines()[-10:]).rstrip()}")

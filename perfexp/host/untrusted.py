@@ -23,6 +23,8 @@ MAX_BYTES = 1 << 28
 _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
 #: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: What msgspec raises for content that is not of the expected type.
+DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 _KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

@@ -12,8 +12,9 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from perfexp.layers.events import Mark, Scope
-from perfexp.layers.outline import ModuleCall, ModuleNames, Outline, computes_again
+from perfexp.layers.outline import ModuleNames, Outline, computes_again
 from perfexp.work.names import name_of, path_of
+from perfexp.work.tape import Call
 
 #: A range with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast
@@ -63,7 +64,7 @@ class Marker(TorchFunctionMode):
         self._outline = outline
         self._names = ModuleNames(model)
         self.restart = self._names.restart
-        self._open: list[tuple[ModuleCall, Iterator[Any]]] = []
+        self._open: list[tuple[Call, Iterator[Any]]] = []
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a module inside its mark; raises `Opaque` if it is compiled."""
@@ -78,14 +79,14 @@ class Marker(TorchFunctionMode):
         finally:
             self._watch.end_overhead()
 
-    def _called(self, call: ModuleCall, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    def _called(self, call: Call, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
         planned = self._outline.get((call.path, call.number))
         again = computes_again()
         # recomputation in a backward pass is not in the outline
         if planned is None and not again:
             self.strayed = self.strayed or f"{call.path or 'the model'} is called more often than before"
         operations = planned is not None and not planned.is_row and not again
-        mark = Mark(Scope.module, call.number, call.whole, type(module).__name__, call.path)
+        mark = Mark(Scope.module, call.number, call.whole, call.kind, call.path)
         self._open.append((call, iter(planned.functions if planned and operations else ())))
         try:
             listening = self._listening(operations and not type(module).__module__.startswith("torch.nn"))

@@ -5,54 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from perfexp.work.names import is_whole, original_of, path_of
-from perfexp.work.tape import recording
+from perfexp.work.tape import Call, Operation, Recorder, recording
 
 
 class Opaque(Exception):
     """Raised for a model whose modules cannot be distinguished while it runs; the text is the reason."""
 
 
-@dataclass
-class Operation:
-    """A torch function that a module's code called, and its result during the call.
-
-    Its number among the module's operations is None where no operator ran, as for the shape of a tensor.
-    """
-
-    name: str
-    number: int | None = None
-    returned: Any = None
-
-
-@dataclass
-class ModuleCall:
-    """A call of a module.
-
-    Attributes:
-        whole: whether it is one row if no other module is called in it.
-        functions: torch functions that its code called, in order.
-        steps: modules, functions and operators outside of functions, in order.
-    """
-
-    path: str
-    number: int
-    whole: bool
-    functions: list[Operation] = field(default_factory=list)
-    steps: list[ModuleCall | Operation] = field(default_factory=list)
-
-    @property
-    def is_row(self) -> bool:
-        """Whether it is one row."""
-        return self.whole and not any(isinstance(step, ModuleCall) for step in self.steps)
-
-
-Outline = dict[tuple[str, int], ModuleCall]
+Outline = dict[tuple[str, int], Call]
 
 
 def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
@@ -65,17 +30,16 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
         raise Opaque("the model is scripted: its modules are not called one by one")
     for module in model.modules():
         _refuse_compiled(module)
-    recorder: Any = _Recorder(model)
+    recorder = _Outliner(model)
     with recording(recorder):
         call()
     if not recorder.calls:
         raise Opaque("no module of the model is called: its code does not run (a captured graph?)")
-    calls: Outline = recorder.calls
-    for module_call in calls.values():
-        numbered = [step for step in module_call.steps if isinstance(step, Operation) and step.number is not None]
-        for number, step in enumerate(numbered):
-            step.number = number
-    return calls
+    for module_call in recorder.calls.values():
+        dispatched = (step for step in module_call.steps if isinstance(step, Operation) and step.dispatched)
+        for number, operation in enumerate(dispatched):
+            operation.number = number
+    return recorder.calls
 
 
 def _refuse_compiled(module: torch.nn.Module) -> None:
@@ -94,7 +58,7 @@ class ModuleNames:
         self._depth = 0
 
     @contextmanager
-    def entered(self, module: torch.nn.Module) -> Iterator[ModuleCall | None]:
+    def entered(self, module: torch.nn.Module) -> Iterator[Call | None]:
         """Enter a call of a module; yields None for a call outside of the model, raises `Opaque` if it is compiled.
 
         A module that a backward pass calls is recomputed, and its calls are numbered separately.
@@ -108,8 +72,8 @@ class ModuleNames:
         self._calls[module, again] += 1
         self._depth += 1
         try:
-            path = self._paths.get(module, type(module).__name__)
-            yield ModuleCall(path, number, is_whole(module, module is self._model))
+            kind, whole = type(module).__name__, is_whole(module, module is self._model)
+            yield Call(path=self._paths.get(module, kind), number=number, kind=kind, whole=whole)
         finally:
             self._depth -= 1
 
@@ -123,47 +87,17 @@ def computes_again() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-class _Recorder:
-    """Receiver of `recording` that saves no tensors, in place of a `perfexp.work.tape.Tape`."""
+class _Outliner(Recorder):
+    """Recorder of a model's module calls that saves no tensors."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
         self.calls: Outline = {}
         self._names = ModuleNames(model)
-        self._open: list[ModuleCall] = []
-        self._operation: Operation | None = None
-        self._last = Operation("")
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         with self._names.entered(module) as call:
             if call is None or computes_again():
                 return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
             self.calls[call.path, call.number] = call
-            if self._open:
-                self._open[-1].steps.append(call)
-            outer, self._operation = self._operation, None
-            self._open.append(call)
-            try:
-                return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
-            finally:
-                self._open.pop()
-                self._operation = outer
-                self._last.returned = None
-
-    @contextmanager
-    def operating(self, name: str, given: Any) -> Iterator[Operation]:
-        operation = Operation(name)
-        if self._open:
-            self._open[-1].steps.append(operation)
-            self._open[-1].functions.append(operation)
-        outer, self._operation = self._operation, operation
-        try:
-            yield operation  # its return value is read once more after this
-        finally:
-            self._operation = outer
-            self._last.returned, self._last = None, operation
-
-    def ran(self, operator: Any, args: Any, keywords: Any, returned: Any) -> None:
-        if self._operation is not None:
-            self._operation.number = 0
-        elif self._open:
-            self._open[-1].steps.append(Operation(operator._opname, number=0))
+            return self._step_into(call, module, args, keywords)

@@ -19,7 +19,6 @@ class Precision:
 
     Attributes:
         storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
-        autocast: data type of torch's autocast, or None for none.
         tf32: whether matrix products and convolutions of float32 may use TF32.
     """
 
@@ -52,11 +51,8 @@ class Execution:
 
     Attributes:
         compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
-        channels_last: whether 4-D tensors are stored as NHWC (5-D as NDHWC).
         cuda_graph: whether the call is captured as a CUDA graph and replayed.
         deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
-        threads: threads within an operation, or None for torch's choice.
-        interop_threads: threads between operations, or None for torch's choice.
     """
 
     compile: str | None = None
@@ -170,13 +166,10 @@ class Model(Protocol):
     def open(
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> Session:
-        """Load weights, move them to the device, and apply the plan's torch settings.
+        """Load weights, move them to the device, and apply the plan's torch settings; raises `UserError`.
 
         Args:
             num_classes: number of classes of data with real labels; None for the model's own.
-
-        Raises:
-            UserError: name, weights or settings do not fit.
         """
 
 

@@ -34,8 +34,6 @@ class FakeModel:
     """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
 
     Args:
-        base_seconds: device time of a call, independent of its input.
-        seconds_per_megapixel: device time per 10⁶ pixels of a batch.
         noise: relative standard deviation of a call's time.
         waits: whether a forward pass synchronizes inside.
         cold_seconds: extra device time of a pass whose inputs and weights are not in the cache.
@@ -68,9 +66,8 @@ class FakeModel:
         self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
     ) -> FakeSession:
         if not isinstance(device, FakeDevice):
-            raise UserError(
-                f"model={self.name} runs on the scripted device only; add gpu=fake, or choose another model."
-            )
+            remedy = "add gpu=fake, or choose another model"
+            raise UserError(f"model={self.name} runs on the scripted device only; {remedy}.")
         return FakeSession(self, device, precision, random.Random(seed))
 
 
@@ -94,7 +91,6 @@ class FakeSession(Session):
         return Batch(inputs=pixels, targets=None)
 
     def forward(self, inputs: Any) -> Any:
-        """The scripted work."""
         cold = self._model.cold_seconds if self._device.cold else 0.0
         self._device.cold = False
         self._work(inputs, 1.0, cold)
@@ -112,7 +108,6 @@ class FakeSession(Session):
         self._work(loss, 2.0)
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """A tenth of the base cost."""
         return lambda: self._work(0, 0.1)
 
     def number(self, value: Any) -> float:

@@ -13,10 +13,8 @@ from perfexp.work.trial import MODULE_ERRORS, Inconclusive, trial_outputs
 
 #: Label of pixels that belong to no class (Pascal VOC, Cityscapes, torchvision's references).
 VOID = 255
-
 #: Weight of an auxiliary classifier (Szegedy et al., "Going Deeper with Convolutions", section 5).
 CLASSIFIER_AUXILIARY_WEIGHT = 0.3
-
 #: Weight of a segmentation model's auxiliary head (pytorch/vision, references/segmentation/train.py).
 SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
@@ -25,7 +23,6 @@ class Kind:
     """Inputs, targets and loss of a model; the defaults are for one image per sample.
 
     Attributes:
-        num_classes: number of classes that the model distinguishes, or None if unknown.
         target_dims: dimensions of a batch of targets, or None for any.
     """
 
@@ -130,11 +127,9 @@ def weighted_cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
     """Cross-entropy of the main output and, weighted, of the auxiliary ones.
 
     Args:
-        outputs: a tensor; a mapping with `out` and perhaps `aux`; or a named tuple with `logits` and `aux_logits…`.
+        outputs: a tensor; a mapping with `out` and perhaps `aux`; or a named tuple with `logits` and `aux_logits…`;
+            otherwise, or without targets, `UserError` is raised.
         targets: class indices, (batch,) or (batch, height, width).
-
-    Raises:
-        UserError: the outputs have another structure, or there are no targets.
     """
     if targets is None:
         raise UserError(

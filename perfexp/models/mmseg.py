@@ -31,9 +31,6 @@ class Mmseg:
 
     Args:
         config: name of one of mmsegmentation's own configurations, or path of a file.
-        weights: a file, or None for random weights.
-        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
-        num_classes: number of classes; None for that of the data, or the configuration's.
         output: output of an inference: `raw`, the scores of the decode head (mmsegmentation's mode `tensor`), or
             `predict`, resized to the image and reduced to classes, as its users get them.
         optimizer: `own`, with the configuration's optimizer and schedule; or `mode`, that of the mode.
@@ -77,12 +74,8 @@ class Mmseg:
         module = build(config.model, self._config)
         if (file := find_weights(self.name, self._weights, self._weights_dir)) is not None:
             load_weights(module, file)
-        facts = {
-            "weights": str(file or f"random, seed {seed}"),
-            "config": source,
-            "mmsegmentation": version(),
-            "output": self._output,
-        }
+        facts = {"weights": str(file or f"random, seed {seed}"), "config": source}
+        facts |= {"mmsegmentation": version(), "output": self._output}
         if alone:
             facts["sync_batch_norm"] = "as batch norm: it needs several CUDA devices"
         return MmsegSession(
@@ -232,7 +225,6 @@ class MmsegSession(TorchSession):
         return stepped, [schedule for schedule in schedules if schedule not in stepped]
 
     def _own_training(self) -> tuple[Any, list[Any]]:
-        """The optimizer in mmengine's wrapper, and its schedules."""
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
 

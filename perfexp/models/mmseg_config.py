@@ -31,11 +31,7 @@ _DOWNLOADS = ("init_cfg", "pretrained")
 
 @functools.cache
 def import_mmseg() -> Any:
-    """The package mmseg with its models registered.
-
-    Raises:
-        UserError: it is not installed, or does not fit the installed versions.
-    """
+    """The package mmseg with its models registered; raises `UserError` if it is missing or of a wrong version."""
     import_torchvision()
     try:
         with warnings.catch_warnings():
@@ -75,14 +71,10 @@ def _stand_in_for_operators() -> None:
 
 
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """A configuration whose model can be built without downloads, and its source.
+    """A configuration with options by dotted keys, whose model can be built without downloads, and its source.
 
-    Args:
-        name: name of one of mmsegmentation's own, with or without `.py`; or path of a file.
-        options: values by dotted keys.
-
-    Raises:
-        UserError: there is none, it cannot be read, or mmsegmentation is not installed.
+    The name is that of one of mmsegmentation's own, with or without `.py`, or the path of a file. Raises `UserError` if
+    it cannot be read.
     """
     folder = Path(import_mmseg().__file__).parent / CONFIGS
     from mmengine.config import Config
@@ -104,11 +96,7 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def build(described: Any, name: str) -> torch.nn.Module:
-    """The segmentor of a configuration's model node.
-
-    Raises:
-        UserError: it cannot be built, or is not a segmentor.
-    """
+    """The segmentor of a configuration's model node; raises `UserError` if it cannot be built, or is another model."""
     from mmengine.registry import DefaultScope
     from mmseg.registry import MODELS
 

@@ -18,11 +18,7 @@ CONFIGS = Path(".mim") / "configs"
 
 
 def check(model: Mapping[str, Any]) -> None:
-    """Check that the configuration of a model node of mmsegmentation exists; ignore other models.
-
-    Raises:
-        UserError: there is no such configuration, or no mmsegmentation.
-    """
+    """Raise `UserError` if the model node is of mmsegmentation, and its configuration does not exist here."""
     if model.get("_target_") != _MODEL or not isinstance(model.get("config"), str):
         return
     folder = _folder()
@@ -33,11 +29,7 @@ def check(model: Mapping[str, Any]) -> None:
 
 
 def find(name: str, folder: Path) -> Path:
-    """The file of a name (with or without `.py`) among mmsegmentation's configurations in a folder, or of a path.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The file of one of mmsegmentation's configurations in a folder, by name or path; raises `UserError` if none."""
     path = Path(name).expanduser()
     files = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
     if name not in files and path.is_file():
@@ -61,7 +53,6 @@ def is_own(name: str) -> bool:
 
 
 def _folder() -> Path | None:
-    """Folder of the installed mmsegmentation's configurations; None where it is not installed."""
     try:
         spec = importlib.util.find_spec("mmseg")
     except (ImportError, ValueError):

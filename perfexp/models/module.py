@@ -49,11 +49,7 @@ class ModuleModel:
 
 
 def adapt(built: object, name: str) -> Model:
-    """The model, torch module, or partial of one that a `model` node of the configuration built, as a model.
-
-    Raises:
-        UserError: it is of another type.
-    """
+    """The model, torch module, or partial of one that a `model` node built, as a model; raises `UserError`."""
     if isinstance(built, (torch.nn.Module, functools.partial)):
         return ModuleModel(built, name=name)
     if hasattr(built, "open"):

@@ -15,11 +15,7 @@ from perfexp.models import Ddp
 
 
 def shared_by_ranks(module: torch.nn.Module, settings: Ddp) -> tuple[DistributedDataParallel, dict[str, Any]]:
-    """A module as all ranks train it, and facts for the record.
-
-    Raises:
-        UserError: it has no parameters, or the settings do not fit.
-    """
+    """A module as all ranks train it, and facts for the record; raises `UserError` if that is impossible."""
     options = {name: value for name, value in vars(settings).items() if value is not None}
     try:
         shared = DistributedDataParallel(module, **options)

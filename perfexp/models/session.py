@@ -22,25 +22,18 @@ from perfexp.work import Work
 from perfexp.work.count import count
 from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
 
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
+_Builder = Callable[..., torch.optim.Optimizer]
+_OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 #: Calls on the stream of a CUDA graph before it is captured. Source: torch's notes on CUDA graphs.
 _CALLS_BEFORE_CAPTURE = 3
 
 
 class TorchSession(Session):
-    """A module on a device.
+    """A module on a device; raises `UserError` if the settings do not fit the device.
 
     Args:
         precision: requested precision; where the device lacks it, fp32 and a diagnostic.
-        facts: facts of the model (`weights`, …), recorded with the session's own.
-        doubts: diagnostics of the model, recorded with the session's own.
-
-    Raises:
-        UserError: the settings do not fit the device.
+        facts: facts of the model (`weights`, …), recorded with the session's own, as are its `doubts`.
     """
 
     def __init__(
@@ -169,13 +162,11 @@ class TorchSession(Session):
         self._scaler.scale(loss).backward()
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """See `Session`; raises `UserError` for an unknown optimizer or setting, or without parameters to train."""
         return self._updates(self._build_optimizer(**settings))
 
     def _updates(
         self, optimizer: torch.optim.Optimizer, clip: Callable[[], object] | None = None, schedules: Sequence[Any] = ()
     ) -> Callable[[], None]:
-        """A function that clips, applies and clears gradients, and advances schedules."""
         self._optimizer, self._scaler = optimizer, self._new_scaler()
         scaler = self._scaler
 
@@ -200,14 +191,12 @@ class TorchSession(Session):
             raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """See `Session`. A few calls on the captured stream come first, as torch requires."""
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
         with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
             return self._captured(call)
 
     def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A replay of the call; raises `Unsupported` if it cannot be captured."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         try:

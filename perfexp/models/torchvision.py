@@ -18,14 +18,11 @@ from perfexp.models.weights import find_weights, load_weights
 from perfexp.records import diagnostics
 
 models = import_torchvision().models
-
 #: Why the models of a package can't be measured.
 _REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
-
 #: Default number of classes by package: Kinetics-400, Pascal VOC; all others have ImageNet's.
 _USUAL_CLASSES = {"video": 400, "segmentation": 21}
 _IMAGENET_CLASSES = 1000
-
 #: Names for the weights that torchvision recommends.
 _RECOMMENDED = ("DEFAULT", "torchvision")
 
@@ -37,8 +34,6 @@ class Torchvision:
         weights: None for random ones; `DEFAULT`, `torchvision` or the name of one of torchvision's sets, which it
             downloads; otherwise a file.
         weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
-        num_classes: number of classes; None for that of the data, or the builder's own.
-        frames: frames of a clip, for video models.
     """
 
     def __init__(
@@ -96,7 +91,6 @@ class Torchvision:
         return package
 
     def _published_weights(self) -> Any:
-        """The requested set of torchvision's weights, or None."""
         if self._weights is None:
             return None
         published = models.get_model_weights(self.name.removeprefix("quantized_"))

@@ -11,19 +11,14 @@ from packaging.version import Version, parse
 from perfexp.errors import UserError, did_you_mean
 
 _SUFFIXES = (".pth", ".pt")
-
 #: Keys of the weights in a checkpoint that holds more.
 _NESTED = ("state_dict", "model_state_dict", "model")
-
 #: Prefixes of the wrappers DataParallel and torch.compile.
 _PREFIXES = ("module.", "_orig_mod.")
-
 #: Torchvision's published DenseNets have the name `norm.1` for `norm1` (torchvision/models/densenet.py).
 _DENSENET_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
-
 #: With earlier versions a crafted file runs code in spite of weights_only=True: CVE-2025-32434.
 _SAFE_TORCH = Version("2.6")
-
 #: Maximum number of entries per kind in an error.
 _SHOWN = 3
 
@@ -32,7 +27,6 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
     """The file of a model's weights; None for random weights, where neither file nor folder is given.
 
     Args:
-        model: name of the model, for a folder with files of many models.
         weights: name or path of the file; None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder.
         weights_dir: base of relative names; None is the current folder.
 
@@ -85,9 +79,7 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
 def load_weights(module: torch.nn.Module, file: Path) -> None:
     """Read weights from a file without running its code, and copy them after all names and shapes have been checked.
 
-    Raises:
-        UserError: the file cannot be read, or entries are missing, unexpected or of another shape; the module is
-            unchanged.
+    Raises `UserError`, and leaves the module as it is, if entries are missing, unexpected or of another shape.
     """
     tensors = _read_weights(file)
     own = module.state_dict()
@@ -111,7 +103,6 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of wrappers."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return _DENSENET_NAME.sub(r"\1\2", name)

@@ -17,7 +17,6 @@ class State:
 
     Attributes:
         source: returns the next batch; may be replaced, as by the one pass of an epoch.
-        loss: loss of the step in training.
     """
 
     source: Callable[[], Batch]
@@ -34,9 +33,6 @@ class Step:
         call: the whole call; enqueues on an asynchronous device.
         segments: named segments of the call, in order (`data`, `forward`, …).
         active: context of all calls.
-        batch_size: samples per call.
-        state: state after the last call.
-        trains: whether the call is a training step.
     """
 
     call: Callable[[], object]
@@ -48,22 +44,19 @@ class Step:
 
 
 def graphed(step: Step, session: Session, *, constant: bool) -> Step:
-    """Return the same call with everything after its data as one launch (a CUDA graph).
+    """Return the same call, called before, with everything after its data as one launch (a CUDA graph).
 
     Args:
-        step: a step that has been called before.
         constant: whether all batches have the same inputs, so that only their targets are copied for each call.
 
     Raises:
         Unsupported: it can't be captured.
     """
-    data, work = dict(step.segments).get("data"), without_data(step)
-    step.state.outputs = step.state.loss = None  # tensors of an earlier call belong to another stream
-
-    if data is None:
+    state, work = step.state, without_data(step)
+    state.outputs = state.loss = None  # tensors of an earlier call belong to another stream
+    if "data" not in dict(step.segments):
         replay = session.capture(work)
         return replace(step, call=replay, segments=(("graph", replay),))
-    state = step.state
     first = state.source()
     state.batch = held = session.copy(first)
     if constant:

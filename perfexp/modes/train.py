@@ -44,17 +44,6 @@ class Train:
             backward()
             update()
 
-        return Step(
-            call=call,
-            segments=(
-                ("data", data),
-                ("forward", forward),
-                ("loss", loss),
-                ("backward", backward),
-                ("optimizer", update),
-            ),
-            active=session.training,
-            batch_size=batch_size,
-            state=state,
-            trains=True,
-        )
+        segments = (("data", data), ("forward", forward), ("loss", loss), ("backward", backward), ("optimizer", update))
+        active = session.training
+        return Step(call=call, segments=segments, active=active, batch_size=batch_size, state=state, trains=True)

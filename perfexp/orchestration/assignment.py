@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfexp.plan import config
-from perfexp.plan.estimate import point_seconds
 from perfexp.records.record import Key, SweepMembership
+from perfexp.reports.progress import Whole
 from perfexp.summaries.remaining import median_seconds, seconds_left
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from perfexp.reports.progress import Whole
 
 
 @dataclass(kw_only=True)
@@ -25,7 +20,6 @@ class Assignment:
     Attributes:
         sweep: sweep of the run; None for a single run.
         is_sent: whether the tracker has taken the record; valid after the run.
-        whole: progress of the sweep; None for a single run.
         number: position of the run in the sweep, from 1.
         overwrites: whether earlier results in the folder are removed first.
     """
@@ -42,9 +36,5 @@ class Assignment:
     overwrites: bool = False
 
     def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
-        """Estimate the time of points without a result; None if it is unknown.
-
-        Args:
-            measured: wall time of each point measured so far.
-        """
-        return seconds_left(left, median_seconds(measured) if measured else point_seconds(self.plan))
+        """Estimate the time of points without a result, from the wall times of measured ones; None if unknown."""
+        return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)

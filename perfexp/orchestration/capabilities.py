@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,7 @@ Send = Callable[..., None]
 
 
 def answer(index: int | None, send: Send) -> None:
-    """Determine each part and send it at once: a later part may end the process.
-
-    Args:
-        index: number of the CUDA device whose clocks are tried; None for none.
-    """
+    """Determine each part and send it at once: a later part may end the process. See `conduct` for the index."""
     for name, determine in _parts(index):
         send("block", text=name)
         try:
@@ -51,14 +48,12 @@ def conduct(
     Args:
         index: number of the CUDA device whose clocks are tried; None for none.
         command: command of the process; None for the worker's own.
-        silence_seconds: the process is terminated if it is silent for this long.
 
     Returns:
         `parts` by name as far as they were determined, and `failure`: None, or its `text` and the part `during` which
         it happened.
     """
-    chosen = [] if index is None else [f"--gpu-index={index}"]
-    command = command or worker_command("--probe", *chosen)
+    command = command or worker_command("--probe", *([] if index is None else [f"--gpu-index={index}"]))
     report: dict[str, Any] = {"parts": {}, "failure": None}
     try:
         with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
@@ -66,6 +61,17 @@ def conduct(
     except (PerfexpError, OSError) as error:
         report["failure"] = {"text": str(error), "during": None}
     return report
+
+
+@cache
+def visible_gpus() -> int:
+    """Count the CUDA devices that `CUDA_VISIBLE_DEVICES` leaves; raises PerfexpError if that is impossible."""
+    report = conduct(None)
+    cuda = report["parts"].get("cuda", {})
+    if "devices" not in cuda:
+        why = cuda.get("error") or (report["failure"] or {}).get("text") or "no answer"
+        raise PerfexpError(f"Cannot count the visible GPUs: {why}. Run `perfexp doctor` for details.")
+    return len(cuda["devices"])
 
 
 def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -115,21 +121,14 @@ def _listen(command: Sequence[str], log: Path, silence_seconds: float, report: d
         failure = _ending(code, log)
     if failure is not None:
         doing = f" while {_DOING[during]}" if during in _DOING else ""
-        report["failure"] = {
-            "text": f"the process that queries torch and the driver {failure}{doing}",
-            "during": during,
-        }
+        text = f"the process that queries torch and the driver {failure}{doing}"
+        report["failure"] = {"text": text, "during": during}
 
 
 def _ending(code: int, log: Path) -> str:
     if code < 0:
-        return f"was ended by {_signal_name(-code)}"
+        with suppress(ValueError):  # of a number without a name
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
     lines = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
     return f"ended with code {code}" + (f" ({lines[-1].strip()})" if lines else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
+from perfexp.reports.console import Console
 from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line, subject
-
-if TYPE_CHECKING:
-    from perfexp.orchestration.sweep_run import SweepRun
-    from perfexp.reports.console import Console
 
 #: A sweep of more runs is summed up.
 _MOST_LINES = 20
 
 
 def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console: Console) -> None:
-    """Print runs, points, time and folder.
-
-    Args:
-        assignments: runs; at least one.
-        sweep_run: sweep of the runs; None for a single run.
-    """
-    left = [_left(assignment) for assignment in assignments]
-    times = [_seconds(assignment, keys) for assignment, keys in zip(assignments, left, strict=True)]
+    """Print points, time and folder of one run, or of the runs of a sweep."""
+    left, times = zip(*map(_left, assignments), strict=True)
     estimated = [seconds for seconds in times if seconds is not None]
     total = _text(left, sum(estimated) if len(estimated) == len(times) else None)
     if sweep_run is None:
@@ -47,15 +38,11 @@ def show(assignments: Sequence[Assignment], sweep_run: SweepRun | None, console:
         console.note(line)
 
 
-def _left(assignment: Assignment) -> Collection[Key]:
-    """List the points without a result."""
-    keys = assignment.plan.keys()
-    return keys if assignment.overwrites else missing(keys, RunPaths(assignment.folder).points)
-
-
-def _seconds(assignment: Assignment, left: Collection[Key]) -> float | None:
-    """Estimate the time of a run, from its own results if it has any."""
-    return assignment.seconds(left, measured_seconds(read_points(RunPaths(assignment.folder).points)))
+def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
+    """List the points without a result, and estimate their time, from the run's own results if it has any."""
+    keys, points = assignment.plan.keys(), RunPaths(assignment.folder).points
+    left = keys if assignment.overwrites else missing(keys, points)
+    return left, assignment.seconds(left, measured_seconds(read_points(points)))
 
 
 def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
@@ -24,18 +23,15 @@ from perfexp.plan.naming import earlier_stages
 from perfexp.plots import profile_rooflines
 from perfexp.profilers import is_profile
 from perfexp.profilers.previous_files import recover
-from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Record, Status, missing, read_points
 from perfexp.reports import run_files
+from perfexp.reports.console import Console
+from perfexp.reports.progress import Progress
 from perfexp.summaries import profile_summary
-from perfexp.summaries.remaining import counted_points, measured_seconds
+from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.subject import one_line
-
-if TYPE_CHECKING:
-    from perfexp.reports.console import Console
-    from perfexp.reports.progress import Progress
-    from perfexp.tracking import Tracker
+from perfexp.tracking import Tracker
 
 
 class Run:
@@ -49,11 +45,7 @@ class Run:
         self._is_announced = self._is_refused = False
 
     def __enter__(self) -> Self:
-        """Prepare the folder.
-
-        Raises:
-            PerfexpError: the plan cannot be measured, or not in this folder.
-        """
+        """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
         plan, paths = self.assignment.plan, self._paths
         sweep = self.assignment.sweep.uid if self.assignment.sweep else None
         paths.create(sweep=sweep)
@@ -88,14 +80,10 @@ class Run:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *failure: Any) -> None:
+        self._stack.__exit__(*failure)
 
-    def _withdraw(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def _withdraw(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Remove the folder if the user has to change something before anything can be measured."""
         if (self._is_refused or _is_refusal(error)) and not self.has_results:
             self._paths.withdraw()
@@ -109,17 +97,19 @@ class Run:
         self._paths.delete_moved_results()
         self.assignment.begun()
         progress.begun()
-        _announce(self._job, self.assignment, self._console)
+        job, assignment = self._job, self.assignment
+        for warning in _warnings_of_earlier_stages(assignment.plan.stage, self._paths.root):
+            self._console.note(warning)
+        measured = measured_seconds(read_points(self._paths.points))
+        seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
+        points = counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point")
+        device = supervisor.device_facts(job).get("name")
+        self._console.header(assignment.plain, points=points, device=device, seconds=seconds)
 
     def measure(self, replicates: Sequence[int] | None = None) -> None:
-        """Measure the points without a result.
+        """Measure the points without a result, of all replicates or those of these numbers.
 
-        Args:
-            replicates: numbers of the replicates to measure; all if None.
-
-        Raises:
-            PerfexpError: a worker refused to start; finished points are on disk.
-            KeyboardInterrupt: the user interrupted; finished points are on disk.
+        Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
         """
         job, whole = self._job, self.assignment.whole
         numbers = job.replicates if replicates is None else list(replicates)
@@ -145,11 +135,7 @@ class Run:
         return bool(read_points(self._paths.points))
 
     def save(self) -> Record:
-        """Write the record, before anything that can fail without loss.
-
-        Raises:
-            PerfexpError: the record cannot be written.
-        """
+        """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         record = assemble(self.assignment, self._job)
         try:
             write_atomically(self._paths.record, record.to_json())
@@ -169,9 +155,7 @@ class Run:
 def run(assignment: Assignment, console: Console) -> Record:
     """Measure a plan; the record has been written, sent and shown when this returns.
 
-    Raises:
-        PerfexpError: nothing could be measured.
-        KeyboardInterrupt: the user interrupted; finished points are in the record.
+    Finished points are in the record before PerfexpError or KeyboardInterrupt is raised.
     """
     with Run(assignment, console) as running:
         record = None
@@ -190,7 +174,6 @@ def run(assignment: Assignment, console: Console) -> Record:
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether an error is for the user to fix."""
     return isinstance(error, PerfexpError) and error.exit_code == UserError.exit_code
 
 
@@ -208,20 +191,6 @@ def _left(job: supervisor.Job) -> list[Key]:
     """List the points without a result, and the profiles to make again."""
     left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
     return left + [key for key in job.profiles if key in job.again and key not in left]
-
-
-def _announce(job: supervisor.Job, assignment: Assignment, console: Console) -> None:
-    for warning in _warnings_of_earlier_stages(assignment.plan.stage, job.paths.root):
-        console.note(warning)
-    device = supervisor.device_facts(job).get("name")
-    measured = measured_seconds(read_points(job.paths.points))
-    seconds = assignment.seconds(_left(job), measured) if job.profiler.times else None
-    console.header(
-        assignment.plain,
-        points=counted_points(job.timed) if job.timed else units.counted(len(job.profiles), "point"),
-        device=device,
-        seconds=seconds,
-    )
 
 
 def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:

@@ -14,19 +14,10 @@ from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.host.files import write_atomically
 from perfexp.plan import config, plan_file
-from perfexp.plan.estimate import point_seconds
 from perfexp.profilers import profiled_key
 from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths, SweepPaths, append_line
-from perfexp.records.record import (
-    Key,
-    Record,
-    Status,
-    point_to_line,
-    points_from_lines,
-    read_points,
-    timed_key,
-)
+from perfexp.records.record import Key, Record, Status, point_to_line, points_from_lines, read_points, timed_key
 
 #: Results that stay when a command is repeated; the others are measured again.
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
@@ -35,11 +26,8 @@ _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]) -> str:
     """Write plan.yaml and expected.json, and forget failed points of the same plan; returns the plan's SHA-256.
 
-    Args:
-        again: profiles that are made again; the result of each stays until there is a new one.
-
-    Raises:
-        UserError: the folder has another plan, or a record that would be lost.
+    The results of profiles that are made `again` stay until there are new ones. Raises UserError if the folder has
+    another plan, or a record that would be lost.
     """
     refuse_other_plan(paths, plain)
     if paths.record.exists():
@@ -52,8 +40,7 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
     keys = plan.keys()
     if not config.build(plan.profiler).times:  # earlier times count as well
         keys = list(dict.fromkeys([*(point.key for point in finished), *keys]))
-    expected = Expected(keys=keys, point_seconds=point_seconds(plan))
-    write_atomically(paths.expected, expected.to_json())
+    write_atomically(paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json())
     content = plan_file.to_yaml({**plain, "uid": paths.uid})
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
@@ -125,15 +112,10 @@ def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
 
 
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
-    """Compare with the plan in a folder as data: nothing of either is built.
-
-    Raises:
-        UserError: the folder has another plan, or one of another format.
-    """
+    """Raise UserError if a folder has another plan, or one of another format, as data: nothing of either is built."""
     if not paths.plan.exists():
         return
-    changed = plan_file.differences(plan_file.read_to_resume(paths.plan), plain)
-    if changed:
+    if changed := plan_file.differences(plan_file.read_to_resume(paths.plan), plain):
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,11 +12,9 @@ from perfexp.orchestration.assignment import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
+from perfexp.reports.progress import Progress
 from perfexp.summaries.remaining import measured_seconds
 from perfexp.summaries.wording import median_text
-
-if TYPE_CHECKING:
-    from perfexp.reports.progress import Progress
 
 
 class ProgressRelay:
@@ -37,7 +35,6 @@ class ProgressRelay:
         self._estimate()
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Show an event."""
         if event["event"] == "point":
             self._begun()
             self._begun = lambda: None
@@ -45,9 +42,9 @@ class ProgressRelay:
             (self._progress.waiting if event.get("patient") else self._progress.block)(event["text"])
         if "key" not in event:
             return
-        key = msgspec.convert(event["key"], Key)
-        point = self._last(key) if event["event"] == "done" else None
+        key, point = msgspec.convert(event["key"], Key), None
         if event["event"] == "done":
+            point = self._last(key)
             self._left.discard(key)
             self._seconds += measured_seconds([point] if point else [])
             self._estimate()
@@ -64,12 +61,10 @@ class ProgressRelay:
         return next((point for point in points if point.key == key), None)
 
     def _estimate(self) -> None:
-        """Update the remaining time."""
         whole = self._assignment.whole
         is_known = self._seconds or not (whole and whole.has_measured)  # other runs are a better guide than the plan
         self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
 
 
 def _result(point: Point) -> str:
-    """Summarize a point in a few words."""
     return median_text(summary.row([point], ())) if point.status is Status.OK else point.error or ""

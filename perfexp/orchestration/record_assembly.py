@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from perfexp import __version__
@@ -13,7 +14,6 @@ from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.preparation import profiler_settings
 from perfexp.plan import plan_file
 from perfexp.profilers import is_profile, profiled_key
-from perfexp.records.paths import RunPaths
 from perfexp.records.record import Point, Record, Status, is_layers, overall_status, timed_key
 
 #: Diagnostics that times and layers of a point share: the point shows them once.
@@ -22,12 +22,14 @@ _SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substitute
 
 def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
     """Assemble the record of a run; points without a result are `interrupted`."""
-    points, before = _merged(supervisor.results(job)), _record_before(job.paths)
-    ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+    points, ended = _merged(supervisor.results(job)), datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
         facts, doubts = environment.load(job.paths.environment)
     except UserError:
         facts, doubts = {}, []
+    before = None
+    with suppress(UserError):  # the run of an earlier record keeps its identity and its sweep
+        before = Record.load(job.paths.root)
     return Record(
         uid=before.uid if before else job.paths.uid or uuid.uuid4().hex,
         name=assignment.name,
@@ -69,11 +71,3 @@ def _merged(points: list[Point]) -> list[Point]:
         if (profile := profiles.get(point.key)) is not None and profile is not point:
             point.doubts = [*point.doubts, *(doubt for doubt in profile.doubts if doubt not in point.doubts)]
     return points
-
-
-def _record_before(paths: RunPaths) -> Record | None:
-    """Return the record in the folder: its run keeps its identity and its sweep."""
-    try:
-        return Record.load(paths.root)
-    except UserError:
-        return None

@@ -5,29 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
 from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.job import Run
+from perfexp.records.record import Record
+from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
-if TYPE_CHECKING:
-    from perfexp.records.record import Record
-    from perfexp.reports.console import Console
-
-Ended = Callable[[Assignment, "Record | PerfexpError"], None]
+Ended = Callable[[Assignment, Record | PerfexpError], None]
 
 
 def measure(assignments: Sequence[Assignment], console: Console, ended: Ended) -> None:
     """Measure the first replicate of every run, then the second, …, each round in an order of its own.
 
-    Args:
-        ended: called with each run that has ended.
-
-    Raises:
-        KeyboardInterrupt: the user interrupted; finished points have been recorded.
+    `ended` is called with each run that has ended. Finished points are recorded before a KeyboardInterrupt is raised.
     """
     with ExitStack() as stack:
         runs: list[Run] = []

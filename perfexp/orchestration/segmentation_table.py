@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.orchestration import gpu_count
+from perfexp.orchestration import capabilities
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import speed_table
@@ -18,9 +18,7 @@ _COUNT = "gpu.count"
 
 
 class SegmentationTable:
-    """The Hydra callback of conf/experiment/segmentation_table.yaml.
-
-    Hydra calls these methods by name, without a base class, and turns an exception in them into a warning.
+    """The Hydra callback of conf/experiment/segmentation_table.yaml; an exception in it becomes a warning.
 
     Args:
         register: OmegaConf's function that registers a resolver. `${perfexp_cards:GPU}` are the numbers of GPUs of
@@ -31,19 +29,14 @@ class SegmentationTable:
         register("perfexp_cards", counts, replace=True)
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
-        """Announce what is skipped before anything is measured.
-
-        Args:
-            config: configuration of the sweep, with Hydra's own node.
-        """
+        """Announce what is skipped before anything is measured."""
         keys = (text.lstrip("+").partition("=")[0] for text in config.hydra.overrides.task)
         if _COUNT not in keys and "," not in (counts(config.gpu.name)):
             _console(config).note(f"mp is skipped: {_visible(config.gpu.name)}. To measure 1 and N: {_COUNT}=1,N.")
 
     def on_multirun_end(self, config: Any, **_: Any) -> None:
         """Show the table; the sweep's own summary comes after it."""
-        folder = SweepRun.folder
-        if folder is None:
+        if (folder := SweepRun.folder) is None:
             return
         try:
             sweep = Sweep.load(folder)
@@ -62,14 +55,14 @@ class SegmentationTable:
 
 def counts(gpu: str) -> str:
     """Return the numbers of GPUs of the sweep: `1`, or `1,8` if more than one is visible here."""
-    visible = 1 if gpu in _NO_GPUS else gpu_count.visible()
+    visible = 1 if gpu in _NO_GPUS else capabilities.visible_gpus()
     return f"1,{visible}" if visible > 1 else "1"
 
 
 def _visible(gpu: str) -> str:
     if gpu in _NO_GPUS:
         return f"gpu={gpu} is not a GPU"
-    return f"{'one GPU is' if gpu_count.visible() else 'no GPU is'} visible here"
+    return f"{'one GPU is' if capabilities.visible_gpus() else 'no GPU is'} visible here"
 
 
 def _console(config: Any) -> Any:

@@ -16,18 +16,15 @@ _SWEEPS, _STORE = "sweeps", "store"
 def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> None:
     """Cache the store of a sweep, so that resuming the sweep from elsewhere uses the same one.
 
-    Args:
-        folder: folder of the sweep; another folder with the same uid is a copy, or somebody else's.
+    Another folder with the same uid is a copy, or somebody else's.
     """
     JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
 
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
-    """Return the cached store of this user's sweep as values of overrides, by key.
+    """Return the cached store of this user's sweep as overrides by key; keys that the user typed take precedence.
 
-    Args:
-        folder: folder of the sweep, or of one of its runs.
-        typed: keys of the overrides that the user typed, which take precedence.
+    The folder is that of the sweep, or of one of its runs.
     """
     places = (folder.resolve(), folder.resolve().parent)
     identities = ({"sweep": sweep, "folder": str(place)} for place in places)

@@ -44,13 +44,10 @@ class Job:
     """The points to measure, and the settings of the workers.
 
     Attributes:
-        paths: paths of the run; plan.yaml exists.
-        plan_sha256: checksum of plan.yaml.
         first_predictions: cold starts, each in a process of its own.
         profiles: profiles, each in a process of its own after everything else.
         again: profiles with a result, which stays until there is a new one.
         timeout_seconds: a worker is terminated if it is silent for this long; None for never.
-        listener: called with the worker's events.
         refusal: why the measurement was abandoned; None if it was not.
     """
 
@@ -80,7 +77,7 @@ class Job:
 
 
 class _Refused(PerfexpError):
-    """A worker refused to start; carries its exit code."""
+    """A worker refused to start."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -93,7 +90,6 @@ class _Ending:
 
     Attributes:
         status: status of the points without a result.
-        text: error of these points.
         current: point in progress; None if there was none.
         hopeless: whether another worker would end in the same way.
     """
@@ -107,9 +103,8 @@ class _Ending:
 def measure(job: Job, replicate: int) -> None:
     """Measure the points of one replicate that have no result; interrupts take effect while waiting for a worker.
 
-    Raises:
-        PerfexpError: the worker refused to start, or a result cannot be written; finished points are on disk.
-        KeyboardInterrupt: the user interrupted; finished points are on disk.
+    Finished points are on disk before KeyboardInterrupt or PerfexpError (a worker refused to start, a result cannot be
+    written) is raised.
     """
     with interrupts.held():
         _pass_over(job, replicate)
@@ -121,11 +116,7 @@ def profile(job: Job) -> None:
     """Make the missing and outdated profiles, after everything has been timed.
 
     A profiler that fails affects its profile only. The files of an earlier pass are removed when the new pass has
-    written some.
-
-    Raises:
-        PerfexpError: a result cannot be written; finished points are on disk.
-        KeyboardInterrupt: the user interrupted; finished points are on disk.
+    written some. Exceptions are those of `measure`.
     """
     with interrupts.held():
         for number, key in enumerate(job.profiles):
@@ -154,7 +145,7 @@ def results(job: Job) -> list[Point]:
 
 def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
     """Start workers until every point has a result."""
-    fruitless = 0
+    fruitless = 0  # workers in a row without a result
     while left := missing(keys, job.paths.points):
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
         still = missing(keys, job.paths.points)
@@ -179,7 +170,6 @@ def _pass_over(job: Job, replicate: int) -> None:
 
 
 def _files_before(paths: RunPaths, key: Key) -> list[str]:
-    """Return the names of the files of an earlier profile."""
     before = next((point for point in read_points(paths.points) if point.key == key), None)
     return list((before.facts.get("profile") or {}).get("files") or ()) if before else []
 
@@ -209,13 +199,12 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
     facts = point.facts["profile"] = {"profiler": job.profiler.name, "settings": dict(job.settings)}
     try:
         _run_profiler(job, number, key, point, earlier)
-    except ProfilerFailed as error:
-        point.status, point.error = Status.FAILED, str(error)
-        facts["files"] = error.files
     except Unsupported as error:
         point.status, point.error = Status.UNSUPPORTED, str(error)
-    except (_Refused, UserError) as error:
+    except (ProfilerFailed, _Refused, UserError) as error:
         point.status, point.error = Status.FAILED, str(error)
+        if isinstance(error, ProfilerFailed):
+            facts["files"] = error.files
     except OSError as error:
         where = f": {error.filename2 or error.filename}" if error.filename else ""
         point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
@@ -267,7 +256,6 @@ def device_facts(job: Job) -> Mapping[str, Any]:
 
 
 def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _Ending:
-    """Start one worker and wait for its end."""
     command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
     job.paths.refusal.unlink(missing_ok=True)
     process = WorkerProcess(command, job.paths.log)

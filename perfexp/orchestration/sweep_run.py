@@ -10,25 +10,22 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import write_atomically
+from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.stored_sweep import measures_the_same, remember_store
 from perfexp.plan import config, naming
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_files
+from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 from perfexp.summaries.remaining import counted_points
-
-if TYPE_CHECKING:
-    from perfexp.orchestration.assignment import Assignment
-    from perfexp.reports.console import Console
-    from perfexp.tracking import Tracker
-
+from perfexp.tracking import Tracker
 
 #: Characters of a store's address that are shown.
 _LONGEST = 200
@@ -41,7 +38,6 @@ class SweepRun:
         folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
-        folder: folder of the sweep's own files.
         axes: names of the overrides that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
@@ -63,14 +59,11 @@ class SweepRun:
         multirun: bytes = b"",
     ) -> None:
         self.paths = SweepPaths(folder)
-        self.axes = tuple(axes)
-        self._console = console
-        self._command = tuple(command)
+        self.axes, self._command = tuple(axes), tuple(command)
+        self._console, self._multirun = console, multirun
         self._tracker: Tracker | None = None
         self._header: Callable[[], None] | None = None
-        self._is_refused = True
-        self._has_begun = False
-        self._multirun = multirun
+        self._is_refused, self._has_begun = True, False
         self._stack = ExitStack()
         self.sweep = self._before(command) or Sweep(
             uid=self.paths.uid or uuid.uuid4().hex,
@@ -113,11 +106,7 @@ class SweepRun:
             raise UserError(f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's.")
 
     def accept(self, assignment: Assignment) -> None:
-        """Take tracker, number of points and estimated time from the first valid run.
-
-        Raises:
-            UserError: its settings contradict one another.
-        """
+        """Take tracker, points and estimated time from the first valid run; raises UserError if its settings clash."""
         if self._tracker is not None:
             return
         plan = assignment.plan
@@ -126,12 +115,8 @@ class SweepRun:
         self._tracker = config.build(plan.tracking)
         if self._has_begun:
             self._settle_store(self._tracker)
-        self._header = partial(
-            self._console.sweep_header,
-            self.sweep,
-            points=points,
-            seconds=seconds and seconds * (self.sweep.jobs or 1),
-        )
+        in_all = seconds and seconds * (self.sweep.jobs or 1)
+        self._header = partial(self._console.sweep_header, self.sweep, points=points, seconds=in_all)
 
     def announce(self) -> None:
         """Print the header once, when the first measurement starts."""
@@ -156,27 +141,22 @@ class SweepRun:
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
         """Return the description of the sweep for a run's record."""
-        return SweepMembership(
-            uid=self.sweep.uid,
-            job=job,
-            jobs=self.sweep.jobs,
-            axes=axes,
-            directory=_relative(self.paths.root, folder),
-        )
+        directory = _relative(self.paths.root, folder)
+        return SweepMembership(uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory)
 
     def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
         """Enter a run that has ended, with its record or the error that ended it."""
-        failed = isinstance(outcome, PerfexpError)
-        self._is_refused &= isinstance(outcome, PerfexpError) and outcome.exit_code == UserError.exit_code
+        error = outcome if isinstance(outcome, PerfexpError) else None
+        self._is_refused &= error is not None and error.exit_code == UserError.exit_code
         self.sweep.children = [child for child in self.sweep.children if child.job != membership.job]
         self.sweep.children.append(
             SweepChild(
                 job=membership.job,
                 name=name,
                 directory=_relative(folder, self.paths.root),
-                status=Status.FAILED if isinstance(outcome, PerfexpError) else outcome.status,
+                status=outcome.status if isinstance(outcome, Record) else Status.FAILED,
                 axes=membership.axes,
-                error=str(outcome) if failed else None,
+                error=None if error is None else str(error),
             )
         )
         self._write()
@@ -218,5 +198,4 @@ class SweepRun:
 
 
 def _relative(target: Path, start: Path) -> str:
-    """Return the path from one folder to another, with forward slashes."""
     return Path(os.path.relpath(target, start)).as_posix()

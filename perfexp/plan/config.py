@@ -24,10 +24,15 @@ from perfexp.plan import schema
 from perfexp.plan.schema import ModeSettings
 from perfexp.profilers import Profiler
 from perfexp.records.record import Key, layers_key
+from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size, parse_batch_sizes, parse_sizes, timed_keys
 
 #: Version of plan.yaml. History: 1 — without a version; 2 — `format`, with expected.json beside it.
 FORMAT = 2
+#: Seconds of an energy window before it starts, and of the work that ranks do together besides timing.
+_PLATEAU_SECONDS, _COLLECTIVE_SECONDS = 1.5, 4.0
+#: Blocks of the stopping rule in a point: one time or three, and the phases.
+_SYNCHRONOUS_BLOCKS, _ASYNCHRONOUS_BLOCKS = 2, 4
 
 
 class DeviceLock(StrEnum):
@@ -43,10 +48,8 @@ class Probes:
 
     Attributes:
         work: MACs, FLOPs and bytes of a call, counted without the device.
-        energy: energy of a call, measured in a window of its own.
         energy_seconds: shortest window; None for 1 s, or 5 s if times are to be precise to 0.5 %.
         ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
-        layers: time of each layer, from a process of its own.
         scaling: several ranks compared with one.
     """
 
@@ -158,17 +161,24 @@ class Plan(PlanSchema):
         """Phases of each point, training first."""
         return [phase for phase in ("train", "inference") if getattr(self.mode, phase) is not None]
 
+    @property
+    def point_seconds(self) -> float | None:
+        """Estimated time of one timed point; None if the settings do not limit it."""
+        rule: StoppingRule = build(self.stopping)
+        series_seconds = rule.longest_seconds()
+        if series_seconds is None or self.epochs:
+            return None
+        blocks = _SYNCHRONOUS_BLOCKS if self.gpu.get("name") == "cpu" else _ASYNCHRONOUS_BLOCKS
+        energy = (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if self.probes.energy else 0.0
+        return float(blocks * series_seconds + energy + (_COLLECTIVE_SECONDS if self.ranks > 1 else 0.0))
+
     def config_dirs(self) -> list[Path]:
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
         named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
         return [conf_dir(), *map(Path, named)]
 
     def timed_keys(self) -> list[Key]:
-        """Timed points in measuring order, replicate by replicate.
-
-        Raises:
-            UserError: the settings contradict one another.
-        """
+        """Timed points in measuring order, replicate by replicate; raises UserError if the settings clash."""
         pairs = build(self.sweep).points(self.input_size, self.batch_size)
         return timed_keys(
             pairs,
@@ -206,11 +216,7 @@ class Plan(PlanSchema):
 
 
 def register(scratch: Path | None = None) -> None:
-    """Register the schemas, and the one resolver of config.yaml, with Hydra.
-
-    Args:
-        scratch: empty folder for Hydra's own files; None is enough for composing.
-    """
+    """Register the schemas, and the one resolver of config.yaml, the empty folder for Hydra's own files, with Hydra."""
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=PlanSchema)
     for group, name, node in schema.settings():
@@ -219,14 +225,10 @@ def register(scratch: Path | None = None) -> None:
 
 
 def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the plan of a composed configuration as plain data.
+    """Return the plan of a composed configuration as plain data; raises UserError if a required value is missing.
 
     Args:
-        composed: configuration without Hydra's own node.
         choices: option chosen in each group, from Hydra's runtime.
-
-    Raises:
-        UserError: a required value is missing.
     """
     try:
         plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
@@ -249,11 +251,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
 
 
 def typed(plain: Mapping[str, Any]) -> Plan:
-    """Turn plain data into a Plan.
-
-    Raises:
-        UserError: a key is unknown, or a value has the wrong type.
-    """
+    """Turn plain data into a Plan; raises UserError for an unknown key, or a value of the wrong type."""
     try:
         plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PlanSchema), dict(plain)))
     except OmegaConfBaseException as error:
@@ -265,9 +263,6 @@ def typed(plain: Mapping[str, Any]) -> Plan:
 
 def build(node: Any, **extra: Any) -> Any:
     """Make the object of a node's `_target_`: the one place where configuration turns into code.
-
-    Args:
-        node: mapping with a `_target_` and its keyword arguments.
 
     Raises:
         UserError: the target cannot be imported, or refuses these arguments.
@@ -288,11 +283,7 @@ def build(node: Any, **extra: Any) -> Any:
 
 
 def locate(node: Mapping[str, Any]) -> Any:
-    """Import the `_target_` of a node without calling it.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
+    """Import the `_target_` of a node without calling it; raises UserError if that is impossible."""
     try:
         return get_object(node["_target_"])
     except Exception as error:

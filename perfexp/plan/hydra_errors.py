@@ -49,10 +49,6 @@ def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpErr
     """Return the error to print for an exception; an unexpected one leaves a crash report in the folder.
 
     An interrupt among its causes is raised again.
-
-    Args:
-        error: exception raised while composing, measuring or summing up.
-        folder: folder of the run that the error ended; None without a run.
     """
     if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
         raise KeyboardInterrupt from error  # Python 3.11 wraps an interrupt that arrives during a class definition
@@ -68,7 +64,6 @@ def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpErr
 
 
 def _place_in_file(error: yaml.YAMLError) -> str:
-    """Name file, line and problem."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
     return f"{where}{problem or _first_line(error)}"

@@ -23,12 +23,7 @@ _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 
 def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
-    """Return the name of a run: varying values first, because lists cut names off.
-
-    Args:
-        parts: model, algorithm and mode.
-        axes: values of the sweep's axes; empty for a single run.
-    """
+    """Return the name of a run: values of its sweep's axes first, since lists cut names off, then the other parts."""
     varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
     fixed = [part for part in parts if part not in axes.values()]
     return "-".join([*varying, *fixed])
@@ -46,12 +41,7 @@ def run_folder(plan: Plan, name: str) -> Path:
 
 
 def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
-    """Return the folder of a sweep's run.
-
-    Args:
-        plan: plan of the run; None if its configuration is invalid.
-        axes: values of the sweep's axes.
-    """
+    """Return the folder of a sweep's run; the plan is None if the configuration is invalid."""
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     folders = plan.config_dirs() if plan is not None else [conf_dir()]
@@ -62,12 +52,8 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
 def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
     """Return `outputs/STAGE/MODEL_ALGORITHM_GPU`, with the values of other axes."""
     others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
-    parts = [
-        plan.model_name,
-        plan.algorithm_name,
-        _device(plan.gpu_name, plan.gpu.get("index") or 0, plan.config_dirs()),
-        *others,
-    ]
+    device = _device(plan.gpu_name, plan.gpu.get("index") or 0, plan.config_dirs())
+    parts = [plan.model_name, plan.algorithm_name, device, *others]
     return _OUTPUTS / safe_name(plan.stage or "") / safe_name("_".join(parts))
 
 

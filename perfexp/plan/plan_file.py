@@ -16,18 +16,8 @@ from perfexp.plan.config import FORMAT, Plan, typed
 
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (
-    "profiler",
-    "output_dir",
-    "speed_dir",
-    "stage",
-    "tracking",
-    "quiet",
-    "choices",
-    "command",
-    "uid",
-    "format",
-    "timeout_seconds",
-    "device_lock",
+    *("profiler", "output_dir", "speed_dir", "stage", "tracking", "quiet"),
+    *("choices", "command", "uid", "format", "timeout_seconds", "device_lock"),
 )
 #: Characters of a value that are shown where two plans differ.
 _LONGEST = 200
@@ -56,11 +46,7 @@ def hide_credentials(content: bytes) -> bytes:
 def load(path: Path, sha256: str) -> Plan:
     """Read a plan.yaml to run it.
 
-    Args:
-        sha256: checksum from the parent process: only code that the parent composed is run.
-
-    Raises:
-        UserError: the checksum differs.
+    Raises UserError if it has not the checksum from the parent process: only code that the parent composed is run.
     """
     content = untrusted.read_bytes(path)
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -69,28 +55,19 @@ def load(path: Path, sha256: str) -> Plan:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data; nothing in it is run.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Read a plan.yaml as plain data, of which nothing is run; raises UserError if it cannot be read."""
     try:
         plain = untrusted.yaml_data(untrusted.read_bytes(path))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as a plan: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read as a plan: {error}.") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} cannot be read as a plan: {reason}.") from error
     if not isinstance(plain, dict):
         raise UserError(f"{path} is not a plan.")
     return plain
 
 
 def read_to_resume(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data, to continue its run.
-
-    Raises:
-        UserError: the file cannot be read, or has another format.
-    """
+    """Read a plan.yaml as plain data, to continue its run; raises UserError if it has another format."""
     plain = read(path)
     if (version := plain.get("format", 1)) != FORMAT:
         raise UserError(

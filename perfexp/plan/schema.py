@@ -43,7 +43,7 @@ class Gpu:
 
 @dataclass(kw_only=True)
 class ModeSettings:
-    """The measured phases, each a node with the code of its calls, or None."""
+    """The measured phases, each a node with the code of its calls."""
 
     name: str = MISSING
     train: Any = None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from perfexp.plots.canvas import caption_of, plain
 from perfexp.plots.chart import Caption, footer_of
 from perfexp.plots.drawing import matplotlib, new_figure, save
+from perfexp.records.layer_lines import gap_of, pass_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.subject import subject
@@ -45,39 +46,27 @@ def _compose(record: Record, chosen: Point) -> Any:
 
 def _taken(point: Point) -> list[Mapping[str, Any]]:
     """The lines that took time."""
-    return [line for line in point.facts["layers"]["lines"] if _seconds(line) + _gap(line) > 0]
-
-
-def _seconds(line: Mapping[str, Any]) -> float:
-    return float(line["seconds"]["median"])
-
-
-def _gap(line: Mapping[str, Any]) -> float:
-    return float(line["gap_seconds"]["median"])
-
-
-def _pass(line: Mapping[str, Any]) -> str:
-    return str(line["key"]["which"]) if line["key"] else "unattributed"
+    return [line for line in point.facts["layers"]["lines"] if seconds_of(line) + gap_of(line) > 0]
 
 
 def _colors(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """A color for each of the largest kinds."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in taken:
-        sums[line["kind"]] += _seconds(line)
+        sums[line["kind"]] += seconds_of(line)
     kinds = sorted(sums, key=lambda kind: -sums[kind])[:_KINDS]
     return dict(zip(kinds, _COLORS, strict=False))
 
 
 def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
     """One bar for each pass, of kinds and gaps."""
-    passes = list(dict.fromkeys(map(_pass, taken)))[::-1]
-    whole = sum(_seconds(line) + _gap(line) for line in taken)
+    passes = list(dict.fromkeys(map(pass_of, taken)))[::-1]
+    whole = sum(seconds_of(line) + gap_of(line) for line in taken)
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in taken:
         kind = line["kind"] if line["kind"] in colors else _REST
-        parts[_pass(line), kind] += _seconds(line)
-        parts[_pass(line), _GAPS] += _gap(line)
+        parts[pass_of(line), kind] += seconds_of(line)
+        parts[pass_of(line), _GAPS] += gap_of(line)
     left = dict.fromkeys(passes, 0.0)
     for name in (*colors, _REST, _GAPS):
         widths = [parts[which, name] / whole * 1e2 for which in passes]
@@ -94,10 +83,10 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, st
 def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
     """All rows, passes of one layer together, as areas."""
     rows: defaultdict[tuple[str, str], float] = defaultdict(float)
-    gaps = sum(map(_gap, taken))
+    gaps = sum(map(gap_of, taken))
     for line in taken:
         path = line["key"]["path"] if line["key"] else None
-        rows[str(path or line["kind"]), line["kind"]] += _seconds(line)
+        rows[str(path or line["kind"]), line["kind"]] += seconds_of(line)
     largest = sorted(((seconds, *row) for row, seconds in rows.items()), reverse=True)
     rest = sum(seconds for seconds, *_ in largest[_ROWS:])
     shown = [*largest[:_ROWS], (rest, f"{len(largest) - _ROWS} more", _REST), (gaps, _GAPS, _GAPS)]

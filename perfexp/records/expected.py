@@ -28,14 +28,10 @@ class Expected(msgspec.Struct, kw_only=True):
 
     @classmethod
     def load(cls, path: Path) -> Expected | None:
-        """Read expected.json; None if there is none, as in folders of older versions.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
+        """Read expected.json; None in folders of older versions. Raises `UserError` if it cannot be read."""
         try:
             return msgspec.json.decode(untrusted.read_bytes(path), type=cls)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, *untrusted.DECODING_ERRORS) as error:
             raise UserError(f"{path.name} cannot be read: {error}.") from error

@@ -21,8 +21,6 @@ def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iter
     Links and the artifact folders of tracking stores are skipped.
 
     Args:
-        folder: root of the search; it may be a link itself.
-        names: file names.
         refused: called with the error of each folder that cannot be read; the search continues.
     """
     waiting = [(folder, 0)]
@@ -43,11 +41,6 @@ def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iter
 
 
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:
-    """Yield the runs of a sweep with their folders, which may lie beside the sweep's folder (stages).
-
-    Args:
-        sweep: summary of the sweep.
-        folder: folder of the sweep.
-    """
+    """Yield the runs of a sweep with their folders, which may lie beside the sweep's folder (stages)."""
     for child in sweep.children:
         yield child, Path(os.path.normpath(folder / child.directory))

@@ -22,12 +22,7 @@ class Events:
         self._descriptor = descriptor
 
     def __call__(self, event: str, **details: Any) -> None:
-        """Send one message. It is never called while a call is timed.
-
-        Args:
-            event: name of the event.
-            details: JSON values.
-        """
+        """Send one message. It is never called while a call is timed."""
         if self._descriptor is None:
             return
         try:

@@ -18,7 +18,6 @@ def metric(name: str, value: float | None, unit: str = "1") -> None:
 
     Args:
         name: name of the metric, ending in its unit where it has one (`gradient_norm`, `queue_seconds`).
-        value: number, or an object that `float` accepts; None if unknown.
         unit: SI unit; `1` for a ratio.
 
     Raises:

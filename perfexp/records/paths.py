@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 import uuid
@@ -30,16 +31,10 @@ _ARTIFACT = re.compile(
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line and have it on disk before returning; a torn line left by a crash is cut off first.
+    """Append one line of JSON and have it on disk before returning; a torn line left by a crash is cut off first.
 
-    A line that lacks nothing but its newline is whole: readers have taken it for one.
-
-    Args:
-        path: the file; created if missing.
-        line: JSON that ends in a newline.
-
-    Raises:
-        OSError: the path is not a regular file, or cannot be written.
+    A line that lacks nothing but its newline is whole: readers have taken it for one. Raises `OSError` if the path is
+    not a regular file, or cannot be written.
     """
     with untrusted.open_append(path) as file:
         size = file.seek(0, os.SEEK_END)
@@ -68,20 +63,22 @@ def _is_json(text: bytes) -> bool:
 
 
 def is_artifact(name: str) -> bool:
-    """Whether perfexp gives this name to a table, plot, report, profile or checkpoint in the folder of a run.
-
-    Args:
-        name: a file's name without its folder.
-    """
+    """Whether perfexp gives this file name to a table, plot, report, profile or checkpoint in the folder of a run."""
     return _ARTIFACT.fullmatch(name) is not None
 
 
 class _Folder:
-    """A folder and the manifest of all names that perfexp wrote there.
+    """A folder, which need not exist yet, and the manifest of all names that perfexp wrote there.
 
-    Args:
-        root: the folder; it need not exist yet.
+    Attributes:
+        usual: files that every such folder has, which are claimed from the start.
+        lock: file that is locked while a process measures here.
+        in_words: words for the folder in "Another perfexp is measuring …".
     """
+
+    usual: tuple[Path, ...]
+    lock: Path
+    in_words: str
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -89,16 +86,12 @@ class _Folder:
         self._is_new = False
         self._made: list[Path] = []
 
-    def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
-        """Make the folder and see that it can be written to.
+    def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
+        """Make the folder and see that it can be written to; raises `UserError` if it can't.
 
         Args:
-            paths: files that are going to be there.
             uid: identity of the run or the sweep, which a manifest without one gets; None for a new one.
             sweep: identity of the sweep that begins the run, if one does.
-
-        Raises:
-            UserError: it can't be written.
         """
         self._is_new = not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir()))
         self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
@@ -107,9 +100,8 @@ class _Folder:
             if self.uid is None and self.manifest.exists():
                 raise UserError(f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR.")
             if self.uid is None:
-                owner = {"sweep": sweep} if sweep else {}
-                self._write({"perfexp": uid or uuid.uuid4().hex, **owner, "files": []})
-            self.claim(self.manifest, *paths)
+                self._begin_manifest(uid, sweep)
+            self.claim(self.manifest, *self.usual)
         except OSError as error:
             raise UserError(
                 f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
@@ -133,21 +125,19 @@ class _Folder:
     @property
     def uid(self) -> str | None:
         """The identity in the manifest, which record.json, plan.yaml or sweep.json repeats; None where it has none."""
-        uid = self._manifest().get("perfexp")
-        return uid if isinstance(uid, str) else None
+        return self._identity("perfexp")
 
     @property
     def sweep(self) -> str | None:
         """The identity of the sweep that began the run; None where none did."""
-        uid = self._manifest().get("sweep")
+        return self._identity("sweep")
+
+    def _identity(self, name: str) -> str | None:
+        uid = self._manifest().get(name)
         return uid if isinstance(uid, str) else None
 
     def claim(self, *paths: Path) -> None:
-        """Enter files in the manifest before they are written: what is not in it, perfexp did not write.
-
-        Args:
-            paths: files in the run's folder.
-        """
+        """Enter files here in the manifest before they are written: what is not in it, perfexp did not write."""
         known = self.claimed()
         names = [path.relative_to(self.root).as_posix() for path in paths]
         new = [name for name in names if name not in known]
@@ -174,28 +164,48 @@ class _Folder:
             return {}
         return content if isinstance(content, dict) else {}
 
+    def _begin_manifest(self, uid: str | None, sweep: str | None) -> None:
+        owner = {"sweep": sweep} if sweep else {}
+        self._write({"perfexp": uid or uuid.uuid4().hex, **owner, "files": []})
+
     def _write(self, manifest: dict[str, Any]) -> None:
         write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While entered, no other perfexp measures here. The lock goes with the process; its file stays.
 
-def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; nothing is made or changed by asking."""
-    try:
-        with os.fdopen(untrusted.open_regular(path, os.O_RDONLY), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or one that is not ours to read
+        Raises:
+            UserError: another one does.
+        """
+        with untrusted.open_append(self.lock) as file:
+            for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if not patience_seconds:
+                        busy = f"Another perfexp is measuring {self.in_words} {self.root}."
+                        raise UserError(f"{busy} Wait for it, or choose another output_dir.") from error
+                    time.sleep(patience_seconds)
+            yield
+
+    def in_use(self) -> bool:
+        """Whether a process is measuring here (see `locked`); nothing is made or changed by asking."""
+        try:
+            with os.fdopen(untrusted.open_regular(self.lock, os.O_RDONLY), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no such file, or one that is not ours to read
+            return False
         return False
-    return False
 
 
 class RunPaths(_Folder):
-    """The files of one run's folder.
+    """The files of one run's folder, whose log is its lock."""
 
-    Args:
-        root: the run's folder; it need not exist yet.
-    """
+    in_words = "into"
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -207,49 +217,20 @@ class RunPaths(_Folder):
         self.log = self.root / "run.log"
         self.report = self.root / "report.md"
         self.refusal = self.root / "refused.txt"
+        self.lock = self.log
+        self.usual = (self.plan, self.expected, self.points, self.record, self.environment, self.log)
         self._aside: Path | None = None
 
-    def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
-        """See `_Folder`; the files that every run has are claimed."""
-        own = (self.plan, self.expected, self.points, self.record, self.environment, self.log)
-        super().create(*own, *paths, uid=uid, sweep=sweep)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures into this folder. The lock goes with the process.
-
-        Raises:
-            UserError: another one does.
-        """
-        with untrusted.open_append(self.log) as file:
-            for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if not patience_seconds:
-                        raise UserError(
-                            f"Another perfexp is measuring into {self.root}. Wait for it, or choose another output_dir."
-                        ) from error
-                    time.sleep(patience_seconds)
-            yield
-
-    def in_use(self) -> bool:
-        """Whether a process is measuring into this folder (see `locked`)."""
-        return _is_locked(self.log)
-
     def move_results(self, sweep: str | None) -> None:
-        """Move the results of the run in this folder into a folder of their own there; anybody else's files stay.
+        """Move the results of the run here into a folder of their own, for a run of this sweep, if there is one.
 
-        Args:
-            sweep: identity of the sweep that measures here now, if one does.
+        Anybody else's files stay.
         """
         self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
         write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         for path in self._results():
             path.rename(self._aside / path.name)
-        owner = {"sweep": sweep} if sweep else {}
-        self._write({"perfexp": uuid.uuid4().hex, **owner, "files": []})
+        self._begin_manifest(None, sweep)
         self.create()
 
     def restore_results(self) -> None:
@@ -266,43 +247,28 @@ class RunPaths(_Folder):
         """Remove what `move_results` moved, as something was measured in its place."""
         if self._aside is None:
             return
-        for path in self._aside.iterdir():
-            path.unlink()
-        self._aside.rmdir()
+        shutil.rmtree(self._aside)
         self._aside = None
 
     def _results(self) -> list[Path]:
         """The regular files here that the manifest names and a run leaves, without its log, which is its lock."""
-        files = (self.plan, self.expected, self.points, self.record, self.environment, self.refusal)
-        own = {path.name for path in files}
+        own = {path.name for path in (*self.usual, self.refusal) if path != self.log}
         names = [name for name in self.claimed() if Path(name).name == name and (name in own or is_artifact(name))]
         return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
-        """`MODEL_ALGORITHM_overall.csv` and its like.
-
-        Args:
-            model: name of the model.
-            algorithm: name of the algorithm.
-            what: `overall`, `layers`, ….
-        """
+        """`MODEL_ALGORITHM_overall.csv` and its like."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
 
     def picture(self, what: str) -> Path:
-        """A PNG in the run's folder.
-
-        Args:
-            what: what it shows (`time`, `memory`, …).
-        """
+        """A PNG of something (`time`, `memory`, …) in the run's folder."""
         return self.root / f"{safe_name(what)}.png"
 
 
 class SweepPaths(_Folder):
-    """The files of a sweep's folder.
+    """The files of a sweep's folder, Hydra's own among them."""
 
-    Args:
-        root: the sweep's folder; it need not exist yet.
-    """
+    in_words = "the sweep in"
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -311,27 +277,4 @@ class SweepPaths(_Folder):
         self.lock = self.root / "sweep.lock"
         self.picture = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
-
-    def create(self, *paths: Path, uid: str | None = None, sweep: str | None = None) -> None:
-        """See `_Folder`; the files that every sweep has are claimed, Hydra's own among them."""
-        super().create(self.summary, self.table, self.picture, self.lock, self.multirun, *paths, uid=uid, sweep=sweep)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures this sweep. The lock goes with the process; its file stays.
-
-        Raises:
-            UserError: another one does.
-        """
-        with untrusted.open_append(self.lock) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"Another perfexp is measuring the sweep in {self.root}. Wait for it, or choose another output_dir."
-                ) from error
-            yield
-
-    def in_use(self) -> bool:
-        """Whether a process is measuring this sweep (see `locked`)."""
-        return _is_locked(self.lock)
+        self.usual = (self.summary, self.table, self.picture, self.lock, self.multirun)

@@ -265,10 +265,6 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
         """Read a record of this or an earlier schema version.
 
-        Args:
-            text: JSON.
-            source: name of the file for error messages.
-
         Raises:
             UserError: the text is not a record, or a newer version of perfexp wrote it.
         """
@@ -279,19 +275,12 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                     f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
                 )
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read a record.json.
-
-        Args:
-            path: record.json, or the folder that contains it.
-
-        Raises:
-            UserError: the file is missing or invalid.
-        """
+        """Read a record.json, or that of a folder; raises `UserError` if it is missing or invalid."""
         file = path / "record.json" if path.is_dir() else path
         try:
             return cls.from_json(untrusted.read_bytes(file), source=str(file))
@@ -310,30 +299,25 @@ def point_to_line(point: Point) -> bytes:
     return msgspec.json.encode(point) + b"\n"
 
 
-def points_from_lines(text: bytes) -> list[Point]:
-    """Decode the lines of a points.jsonl; a last line that a crash truncated is skipped.
+def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
+    """Decode the lines of a points.jsonl, as a type with some of a point's fields; a truncated last line is skipped.
 
     Raises:
         UserError: a line before the last one is invalid.
     """
-    lines = text.split(b"\n")
-    complete, rest = lines[:-1], lines[-1]
+    decoder = msgspec.json.Decoder(kind)
+    *complete, rest = text.split(b"\n")
     try:
-        points = [msgspec.json.decode(line, type=Point) for line in complete if line.strip()]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        points = [decoder.decode(line) for line in complete if line.strip()]
+    except untrusted.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
-    if rest.strip():
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            points.append(msgspec.json.decode(rest, type=Point))
+    with suppress(*untrusted.DECODING_ERRORS):  # a last line that a crash truncated, or none
+        points.append(decoder.decode(rest))
     return points
 
 
 def read_points(path: Path) -> list[Point]:
-    """Read a points.jsonl; a missing file has no points.
-
-    Raises:
-        UserError: the file cannot be read or is invalid.
-    """
+    """Read a points.jsonl; a missing file has no points. Raises `UserError` for an unreadable one."""
     try:
         return points_from_lines(untrusted.read_bytes(path))
     except FileNotFoundError:
@@ -343,21 +327,14 @@ def read_points(path: Path) -> list[Point]:
 
 
 def missing(keys: Iterable[Key], path: Path) -> list[Key]:
-    """The keys without a result in a points.jsonl.
-
-    Args:
-        keys: all keys of the plan.
-        path: points.jsonl.
-    """
+    """The keys without a result in a points.jsonl."""
     done = {point.key for point in read_points(path)}
     return [key for key in keys if key not in done]
 
 
 def overall_status(points: Iterable[Point]) -> Status:
     """`ok` if every point is, otherwise the status of the first point that is not; `failed` without points."""
-    statuses = [point.status for point in points]
-    if not statuses:
-        return Status.FAILED
+    statuses = [point.status for point in points] or [Status.FAILED]
     return next((status for status in statuses if status is not Status.OK), Status.OK)
 
 

@@ -20,11 +20,7 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         job: number of the run in the sweep, from 0.
-        name: name of the run.
         directory: folder of the run, relative to the folder of the sweep.
-        status: final status of the run.
-        axes: values of the varying overrides.
-        error: message of a refused or failed run.
     """
 
     job: int
@@ -39,14 +35,9 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Summary of a sweep over several runs (`-m`); sweep.json in the sweep's folder.
 
     Attributes:
-        schema_version: schema version of the records.
-        uid: permanent identifier of the sweep.
-        name: name in lists.
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
-        command: overrides as typed.
         jobs: planned number of runs; None if unknown.
-        children: runs that have ended.
         store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
             store because a file names it.
     """
@@ -66,11 +57,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     def records(self, folder: Path) -> list[Record]:
-        """The records of the runs; refused runs have none.
-
-        Args:
-            folder: folder of the sweep.
-        """
+        """The records of the runs, for the folder of the sweep; refused runs have none."""
         records = []
         for child in self.children:
             with suppress(UserError):
@@ -78,11 +65,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return records
 
     def refresh(self, folder: Path) -> None:
-        """Update the status of each run from its record, if there is one.
-
-        Args:
-            folder: folder of the sweep.
-        """
+        """Update the status of each run from its record, if there is one, for the folder of the sweep."""
         for child in self.children:
             with suppress(UserError):
                 record = Record.load(folder / child.directory)
@@ -91,18 +74,11 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> Sweep:
-        """Read a sweep.json.
-
-        Args:
-            path: sweep.json, or the folder that contains it.
-
-        Raises:
-            UserError: the file is missing or invalid.
-        """
+        """Read a sweep.json, or that of a folder; raises `UserError` if it is missing or invalid."""
         file = path / "sweep.json" if path.is_dir() else path
         try:
             return msgspec.json.decode(untrusted.read_bytes(file, _MOST_BYTES), type=cls)
         except OSError as error:
             raise UserError(f"No sweep can be read at {file}: {error.strerror}.") from error
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except untrusted.DECODING_ERRORS as error:
             raise UserError(f"{file} is not a perfexp sweep: {error}.") from error

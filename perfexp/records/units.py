@@ -21,28 +21,19 @@ def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
 
     Args:
         name: name of the quantity, ending in its unit (`peak_bytes`).
-        value: value in `unit`.
-        unit: `seconds`, `bytes`, …
     """
-    pretty = _PRETTY.get(unit)
-    if pretty is None or not name.endswith(unit):
+    if unit not in _PRETTY or not name.endswith(unit):
         return name, value
-    suffix, factor = pretty
+    suffix, factor = _PRETTY[unit]
     return name.removesuffix(unit) + suffix, value * factor
 
 
 def format_seconds(seconds: float, significant: int = 3) -> str:
-    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`.
-
-    Args:
-        seconds: duration.
-        significant: number of significant digits below 100 s.
-    """
+    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`."""
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds >= 100:
-        whole = round(seconds)
-        hours, rest = divmod(whole, 3600)
+        hours, rest = divmod(round(seconds), 3600)
         return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= factor:

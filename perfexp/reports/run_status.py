@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.profilers import is_profile
 from perfexp.records import units
-from perfexp.records.record import Key, Status, is_layers
+from perfexp.records.record import Key, Status, is_layers, points_from_lines
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remaining import Result, measured_seconds, median_seconds, seconds_left
 from perfexp.summaries.subject import Subject, one_line, subject
@@ -95,19 +91,8 @@ class Tally:
 
 
 def results(text: bytes) -> dict[Key, Result]:
-    """Parse points.jsonl; a last line that is being written, or was cut off by a crash, is left out.
-
-    Raises:
-        UserError: a line before the last one cannot be read.
-    """
-    decoder, lines = msgspec.json.Decoder(Result), text.split(b"\n")
-    try:
-        parsed = [decoder.decode(line) for line in lines[:-1] if line.strip()]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        parsed.append(decoder.decode(lines[-1]))
-    return {result.key: result for result in parsed}
+    """Parse points.jsonl; raises `UserError` for a line before the last one that cannot be read."""
+    return {result.key: result for result in points_from_lines(text, Result)}
 
 
 def refusal(path: Path) -> str | None:

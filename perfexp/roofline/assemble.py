@@ -11,6 +11,7 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.gpu_sheets import GpuFile
+from perfexp.records.layer_lines import name_of, pass_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
@@ -239,7 +240,7 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
     """The roofline of a record's layers: analytic FLOPs and bytes, measured times."""
     kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
-    timed = sorted((line for line in lines if _seconds(line) > 0), key=lambda line: (-_seconds(line), _layer(line)))
+    timed = sorted((line for line in lines if seconds_of(line) > 0), key=lambda line: (-seconds_of(line), _layer(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
     if not (peaks.of(kind) and peaks.dram_bytes_per_second):
@@ -248,9 +249,9 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
-        passes[_pass(line)].append(line)
+        passes[pass_of(line)].append(line)
     names = [_layer(line) for line in timed]
-    layers = zip(names, kernel_names.numbered(names), map(_pass, timed), timed, strict=True)
+    layers = zip(names, kernel_names.numbered(names), map(pass_of, timed), timed, strict=True)
     roofline = _roofline(
         title,
         peaks,
@@ -267,12 +268,12 @@ def _analytic(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
 
     Lines without time count too, since one operator may do the work of several. Only forward passes have known bytes.
     """
-    timed = [line for line in lines if _seconds(line) > 0]
+    timed = [line for line in lines if seconds_of(line) > 0]
     flops = [line["flops"] for line in lines if line["flops"] is not None]
     moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
-    has_bytes = moved and all(_pass(line) in _FORWARD for line in timed)
+    has_bytes = moved and all(pass_of(line) in _FORWARD for line in timed)
     return Load(
-        seconds=sum(map(_seconds, lines)),
+        seconds=sum(map(seconds_of, lines)),
         launches=len(timed),
         flops={kind: float(sum(flops))} if flops else None,
         dram_bytes=float(sum(moved)) if has_bytes else None,
@@ -281,20 +282,7 @@ def _analytic(lines: Sequence[Mapping[str, Any]], kind: str) -> Load:
     )
 
 
-def _seconds(line: Mapping[str, Any]) -> float:
-    return float(line["seconds"]["median"])
-
-
-def _pass(line: Mapping[str, Any]) -> str:
-    key = line["key"]
-    return str(key["which"]) if isinstance(key, Mapping) else "unattributed"
-
-
 def _layer(line: Mapping[str, Any]) -> str:
-    """The module's path, then the operation that its code calls, then the pass unless it is the forward pass."""
-    key = line["key"]
-    if not isinstance(key, Mapping):
-        return str(line["kind"])
-    operation = line["kind"] if key.get("operation") is not None or not key.get("path") else ""
-    name = ".".join(filter(None, (str(key.get("path") or ""), str(operation or ""))))
-    return name if _pass(line) in ("forward", name) else f"{name} ({_pass(line)})"
+    """Name of a line, with the pass unless it is the forward pass."""
+    name, which = name_of(line), pass_of(line)
+    return name if not isinstance(line["key"], Mapping) or which in ("forward", name) else f"{name} ({which})"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from perfexp.errors import UserError
@@ -47,6 +50,13 @@ def whose(path: Path) -> str | None:
     except (OSError, ValueError, RecursionError):
         return None
     return str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(KEYS) else None
+
+
+def numbered(speed: Speed) -> Iterator[Speed]:
+    """Yield a training as it is, then with a number: `MODEL_2_…`, `MODEL_3_…`."""
+    yield speed
+    for number in count(2):
+        yield replace(speed, label=f"{speed.label}_{number}" if speed.label else str(number))
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:

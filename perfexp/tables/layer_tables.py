@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfexp.records.layer_lines import gap_of, name_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.summaries.grid import Column, Grid
@@ -72,7 +73,7 @@ def _line(
 ) -> Line:
     place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
     return {
-        "layer": _name(line),
+        "layer": name_of(line),
         "in_channels": geometry.get("in_channels"),
         "out_channels": geometry.get("out_channels"),
         "kernel_size": _sizes(geometry.get("kernel")),
@@ -83,10 +84,10 @@ def _line(
         "pass": place.get("which"),
         "call": place.get("call"),
         "operation": place.get("operation"),
-        "p50_ms": seconds["median"] * 1e3,
+        "p50_ms": seconds_of(line) * 1e3,
         "p50_ci95_low_ms": to_ms(seconds["low"]),
         "p50_ci95_high_ms": to_ms(seconds["high"]),
-        "gap_ms": line["gap_seconds"]["median"] * 1e3,
+        "gap_ms": gap_of(line) * 1e3,
         "energy_apportioned_j": joules * line["share"] if joules is not None else None,
         **{name: line[name] for name in _WORK},
         **{name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")},
@@ -121,14 +122,14 @@ def table(record: Record) -> tuple[str, Grid] | None:
     most = sorted(lines, key=lambda line: -line["share"])[:_TOP]
     fields = varying(other.key for other in points(record))
     which = f" of {label(timed_key(point.key), fields)}" if fields else ""
-    seconds = [line["seconds"]["median"] + line["gap_seconds"]["median"] for line in most]
+    seconds = [seconds_of(line) + gap_of(line) for line in most]
     grid = Grid(
         columns=(
             Column(title="share", cells=tuple(f"{line['share'] * 1e2:.1f} %" for line in most)),
             Column(title="p50", cells=tuple(map(format_seconds, seconds))),
             Column(title="pass", cells=tuple(line["key"]["which"] if line["key"] else "" for line in most), prose=True),
             Column(title="kind", cells=tuple(one_line(line["kind"]) for line in most), prose=True),
-            Column(title="layer", cells=tuple(one_line(_name(line)) for line in most), prose=True, is_key=True),
+            Column(title="layer", cells=tuple(one_line(name_of(line)) for line in most), prose=True, is_key=True),
         )
     )
     return f"the top {len(most)} of {len(lines)} rows{which}, gaps before them included", grid
@@ -150,13 +151,6 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
 def _joules(timed: Point | None) -> float | None:
     metric = timed.metric("energy/per_call_joules") if timed else None
     return metric.value if metric else None
-
-
-def _name(line: Mapping[str, Any]) -> str:
-    """The module's path, followed by the operation that its code calls."""
-    key = line["key"] or {}
-    operation = line["kind"] if key.get("operation") is not None else ""
-    return ".".join(filter(None, (key.get("path"), operation))) or str(line["kind"])
 
 
 def _sizes(values: Any) -> str | None:

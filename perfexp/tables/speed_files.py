@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
-from itertools import count
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from perfexp.errors import UserError
@@ -66,7 +64,9 @@ def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_erro
         return on_error(str(error))
     for speed in speeds:
         others = [log for log in logs if log != speed.log_file]
-        named = next(name for name in _numbered(speed) if (placing.whose(folder / name.file_name) or "") not in others)
+        named = next(
+            name for name in placing.numbered(speed) if (placing.whose(folder / name.file_name) or "") not in others
+        )
         try:
             placing.put(named, folder, remedy=f"Move it away, or choose another speed_dir=DIR. {_KEPT}")
         except UserError as error:
@@ -75,18 +75,11 @@ def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_erro
 
 def _own(speed: Speed, folder: Path) -> Path | None:
     """The file of a training in a folder, with any number; None if there is none."""
-    for path in (folder / named.file_name for named in _numbered(speed)):
+    for path in (folder / named.file_name for named in placing.numbered(speed)):
         log_file = placing.whose(path)
         if log_file is None or log_file == speed.log_file:
             return path if log_file else None
     return None
-
-
-def _numbered(speed: Speed) -> Iterator[Speed]:
-    """The training as it is, then with a number: `MODEL_2_…`, `MODEL_3_…`."""
-    yield speed
-    for number in count(2):
-        yield replace(speed, label=f"{speed.label}_{number}" if speed.label else str(number))
 
 
 def _logs_of_sweep(record: Record, root: Path) -> list[str]:

@@ -121,7 +121,6 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
-    """FLOPs by the table above."""
     if name in _REDUCTIONS:
         return inputs * _REDUCTIONS[name] if any(map(_is_number, made)) else 0
     if name in _ADDED:

@@ -146,7 +146,7 @@ class _RowMaker:
 
     def rows(self, call: Call) -> Iterator[Row]:
         """Rows of a call, in order of execution."""
-        if call.whole and not any(isinstance(step, Call) for step in call.steps):
+        if call.is_row:
             kernels = [kernel for step in call.steps if isinstance(step, Operation) for kernel in step.kernels]
             yield self._row(call, None, call.kind, call, kernels)
             return

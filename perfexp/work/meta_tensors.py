@@ -60,11 +60,9 @@ def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any:
-    """Stand-ins for inputs, in the same nesting.
+    """Stand-ins for inputs, in the same nesting; other values than tensors are unchanged.
 
-    Args:
-        model: model whose first floating-point parameter sets data type and device where only a shape is given.
-        inputs: real tensors, `torch.Size` for shapes, and other values, which are unchanged.
+    Where only a shape is given (`torch.Size`), the model's first floating-point parameter sets data type and device.
     """
     first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
 
@@ -95,7 +93,5 @@ def _contents(module: torch.nn.Module) -> list[tuple[Any, Any]]:
 
 def _refill(container: Any, content: Any) -> None:
     container.clear()
-    if isinstance(container, list):
-        container.extend(content)
-    else:
-        container.update(content)
+    add = container.extend if isinstance(container, list) else container.update
+    add(content)

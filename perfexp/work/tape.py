@@ -20,10 +20,11 @@ from perfexp.work.tensors import storage_of, tensors_in
 
 @dataclass(kw_only=True)
 class Operation:
-    """A torch function that a module's code called.
+    """A torch function that a module's code called, or an operator outside of functions.
 
     Attributes:
         dispatched: whether any operator ran, including one that makes a view.
+        number: index among the dispatched operations of its call; None where no operator ran (the shape of a tensor).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Operation:
     returned: Any = None
     kernels: list[Kernel] = field(default_factory=list)
     dispatched: bool = False
+    number: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -39,6 +41,8 @@ class Call:
 
     Attributes:
         whole: whether it is one row if no other module is called in it.
+        functions: torch functions that its code called, in order.
+        steps: modules, functions and operators outside of functions, in order.
     """
 
     path: str
@@ -47,11 +51,73 @@ class Call:
     whole: bool
     given: Any = ()
     returned: Any = None
+    functions: list[Operation] = field(default_factory=list)
     steps: list[Call | Operation] = field(default_factory=list)
 
+    @property
+    def is_row(self) -> bool:
+        """Whether it is one row."""
+        return self.whole and not any(isinstance(step, Call) for step in self.steps)
 
-class Tape:
-    """Records a call of a model.
+
+class Recorder:
+    """Receiver of `recording`.
+
+    Attributes:
+        saves_values: whether operations hold their arguments and results.
+    """
+
+    saves_values = False
+
+    def __init__(self) -> None:
+        self._open: list[Call] = []
+        self._operation: Operation | None = None
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a module, as a step of the open call (`_step_into`) or without recording it."""
+        raise NotImplementedError
+
+    def _step_into(self, call: Call, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if self._open:
+            self._open[-1].steps.append(call)
+        outer, self._operation = self._operation, None
+        self._open.append(call)
+        try:
+            return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+        finally:
+            self._open.pop()
+            self._operation = outer
+
+    @contextmanager
+    def operating(self, name: str) -> Iterator[Operation]:
+        """While entered, operators belong to a function."""
+        operation = Operation(name=name)
+        if self._open:
+            self._open[-1].steps.append(operation)
+            self._open[-1].functions.append(operation)
+        outer, self._operation = self._operation, operation
+        try:
+            yield operation
+        finally:
+            self._operation = outer
+
+    def ran(
+        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], returned: Any
+    ) -> Operation:
+        """Record an operator that ran; returns the operation that it belongs to."""
+        operation = self._operation
+        if operation is None:
+            operation = Operation(name=plain(operator._opname))
+            if self.saves_values:
+                operation.given, operation.returned = (args, keywords), returned
+            if self._open:
+                self._open[-1].steps.append(operation)
+        operation.dispatched = True
+        return operation
+
+
+class Tape(Recorder):
+    """Records a call of a model with the work of its operators.
 
     Args:
         weights: storages of the model's parameters and buffers.
@@ -60,19 +126,20 @@ class Tape:
         root: call of the model itself, once it has been called.
     """
 
+    saves_values = True
+
     def __init__(self, model: torch.nn.Module, weights: Collection[int]) -> None:
+        super().__init__()
         self.root: Call | None = None
         self._model = model
         self._paths = {module: path_of(name) for name, module in model.named_modules()}
         self._weights = set(weights)
         self._calls: Counter[torch.nn.Module] = Counter()
-        self._open: list[Call] = []
-        self._operation: Operation | None = None
         # storages are unique by address only while they are alive
         self._alive: list[Any] = []
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call and record a module; the original of a compiled module is called in its place."""
+        """See `Recorder`; the original of a compiled module is called in its place."""
         original = original_of(module)
         if original is not module:
             return original(*args, **keywords)
@@ -84,47 +151,21 @@ class Tape:
             given=(args, keywords),
         )
         self._calls[module] += 1
-        if self._open:
-            self._open[-1].steps.append(call)
-        elif self.root is None:
-            self.root = call
-        outer, self._operation = self._operation, None
-        self._open.append(call)
-        try:
-            call.returned = module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
-        finally:
-            self._open.pop()
-            self._operation = outer
+        self.root = self.root or call
+        call.returned = self._step_into(call, module, args, keywords)
         return call.returned
-
-    @contextmanager
-    def operating(self, name: str, given: Any) -> Iterator[Operation]:
-        """While entered, operators belong to an operation."""
-        operation = Operation(name=name, given=given)
-        if self._open:
-            self._open[-1].steps.append(operation)
-        outer, self._operation = self._operation, operation
-        try:
-            yield operation
-        finally:
-            self._operation = outer
 
     def ran(
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], returned: Any
-    ) -> None:
-        """Record an operator that ran."""
+    ) -> Operation:
         # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         kernel = kernel_of(operator, args, keywords, returned, self._weights, node)
         self._remember(args, keywords, returned)
-        operation = self._operation
-        if operation is None:
-            operation = Operation(name=plain(operator._opname), given=(args, keywords), returned=returned)
-            if self._open:
-                self._open[-1].steps.append(operation)
-        operation.dispatched = True
+        operation = super().ran(operator, args, keywords, returned)
         if kernel is not None:
             operation.kernels.append(kernel)
+        return operation
 
     def _remember(self, *values: Any) -> None:
         """Hold references to storages, and add those that come from weights alone to the weights."""
@@ -138,7 +179,7 @@ class Tape:
 
 
 @contextmanager
-def recording(tape: Tape) -> Iterator[None]:
+def recording(recorder: Recorder) -> Iterator[None]:
     """While entered, calls of modules, torch functions and operators are recorded.
 
     Modules are seen by their `__call__`, so that their hooks are within the call, without global hooks (which make
@@ -146,34 +187,36 @@ def recording(tape: Tape) -> Iterator[None]:
     """
 
     def call(module: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
-        return tape.call(module, args, keywords)
+        return recorder.call(module, args, keywords)
 
-    with patch.object(torch.nn.Module, "__call__", call), _Functions(tape), _Operators(tape):
+    with patch.object(torch.nn.Module, "__call__", call), _Functions(recorder), _Operators(recorder):
         yield
 
 
 class _Functions(TorchFunctionMode):
     """Intercepts torch functions, outermost ones only."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self._tape = tape
+        self._recorder = recorder
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         keywords = kwargs or {}
-        with self._tape.operating(name_of(func), (args, keywords)) as operation:
-            operation.returned = func(*args, **keywords)
-        return operation.returned
+        with self._recorder.operating(name_of(func)) as operation:
+            returned = func(*args, **keywords)
+        if self._recorder.saves_values:
+            operation.given, operation.returned = (args, keywords), returned
+        return returned
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Intercepts operators. Composite operators, which inference mode leaves whole, are decomposed."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tape = tape
+        self._recorder = recorder
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -187,5 +230,5 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parts is not NotImplemented:
                 return parts
         returned = func(*args, **keywords)
-        self._tape.ran(func, args, keywords, returned)
+        self._recorder.ran(func, args, keywords, returned)
         return returned

@@ -17,7 +17,6 @@ class Region:
 
     Attributes:
         storage: address of the storage, unique among those that are alive.
-        nbytes: bytes of its distinct elements.
     """
 
     storage: int

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import (
 
 #: Errors of a module for an input that it cannot take (and for much else).
 MODULE_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError)
-
 #: Errors of fake tensors that they cannot follow a module.
 FAKE_TENSOR_LIMITS = (
     DataDependentOutputException,

@@ -20,7 +20,6 @@ def measure_cold_start(
     """Measure the time to the first prediction of this process and append it as a point of its own.
 
     Args:
-        replicate: number of this process.
         spawned_ns: the parent's monotonic clock when it started this process.
     """
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)

@@ -27,14 +27,7 @@ from perfexp.worker.workbench import Workbench, report_failure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the points of a plan that have no result yet, or report this machine's capabilities (`--probe`).
-
-    Args:
-        argv: command line without the program's name; by default that of this process.
-
-    Returns:
-        Exit code: 0 when every point has its result, whatever that is.
-    """
+    """Measure the points of a plan, or report this machine's capabilities; returns 0 if every point has a result."""
     arguments = _arguments(argv)
     # a profiler may start this process from a short-lived thread, whose end would pass for the parent's
     if arguments.parent is not None and (arguments.profile is None or os.getppid() == arguments.parent):
@@ -86,11 +79,7 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
 
 
 def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> None:
-    """Make the calls that a profiler observes and send what was done; the parent records it.
-
-    Args:
-        number: index of the profile among those of the plan.
-    """
+    """Make the calls that the plan's profile of a number observes and send what was done; the parent records it."""
     keys = plan.profile_keys()
     key, profiler = keys[number], config.build(plan.profiler)
     emit.point(key)
@@ -112,11 +101,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
 def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
     """Find the algorithms that can compute the convolutions of the plan's first point, without measuring them.
 
-    Returns:
-        The result of `perfexp.algorithms.layer_support.survey`, the device, and the settings, as JSON values.
-
-    Raises:
-        UserError: the model has no such layers, or something in the plan is wrong.
+    Returns the result of `perfexp.algorithms.layer_support.survey`, the device, and the settings, as JSON values.
     """
     from perfexp.models.fake import FakeModel  # of tests, and of no cold start of a torch model
 

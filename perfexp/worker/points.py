@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
-    """Measure the timed points of one replicate that have no result yet.
+    """Measure the timed points of one replicate that have no result yet; return whether all of them were tried.
 
-    Returns:
-        Whether all of them were tried. If not, this process lost its device or its ranks are out of step after an
-        error, and another process may still be able to go on.
+    If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
     """
     skip_larger = config.build(plan.sweep).skip_larger
     if replicate == 0:
@@ -30,8 +28,7 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     for key in sweep.order(_missing(plan.timed_keys(), paths, replicate), replicate, plan.seed):
         emit.point(key)
         # where a smaller point ran out of memory, this one would as well
-        measured = read_points(paths.points) if skip_larger else []
-        predicted = sweep.predicted_out_of_memory(key, measured)
+        predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
         point = predicted or procedure.measure(key)
         _append(point, paths, emit)
         out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK

@@ -35,14 +35,10 @@ _MOST_BYTES = 600
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
-    """Be the rank that torch's launcher set in the environment.
+    """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`.
 
     Args:
-        directory: folder of the run.
         folder: folder of the ranks' pipes.
-
-    Returns:
-        Exit code for `perfexp.ranks.start`.
     """
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
     emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
@@ -59,12 +55,10 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
         is_finished = _measure(bench, replicate, place, leader)
     except RankLost:
         return start.RANK_LOST
-    except BrokenPipeError:  # of a rank that has left
-        traceback.print_exc()
-        return start.RANK_LOST
     except Exception as error:
         # outside of any point, the loss of another rank looks like an error of this one
-        if not isinstance(error, PerfexpError | OSError) and leader.lost():
+        is_foreign = not isinstance(error, PerfexpError | OSError) and leader.lost()
+        if is_foreign or isinstance(error, BrokenPipeError):  # of a rank that has left
             traceback.print_exc()
             return start.RANK_LOST
         return report_failure(error, bench.emit, most_bytes=_MOST_BYTES)
@@ -72,7 +66,6 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
 
 
 def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
-    """Measure all points that have no result; return whether all were tried."""
     bench.emit("block", text="loading")
     devices = _devices(bench.plan, place.size)
     bench.device = devices[0]
@@ -98,7 +91,6 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
 
 
 def _follow(bench: Workbench, place: Place, emit: Events) -> int:
-    """Make the calls of the first rank's control messages; return the exit code."""
     follower, has_device = Follower(place), False
     try:
         if not follower.wait():
@@ -145,32 +137,24 @@ def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], 
 
 
 def _devices(plan: config.Plan, size: int) -> list[Device]:
-    """Build the devices of all ranks, from the plan's device on.
-
-    Raises:
-        UserError: there are fewer devices, or devices of several kinds.
-    """
+    """Build the devices of all ranks, from the plan's device on; raises UserError unless there are enough of a kind."""
     devices: list[Device] = []
-    for number in range(size):
-        try:
+    failure = None
+    try:
+        for number in range(size):
             devices.append(config.build(_node(plan, number)))
-        except UserError as error:
-            raise _too_few(plan, size, devices, str(error)) from error
-    alike = [device for device in devices if device.kind == devices[0].kind]
-    if len(alike) < size:
-        raise _too_few(plan, size, alike)
-    return devices
-
-
-def _too_few(plan: config.Plan, size: int, devices: Sequence[Device], why: str = "") -> UserError:
-    names = ", ".join(sorted({device.name for device in devices}))
-    here = f"{len(devices)} × {names}" if devices else "none"
+        usable = [device for device in devices if device.kind == devices[0].kind]
+    except UserError as error:
+        usable, failure = devices, error
+    if len(usable) == size:
+        return usable
+    names = ", ".join(sorted({device.name for device in usable}))
+    here = f"{len(usable)} × {names}" if usable else "none"
     wanted = f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
-    return UserError(f"{wanted}; here: {here}. {why}".rstrip())
+    raise UserError(f"{wanted}; here: {here}. {failure or ''}".rstrip()) from failure
 
 
 def _node(plan: config.Plan, number: int) -> dict[str, Any]:
-    """Return the configuration node of a rank's device."""
     return {**plan.gpu, "index": int(plan.gpu.get("index", 0)) + number}
 
 
@@ -187,12 +171,7 @@ def _report(device: Device) -> dict[str, Any]:
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
-    """Return the diagnostics of the other ranks' devices, and one if the devices differ.
-
-    Args:
-        of_devices: diagnostics of each rank's device.
-        devices: name of each rank's device.
-    """
+    """Return the diagnostics of the other ranks' devices, and one if the devices' names differ."""
     of_others = [
         msgspec.structs.replace(item, message=f"rank {number}: {item.message}")
         for number, of_rank in enumerate(of_devices)

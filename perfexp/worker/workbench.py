@@ -40,11 +40,6 @@ class Workbench:
     """Everything that a worker measures with.
 
     `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
-
-    Attributes:
-        device: set by `find_device`.
-        data: set by `open_data`.
-        session: the loaded model, set by `load_model`.
     """
 
     device: Device
@@ -86,17 +81,15 @@ class Workbench:
     def reserved(self, device: Device) -> Iterator[None]:
         """While entered, no other perfexp process of this user measures on the device.
 
-        Raises:
-            UserError: another process holds the device and the plan does not wait for it.
+        Raises UserError if another process holds the device and the plan does not wait for it.
         """
-        wait = self.plan.device_lock is config.DeviceLock.wait
+        wait, purpose = self.plan.device_lock is config.DeviceLock.wait, str(self.paths.root)
         with ExitStack() as stack:
             with ExitStack() as reporting:
 
                 def report(owner: str) -> None:
                     reporting.enter_context(self._reporting_wait(owner))
 
-                purpose = str(self.paths.root)
                 stack.enter_context(lock.held(device.lock_name, wait=wait, purpose=purpose, waiting=report))
             self.emit("block", text="loading")
             device.settle()
@@ -123,11 +116,7 @@ class Workbench:
             thread.join()
 
     def load_model(self) -> None:
-        """Load the plan's model on the device, with as many classes as the data has labels.
-
-        Raises:
-            UserError: the data is incomplete, or the model can't be loaded.
-        """
+        """Load the plan's model on the device, with as many classes as the data has labels."""
         from perfexp.data import check  # part of the lap that loads the data in a cold start
 
         check(self.data)
@@ -148,8 +137,7 @@ class Workbench:
     def procedure(self, **extra: Any) -> Iterator[Procedure]:
         """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure.
 
-        Args:
-            extra: fields of the procedure that replace those of the plan.
+        The `extra` fields of the procedure replace those of the plan.
         """
         from perfexp.measure.procedure import Procedure  # with all probes, which a cold start does without
 
@@ -190,12 +178,8 @@ class Workbench:
     def write_environment(self, diagnostics: Sequence[Diagnostic] = (), **extra: Any) -> None:
         """Write the facts of this process and its diagnostics to the environment file; earlier diagnostics stay.
 
-        Args:
-            diagnostics: diagnostics besides those of the device and the session.
-            extra: further facts, as JSON values.
-
-        Raises:
-            UserError: the folder has points that were measured in another environment.
+        Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
+        device and session are written in any case.
         """
         facts = {**self._facts(), "session": self.session.facts(), **extra}
         earlier = self._same_environment(facts)
@@ -205,11 +189,7 @@ class Workbench:
         write_atomically(self.paths.environment, content.encode() + b"\n")
 
     def require_same_environment(self) -> None:
-        """Check this process against the environment of the points that are already in the folder.
-
-        Raises:
-            UserError: the environments differ.
-        """
+        """Raise UserError if the points that are already in the folder were measured in another environment."""
         self._same_environment(self._facts())
 
     def _facts(self) -> dict[str, Any]:
@@ -244,12 +224,7 @@ def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None]
 
 
 def report_failure(error: Exception, emit: Events, *, most_bytes: int | None = None) -> int:
-    """Send the event for an error, log its traceback, and return the exit code.
-
-    Args:
-        error: error of the worker; an error of a point is that point's result.
-        most_bytes: length that the message is cut to; None for no limit.
-    """
+    """Send the event for an error of the worker, its message cut, log its traceback, and return the exit code."""
     if isinstance(error, OSError):  # of writing results
         error = disk_error(error)
     if isinstance(error, PerfexpError):

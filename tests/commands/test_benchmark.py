@@ -6,7 +6,7 @@ import pytest
 
 from perfexp import commands
 from perfexp.commands import benchmark
-from perfexp.orchestration import capabilities, gpu_count
+from perfexp.orchestration import capabilities
 from perfexp.records.record import Record
 from perfexp.speed import Speed
 
@@ -19,9 +19,9 @@ NAME = "fake_sp_bs2_fp32_1_speed"
 def here(tmp_path, monkeypatch):
     """A working directory of its own: that is where the files go."""
     monkeypatch.chdir(tmp_path)
-    gpu_count.visible.cache_clear()
+    capabilities.visible_gpus.cache_clear()
     yield tmp_path
-    gpu_count.visible.cache_clear()
+    capabilities.visible_gpus.cache_clear()
 
 
 @pytest.fixture

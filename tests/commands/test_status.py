@@ -19,7 +19,7 @@ from perfexp.host import installation
 from perfexp.main import main
 from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.preparation import prepare
-from perfexp.plan import config, estimate
+from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths
@@ -56,7 +56,7 @@ def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=
     folder.mkdir(parents=True)
     if expected is not False:
         typed = config.typed(plan if expected is None else expected)
-        content = Expected(keys=typed.keys(), point_seconds=estimate.point_seconds(typed)).to_json()
+        content = Expected(keys=typed.keys(), point_seconds=typed.point_seconds).to_json()
         (folder / "expected.json").write_bytes(content)
     plan = plan | {group: {"name": name} for group, name in names}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
@@ -247,7 +247,7 @@ def test_the_points_that_are_expected_are_those_of_the_plan(overrides, tmp_path)
     prepare(paths, plan, plain, again=())
     expected = Expected.load(paths.expected)
     assert expected.keys == [*plan.timed_keys(), *plan.first_prediction_keys(), *plan.profile_keys()]
-    assert expected.point_seconds == estimate.point_seconds(plan)
+    assert expected.point_seconds == plan.point_seconds
 
 
 def test_a_sweep_of_somebody_elses_is_not_run(plan, tmp_path, capsys):

@@ -17,7 +17,6 @@ from scripted import NO_COPIES, NO_KERNELS, REPORTS, VERSION, ncu_csv
 from perfexp.cli.composition import compose
 from perfexp.errors import Unsupported
 from perfexp.plan import config
-from perfexp.plan.estimate import point_seconds
 from perfexp.profilers import refuse_other_devices
 from perfexp.profilers.nsys import Nsys
 from perfexp.profilers.previous_files import Earlier
@@ -387,7 +386,7 @@ def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run,
 
 def test_only_what_is_left_counts_for_how_long_it_may_take():
     plan = config.typed(compose(["model=fake", "gpu=fake", "profiler=nsys", "stopping=brisk", "ttfp=false"]))
-    point = point_seconds(plan)
+    point = plan.point_seconds
     whole, profile = (seconds_left(keys, point) for keys in (plan.keys(), plan.profile_keys()))
     assert whole > profile == 60.0
     assert seconds_left([*plan.timed_keys(), *plan.profile_keys()], point) == whole
