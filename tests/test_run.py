@@ -289,16 +289,6 @@ def test_rotating_inputs_take_turns_and_are_more_than_the_cache():
     assert len(list(rotating.epoch())) == 7
 
 
-@pytest.mark.parametrize(("clocks", "doubted"), [([2e9, 1.9e9], True), ([2e9, 1.97e9], False), ([], False)])
-def test_a_clock_that_moves_is_a_doubt_and_cycles_stand_beside_the_time(clocks, doubted):
-    point = measure(FakeDevice(enqueue_seconds=1e-6, clock_hertz=clocks))
-    assert ("clock_moved" in codes(point)) == doubted
-    cycles = point.metric("device/cycles_per_call")
-    assert (cycles is None) == (not clocks)
-    if cycles:
-        assert cycles.value == pytest.approx(1e-3 * np.mean(clocks), rel=0.01)
-
-
 def test_a_lost_device_is_asked_for_nothing_more():
     device = FakeDevice(enqueue_seconds=1e-6)
     point = measure(device, model={"faults": {"lost": 100}})

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from perfexp.devices import Conditions
 from perfexp.meters.nvml import answer, initialized
 
 #: Bits of throttle reasons that slow a device under load. Source: nvml.h, nvmlClocksEventReason…; idle, application
@@ -16,6 +17,15 @@ _THROTTLES = {
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "power brake",
+}
+#: Counters of the time that clocks were reduced. Source: nvml.h, nvmlPerfPolicyType_t; `LOW_UTILIZATION` and the totals
+#: also count an idle device.
+_POLICIES = {
+    "POWER": "power cap",
+    "THERMAL": "thermal",
+    "BOARD_LIMIT": "board limit",
+    "SYNC_BOOST": "sync boost",
+    "RELIABILITY": "voltage reliability",
 }
 #: Maximum utilization of an unused board, percent.
 _BUSY_PERCENT = 5
@@ -45,16 +55,29 @@ class Board:
     def state(self) -> dict[str, Any]:
         """Current clocks, temperature, power, throttling, and number of processes with a context on the board."""
         nvml, ask = self._nvml, self._ask
-        reasons, processes = ask("CurrentClocksThrottleReasons"), ask("ComputeRunningProcesses")
+        processes = ask("ComputeRunningProcesses")
         return {
             "sm_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
             "memory_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
             "temperature_celsius": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
             "power_watts": ask("PowerUsage", unit=1e-3),
-            "throttling": None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit],
+            "throttling": self._throttling(),
             "processes": None if processes is None else len(processes),
             "utilization_percent": getattr(ask("UtilizationRates"), "gpu", None),
         }
+
+    def conditions(self) -> Conditions:
+        """Counters of throttling, or the reasons of the moment where the board has none, and the temperature."""
+        nvml = self._nvml
+        policies = {name: getattr(nvml, f"NVML_PERF_POLICY_{policy}") for policy, name in _POLICIES.items()}
+        answers = {name: self._ask("ViolationStatus", policy) for name, policy in policies.items()}
+        counted = {name: int(status.violationTime) for name, status in answers.items() if status is not None}
+        reasons = None if counted else self._throttling()
+        return Conditions(counted or None, reasons, self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU))
+
+    def _throttling(self) -> list[str] | None:
+        reasons = self._ask("CurrentClocksThrottleReasons")
+        return None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit]
 
     def used_bytes(self) -> int | None:
         """Memory of the board in use by any process."""

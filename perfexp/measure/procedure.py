@@ -381,8 +381,8 @@ class Procedure:
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
-            point.doubts += disturbances.judge_device(before, after)
-            verdicts.add_cycles(point, before, after)
+            point.doubts += disturbances.judge(before, after, point.facts)
+            verdicts.add_cycles(point)
         if point.status is Status.OOM:
             self._add_batch_that_fits(point)
 

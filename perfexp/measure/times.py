@@ -16,6 +16,7 @@ from perfexp.errors import Unsupported
 from perfexp.measure import verdicts
 from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
+from perfexp.probes.conditions import Observer
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point
@@ -197,9 +198,11 @@ class Times:
             warm_seconds: time that the device has just worked on the point's calls beside its series.
         """
         busy_seconds = warm_seconds + self._carried_seconds(point.key) + verdicts.busy_seconds(point)
+        observer = Observer(self.device)
         try:
-            timing.collect(collectors, self.device.now_ns, busy_seconds)
+            timing.collect(collectors, self.device.now_ns, busy_seconds, observer.block_ended)
         finally:
+            observer.add_to(point)
             point.series += [collector.series() for collector in collectors if collector.samples.size]
             self.worked(point, 0.0)
 

@@ -135,13 +135,13 @@ DIAGNOSTICS: dict[str, Rule] = {
     "clock_moved": Rule(
         WARNING,
         "the device's clock changed during the measurement",
-        "the device's clock went from {before_mhz:.0f} to {after_mhz:.0f} MHz during the measurement ({change:+.1%})",
+        "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
         "use a longer warm-up (stopping.warmup_seconds); compare cycles_per_call, which does not depend on the clock",
     ),
     "throttled": Rule(
         WARNING,
         "the driver throttled the device",
-        "the driver throttled the device: {reasons}",
+        "the driver throttled the device for {share:.0%} of the time of `{series}`: {reasons}",
         "let the device cool, or read the figure as one under this limit; perfexp changes no limits",
     ),
     "loader_competes": Rule(

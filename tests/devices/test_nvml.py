@@ -1,5 +1,7 @@
 """What NVML answers and refuses, scripted at its own functions."""
 
+from types import SimpleNamespace
+
 import pynvml
 import pytest
 
@@ -73,3 +75,19 @@ def test_the_order_of_unlike_boards_and_the_slices_of_one_only_cuda_knows(boards
     assert nvml.visible_names() == ["NVIDIA H100"]
     boards.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (1, 1))
     assert nvml.visible_names() is None
+
+
+def test_counters_of_throttling_replace_the_reasons_of_the_moment(driver):
+    driver.setattr(pynvml, "nvmlDeviceGetTemperature", lambda handle, sensor: 61)
+    driver.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda handle: 0x04 | 0x01)
+    board = nvml.Board("1")
+    assert board.conditions() == (None, ["power cap"], 61)
+    counted = {pynvml.NVML_PERF_POLICY_POWER: 7_000, pynvml.NVML_PERF_POLICY_THERMAL: 0}
+
+    def violation(handle, policy):
+        if policy not in counted:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(referenceTime=1, violationTime=counted[policy])
+
+    driver.setattr(pynvml, "nvmlDeviceGetViolationStatus", violation)
+    assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
