@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from perfexp.devices import Conditions
@@ -41,11 +43,20 @@ class Board:
     def facts(self) -> dict[str, Any]:
         """Constant facts, in watts, hertz and bytes."""
         nvml, ask = self._nvml, self._ask
+        clocks = [ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6) for kind in ("Applications", "DefaultApplications")]
+        persistence = ask("PersistenceMode")
         return {
             "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
             "power_limit_watts": ask("EnforcedPowerLimit", unit=1e-3),
             "max_sm_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
             "max_memory_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
+            "application_clock_hertz": clocks[0],
+            # the driver does not report the limits of nvidia-smi --lock-gpu-clocks
+            "application_clock_changed": None if None in clocks else clocks[0] != clocks[1],
+            "auto_boost": _flag(ask("AutoBoostedClocksEnabled")),
+            "persistence": None if persistence is None else bool(persistence),
+            "vbios": ask("VbiosVersion"),
+            "numa_node": _numa_node(getattr(ask("PciInfo"), "busId", None)),
             "ecc": _flag(ask("EccMode")),
             "mig": _flag(ask("MigMode")),
             "pcie_generation": ask("CurrPcieLinkGeneration"),
@@ -146,6 +157,15 @@ def _identities() -> list[dict[str, str]]:
     nvml = initialized()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     return [{"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)} for handle in handles]
+
+
+def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
+    """The NUMA node of a PCI device by NVML's bus id (`00000000:1B:00.0`); None where Linux does not report it."""
+    name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
+    with suppress(OSError, ValueError):  # Linux writes the domain with four digits
+        node = int((root / name[-12:].lower() / "numa_node").read_text())
+        return node if node >= 0 else None
+    return None
 
 
 def _flag(mode: Any) -> bool | None:

@@ -91,3 +91,24 @@ def test_counters_of_throttling_replace_the_reasons_of_the_moment(driver):
 
     driver.setattr(pynvml, "nvmlDeviceGetViolationStatus", violation)
     assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
+
+
+@pytest.mark.parametrize(("clock", "changed"), [(1980, False), (1500, True)])
+def test_facts_name_what_limits_the_clock_and_where_the_board_is(driver, tmp_path, clock, changed):
+    answers = {
+        "nvmlDeviceGetApplicationsClock": lambda handle, kind: clock,
+        "nvmlDeviceGetDefaultApplicationsClock": lambda handle, kind: 1980,
+        "nvmlDeviceGetPersistenceMode": lambda handle: 0,
+        "nvmlDeviceGetVbiosVersion": lambda handle: "96.00.A5.00.1A",
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId="00000000:1B:00.0"),
+    }
+    for name, answer in answers.items():
+        driver.setattr(pynvml, name, answer)
+    facts = nvml.Board("1").facts()
+    assert (facts["application_clock_hertz"], facts["application_clock_changed"]) == (clock * 1e6, changed)
+    assert (facts["persistence"], facts["vbios"], facts["auto_boost"]) == (False, "96.00.A5.00.1A", None)
+    (tmp_path / "0000:1b:00.0").mkdir()
+    for text, node in (("1\n", 1), ("-1\n", None)):
+        (tmp_path / "0000:1b:00.0" / "numa_node").write_text(text)
+        assert nvml._numa_node(b"00000000:1B:00.0", tmp_path) == node
+    assert nvml._numa_node("00000000:1C:00.0", tmp_path) is None
