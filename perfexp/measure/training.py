@@ -60,10 +60,15 @@ def add_figures(point: Point, *, first_loss: float | None, last_loss: float, ste
     Args:
         steps_per_epoch: None where the data has no end.
     """
-    for name, loss in (("loss_first", first_loss), ("loss_last", last_loss)):
+    not_finite = {}
+    for which, loss in (("first", first_loss), ("last", last_loss)):
         is_finite = loss is not None and np.isfinite(loss)
         reason = None if is_finite else f"the loss is {loss}"
-        point.metrics.append(Metric(name=f"train/{name}", value=loss if is_finite else None, unit="1", reason=reason))
-    if not np.isfinite(last_loss):
-        point.doubts.append(diagnostics.make("loss_not_finite", loss=last_loss))
+        metric = Metric(name=f"train/loss_{which}", value=loss if is_finite else None, unit="1", reason=reason)
+        point.metrics.append(metric)
+        if loss is not None and not is_finite:
+            not_finite[which] = loss
+    if not_finite:
+        which, loss = next(iter(not_finite.items()))
+        point.doubts.append(diagnostics.make("loss_not_finite", which=which, loss=loss))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))

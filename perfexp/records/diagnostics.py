@@ -173,8 +173,14 @@ DIAGNOSTICS: dict[str, Rule] = {
     "loss_not_finite": Rule(
         WARNING,
         "the training computed infinities or NaN",
-        "the last loss is {loss}: the arithmetic was timed, but the model did not learn",
+        "the {which} loss is {loss}: the arithmetic was timed, but the model did not learn",
         "lower mode.train.optimizer.lr, or choose a precision with more range",
+    ),
+    "output_not_finite": Rule(
+        WARNING,
+        "the outputs of an inference contain infinities or NaN",
+        "the outputs of the last call contain infinities or NaN: the arithmetic was timed, but its result is useless",
+        "choose a precision with more range (precision=bf16, precision=fp32), or check the weights",
     ),
     "accuracy_of_training_data": Rule(
         NOTE,
