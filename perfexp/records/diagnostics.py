@@ -54,7 +54,14 @@ DIAGNOSTICS: dict[str, Rule] = {
         WARNING,
         "the samples kept changing after the warm-up",
         "the median moved by {relative:+.1%} from the first third of the samples to the last",
-        "use a longer warm-up (stopping.warmup_seconds), and check what else changes on the machine",
+        "use a longer warm-up (stopping.steady=thermal), and check what else changes on the machine",
+    ),
+    "not_steady": Rule(
+        WARNING,
+        "the device was not steady when the series began (stopping.steady)",
+        "after {seconds:.0f} s of calls the device was not steady; from one third of that time to the next changed "
+        "{changes}",
+        "raise stopping.steady_seconds, and check what else changes on the machine",
     ),
     "scaling_unexpected": Rule(
         NOTE,
@@ -136,7 +143,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         WARNING,
         "the device's clock changed during the measurement",
         "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
-        "use a longer warm-up (stopping.warmup_seconds); compare cycles_per_call, which does not depend on the clock",
+        "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not depend on the clock",
     ),
     "throttled": Rule(
         WARNING,

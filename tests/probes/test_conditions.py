@@ -1,4 +1,4 @@
-"""Clock, throttling and temperature, observed between the blocks of a point's series on the scripted device."""
+"""Clock, throttling and temperature between the blocks of a point's series, and the wait until they are steady."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,12 @@ from perfexp.models.fake import FakeModel
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
 from perfexp.probes.conditions import Observer
+from perfexp.probes.settling import settle
+from perfexp.probes.timing import Collector
 from perfexp.records.record import Key, Point, Status
+from perfexp.records.summary import row
 from perfexp.stopping import Precision as PrecisionRule
+from perfexp.stopping import Steady
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
 
@@ -119,3 +123,64 @@ def test_the_temperature_is_that_before_and_after_each_series():
     point = measure(warming_share=0.03, warming_seconds=0.1)
     for first, last in point.facts["temperature_celsius"].values():
         assert 40 < first < last <= 70
+
+
+#: Time of a call by a scripted device that has warmed up.
+WARM_SECONDS = 1e-3 * 1.03
+
+
+def settled(warming_seconds, *, noise=0.005, clock_noise=0.0, **settings):
+    rule = PrecisionRule(**{"steady": Steady.thermal, "min_seconds": 5.0, "max_seconds": 10.0, **settings})
+    warming = {"warming_share": 0.03, "warming_seconds": warming_seconds}
+    point = measure(rule, noise=noise, clock_hertz=[2e9], clock_noise=clock_noise, **warming)
+    figures = row([point])
+    device = figures.times["device"]
+    return point, device.median.value / WARM_SECONDS - 1, {item.code for item in figures.doubts}
+
+
+def test_a_device_that_warms_up_slowly_is_waited_for():
+    point, bias, _ = settled(20.0)
+    assert abs(bias) <= 0.003
+    assert 30 <= point.facts["settling_seconds"] < 120
+    first, last = point.facts["temperature_celsius"]["device"]
+    assert last - first <= 1
+
+
+@pytest.mark.parametrize("clock_noise", [0.0, 0.05])
+def test_a_device_that_is_steady_is_waited_for_no_longer_than_it_takes_to_see_that(clock_noise):
+    point, bias, codes = settled(0.01, clock_noise=clock_noise)
+    assert point.facts["settling_seconds"] == pytest.approx(30, abs=3)
+    assert abs(bias) <= 0.003
+    assert "not_steady" not in codes
+
+
+def test_a_device_that_takes_too_long_to_warm_up_is_doubted():
+    point, _, codes = settled(60.0, steady_seconds=40.0)
+    assert point.facts["settling_seconds"] == pytest.approx(40, abs=3)
+    assert "not_steady" in codes
+    assert "the time of a call by +" in diagnostic(point, "not_steady").message
+    assert "the temperature by" in diagnostic(point, "not_steady").message
+
+
+def test_without_the_wait_a_slow_warming_is_a_bias():
+    _, bias, _ = settled(20.0, steady=None)
+    assert bias < -0.003
+
+
+def test_a_clock_that_falls_is_waited_for_although_the_times_do_not_show_it():
+    device, seen = FakeDevice(enqueue_seconds=1e-6), []
+
+    def block(samples):
+        device.hold(samples * 1e-3)
+        device.synchronize()
+        return np.full(samples, 1e-3)
+
+    def clock_readings():
+        return (2e9 * (1 - 0.0005 * device.now_ns() * 1e-9),) * 2
+
+    device.clock_readings = clock_readings
+    collector = Collector("device", block, begin=lambda _: None)
+    seconds, [change] = settle([collector], device, 40.0, seen.append)
+    assert seconds == pytest.approx(40, abs=1)
+    assert change.startswith("the clock by -0.")
+    assert seen
