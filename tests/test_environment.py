@@ -3,10 +3,14 @@
 import json
 import multiprocessing
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from perfexp.diagnosis import environment
+from perfexp.errors import UserError
+from perfexp.worker import workbench
+from perfexp.worker.workbench import Workbench
 
 
 def spin(seconds):
@@ -55,3 +59,14 @@ def test_governors_are_those_of_all_cores(tmp_path):
         (folder / "scaling_governor").write_text(f"{governor}\n")
     assert environment.governors(tmp_path) == ["performance", "powersave"]
     assert environment.governors(tmp_path / "none") == []
+
+
+def test_a_folder_of_another_power_limit_is_refused(tmp_path, monkeypatch):
+    bench = object.__new__(Workbench)
+    bench.paths = SimpleNamespace(environment=tmp_path / "environment.json", points=None, root=tmp_path)
+    monkeypatch.setattr(workbench, "read_points", lambda path: ["a point"])
+    stored = {"environment": {"device": {"power_limit_watts": 700.0}}, "doubts": []}
+    bench.paths.environment.write_text(json.dumps(stored))
+    assert bench._same_environment({"device": {"power_limit_watts": 700.0}}) == []
+    with pytest.raises(UserError, match=r"device\.power_limit_watts: 700\.0 → 500\.0"):
+        bench._same_environment({"device": {"power_limit_watts": 500.0}})
