@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,12 @@ _MOST_CALLS = 100_000_000
 _MOST_PROCESSES = 1000
 #: Longest time of a series: 30 years.
 _MOST_SECONDS = 1_000_000_000
+
+
+class Steady(StrEnum):
+    """State of the device that a warm-up waits for: its time per call, clock and temperature no longer change."""
+
+    thermal = "thermal"
 
 
 class Monitor(Protocol):
@@ -57,7 +64,12 @@ class StoppingRule(Protocol):
     """Settings of a rule; `begin` creates the monitor of one series.
 
     A setting `processes` is the number of fresh processes that measure the times, unless the plan sets `replicate`.
+
+    Attributes:
+        settling_seconds: longest time of calls before a point's series, until the device is steady; 0 for none.
     """
+
+    settling_seconds: float
 
     def begin(
         self,
@@ -101,6 +113,8 @@ class Precision:
         warmup_seconds: least time of the warm-up, earlier blocks of the point included.
         min_effective: least number of effective samples.
         processes: number of fresh processes that measure the times, unless the plan sets `replicate`.
+        steady: state of the device to wait for before the series of each point.
+        steady_seconds: longest wait for it.
     """
 
     def __init__(
@@ -116,6 +130,8 @@ class Precision:
         min_effective: float = estimators.FEW,
         tail_percentile: float = 50.0,
         processes: int = 1,
+        steady: Steady | None = None,
+        steady_seconds: float = 120.0,
     ) -> None:
         for name, value in (("epsilon", epsilon), ("max_seconds", max_seconds)):
             if not 0 < value <= _MOST_SECONDS:
@@ -128,6 +144,7 @@ class Precision:
             ("min_seconds", min_seconds, 0, max_seconds),
             ("min_effective", min_effective, 0, _MOST_CALLS),
             ("processes", processes, 1, _MOST_PROCESSES),
+            ("steady_seconds", steady_seconds, 0, _MOST_SECONDS),
         ):
             if not least <= value <= most:
                 raise UserError(f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}.")
@@ -143,6 +160,7 @@ class Precision:
         self.min_effective = min_effective
         self.tail_percentile = tail_percentile
         self.processes = processes
+        self.settling_seconds = 0.0 if steady is None else steady_seconds
 
     def begin(
         self,
@@ -160,6 +178,8 @@ class Precision:
 
 class Fixed:
     """Take a fixed number of warm-up calls and of measured calls."""
+
+    settling_seconds = 0.0
 
     def __init__(self, *, warmup: int = 10, measure: int = 20, processes: int = 1) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:

@@ -3,8 +3,14 @@
 import json
 import multiprocessing
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from perfexp.diagnosis import environment
+from perfexp.errors import UserError
+from perfexp.worker import workbench
+from perfexp.worker.workbench import Workbench
 
 
 def spin(seconds):
@@ -36,3 +42,31 @@ def test_differences_name_what_makes_times_incomparable():
     new = {"perfexp": "1", "packages": {"torch": "2.12", "rich": "2"}, "device": {"name": "A"}, "host": "y"}
     assert environment.differences(old, new) == [("packages.torch", "2.11", "2.12")]
     assert environment.differences(old, old) == []
+
+
+@pytest.mark.parametrize("limit", ["power_limit_watts", "application_clock_hertz", "auto_boost"])
+def test_another_limit_of_the_clock_is_a_difference_and_an_unknown_one_is_not(limit):
+    old, new = ({"device": {"name": "A", limit: value}} for value in (700.0, 500.0))
+    assert environment.differences(old, new) == [(f"device.{limit}", 700.0, 500.0)]
+    for unknown in ({"device": {"name": "A"}}, {"device": {"name": "A", limit: None}}):
+        assert environment.differences(unknown, new) == environment.differences(new, unknown) == []
+
+
+def test_governors_are_those_of_all_cores(tmp_path):
+    for core, governor in enumerate(("powersave", "performance", "powersave")):
+        folder = tmp_path / f"cpu{core}" / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(f"{governor}\n")
+    assert environment.governors(tmp_path) == ["performance", "powersave"]
+    assert environment.governors(tmp_path / "none") == []
+
+
+def test_a_folder_of_another_power_limit_is_refused(tmp_path, monkeypatch):
+    bench = object.__new__(Workbench)
+    bench.paths = SimpleNamespace(environment=tmp_path / "environment.json", points=None, root=tmp_path)
+    monkeypatch.setattr(workbench, "read_points", lambda path: ["a point"])
+    stored = {"environment": {"device": {"power_limit_watts": 700.0}}, "doubts": []}
+    bench.paths.environment.write_text(json.dumps(stored))
+    assert bench._same_environment({"device": {"power_limit_watts": 700.0}}) == []
+    with pytest.raises(UserError, match=r"device\.power_limit_watts: 700\.0 → 500\.0"):
+        bench._same_environment({"device": {"power_limit_watts": 500.0}})

@@ -14,16 +14,17 @@ from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported
+from perfexp.measure import training
 from perfexp.measure.procedure import Procedure
 from perfexp.meters import Found, none_because
 from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
 from perfexp.models import Execution, Precision
-from perfexp.models.fake import FakeModel
+from perfexp.models.fake import FakeModel, FakeSession
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.records import metrics
-from perfexp.records.record import Key, Metric, Status
+from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.records.summary import row
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
@@ -289,14 +290,26 @@ def test_rotating_inputs_take_turns_and_are_more_than_the_cache():
     assert len(list(rotating.epoch())) == 7
 
 
-@pytest.mark.parametrize(("clocks", "doubted"), [([2e9, 1.9e9], True), ([2e9, 1.97e9], False), ([], False)])
-def test_a_clock_that_moves_is_a_doubt_and_cycles_stand_beside_the_time(clocks, doubted):
-    point = measure(FakeDevice(enqueue_seconds=1e-6, clock_hertz=clocks))
-    assert ("clock_moved" in codes(point)) == doubted
-    cycles = point.metric("device/cycles_per_call")
-    assert (cycles is None) == (not clocks)
-    if cycles:
-        assert cycles.value == pytest.approx(1e-3 * np.mean(clocks), rel=0.01)
+@pytest.mark.parametrize("finite", [True, False])
+def test_outputs_that_are_not_finite_are_doubted_once_after_the_timing(monkeypatch, finite):
+    checks = []
+    monkeypatch.setattr(FakeSession, "is_finite", lambda session, outputs: checks.append(outputs) or finite)
+    point = measure()
+    assert codes(point).count("output_not_finite") == (not finite)
+    assert checks == [10_000]  # the pixels that the scripted model returns
+    measure(key=msgspec.structs.replace(KEY, phase="train"))
+    measure(key=msgspec.structs.replace(KEY, replicate=1))
+    assert len(checks) == 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "which"),
+    [((1.0, 2.0), None), ((1.0, np.inf), "last"), ((np.nan, 1.0), "first"), ((None, np.nan), "last")],
+)
+def test_every_loss_that_was_read_back_has_to_be_finite(losses, which):
+    point = Point(key=KEY, status=Status.OK)
+    training.add_figures(point, first_loss=losses[0], last_loss=losses[1], steps_per_epoch=None)
+    assert [doubt.message.split(" is ")[0] for doubt in point.doubts] == ([f"the {which} loss"] if which else [])
 
 
 def test_a_lost_device_is_asked_for_nothing_more():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from perfexp.meters import Found, none_because
 from perfexp.records.diagnostics import Diagnostic
@@ -18,6 +18,20 @@ class Cache(StrEnum):
     warm = "warm"
     flush = "flush"
     rotate = "rotate"
+
+
+class Conditions(NamedTuple):
+    """What slows a device down at one moment, as its driver reports it; None for what it does not report.
+
+    Attributes:
+        throttled_ns: time that the device has been throttled so far, by reason, nanoseconds.
+        reasons: reasons of the moment; known only without `throttled_ns`.
+        temperature: in degrees Celsius.
+    """
+
+    throttled_ns: dict[str, int] | None = None
+    reasons: list[str] | None = None
+    temperature: float | None = None
 
 
 class Event(Protocol):
@@ -108,6 +122,14 @@ class Device(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Variable state: clocks, temperature, load, as JSON values."""
+
+    def conditions(self) -> Conditions:
+        """Throttling and temperature; takes some milliseconds, so it belongs between timed blocks."""
+        return Conditions()
+
+    def clock_readings(self) -> tuple[float, ...]:
+        """Two successive readings of the clock of a loaded device, in hertz, within a millisecond; none if unknown."""
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """Constant facts: product, cores, driver, as JSON values."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from perfexp.devices import Device, Event
+from perfexp.devices import Conditions, Device, Event
 from perfexp.devices.cpu import processor_name
 from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
@@ -32,6 +32,10 @@ _OUT_OF_MEMORY = re.compile(
 _FLUSH_FACTOR = 2
 #: Cycles of the calibration kernel, enough for its time to be proportional to them.
 _CANARY_CYCLES = 20_000_000
+#: Cycles of a reading between timed blocks: 0.2 ms at 2 GHz.
+_READING_CYCLES = 400_000
+#: Comparisons of a reading with the long kernel, from which its constant offset follows.
+_OFFSET_ROUNDS = 5
 #: Maximum wait for previous users of the device, and the interval of checks.
 _SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 
@@ -152,6 +156,13 @@ class CudaDevice(Device):
         """The driver's state, and the clock frequency measured by the calibration kernel."""
         return {"canary_hertz": self._measure_spin(), **(self._board.state() if self._board else {})}
 
+    def conditions(self) -> Conditions:
+        return self._board.conditions() if self._board else Conditions()
+
+    def clock_readings(self) -> tuple[float, ...]:
+        spins = self._time_spins(_READING_CYCLES, _READING_CYCLES)
+        return tuple(_READING_CYCLES / (seconds - self._reading_offset_seconds) for seconds in spins)
+
     def facts(self) -> dict[str, Any]:
         properties = self._properties
         return {
@@ -167,6 +178,7 @@ class CudaDevice(Device):
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
             "event_tick_seconds": self.event_tick_seconds,
             "record_seconds": self.record_seconds,
+            "reading_offset_seconds": self._reading_offset_seconds,
             **(self._board.facts() if self._board else {"nvml": self._no_board}),
         }
 
@@ -194,19 +206,33 @@ class CudaDevice(Device):
         return more, None
 
     def _measure_spin(self) -> float:
-        """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load.
-
-        The first of two spins wakes an idle device and is discarded.
-        """
-        start, end = self.new_event(), self.new_event()
-        _spin(_CANARY_CYCLES)
-        self.record(start)
-        _spin(_CANARY_CYCLES)
-        self.record(end)
-        self.synchronize()
-        return _CANARY_CYCLES / self.elapsed_seconds(start, end)
+        """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load."""
+        return _CANARY_CYCLES / self._time_spins(_CANARY_CYCLES)[0]
 
     _cycles_per_second = cached_property(_measure_spin)
+
+    def _time_spins(self, *cycles: int) -> list[float]:
+        """Seconds of successive spins, behind one that wakes the device and lets the others be enqueued in time."""
+        marks = self._marks[: len(cycles) + 1]
+        _spin(cycles[0])
+        self.record(marks[0])
+        for count, mark in zip(cycles, marks[1:], strict=True):
+            _spin(count)
+            self.record(mark)
+        self.synchronize()
+        return [self.elapsed_seconds(*pair) for pair in pairwise(marks)]
+
+    @cached_property
+    def _marks(self) -> list[Event]:
+        """Events of the spins, made once: the device cools while new ones are made."""
+        return [self.new_event() for _ in range(3)]
+
+    @cached_property
+    def _reading_offset_seconds(self) -> float:
+        """Time of a short spin that is not proportional to its cycles: launching it and reading the clock."""
+        pairs = [self._time_spins(_CANARY_CYCLES, _READING_CYCLES) for _ in range(_OFFSET_ROUNDS)]
+        share = _READING_CYCLES / (_CANARY_CYCLES - _READING_CYCLES)
+        return statistics.median(short - share * (long - short) for long, short in pairs)
 
     @cached_property
     def record_seconds(self) -> float:  # type: ignore[override]

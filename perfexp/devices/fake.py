@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfexp.devices import Device, Event
+from perfexp.devices import Conditions, Device, Event
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
+
+#: Warming of the device from its first work to its steady state.
+_WARMING_CELSIUS = 30.0
 
 
 class _Mark:
@@ -33,7 +37,11 @@ class FakeDevice(Device):
         synchronize_seconds: host time of a synchronization beyond the wait itself.
         queue_depth: maximum number of pending launches.
         graph_gap_seconds: device time between two separately launched kernels; a captured graph saves it.
-        clock_hertz: successive readings of the calibration kernel; the last one repeats.
+        clock_hertz: frequencies of the clock, which take turns every `clock_seconds`; empty for no readings.
+        clock_noise: relative standard deviation of a reading of the clock, with the seed `clock_seed`.
+        throttled_share: share of its working time for which the device is throttled; None for no counters.
+        warming_share: relative growth of the duration of work while the device warms up by 30 °C; 0 for no thermometer.
+        warming_seconds: time constant of the warming, in working time.
 
     Attributes:
         cold: whether the cache was flushed since the last call that used it.
@@ -59,6 +67,12 @@ class FakeDevice(Device):
         flush_seconds: float = 50e-6,
         lock_name: str | None = None,
         clock_hertz: Sequence[float] = (),
+        clock_seconds: float = 0.1,
+        clock_noise: float = 0.0,
+        clock_seed: int = 0,
+        throttled_share: float | None = None,
+        warming_share: float = 0.0,
+        warming_seconds: float = 20.0,
     ) -> None:
         self.name = name
         self.asynchronous = asynchronous
@@ -73,7 +87,11 @@ class FakeDevice(Device):
         self.lock_name = lock_name
         self.cold = False
         self.lost = False
-        self._clock_hertz = list(clock_hertz)
+        self.clock_hertz, self.clock_seconds = list(clock_hertz), clock_seconds
+        self.clock_noise, self._random = clock_noise, random.Random(clock_seed)
+        self.throttled_share = throttled_share
+        self.warming_share, self.warming_seconds = warming_share, warming_seconds
+        self._worked_seconds = 0.0
         self._captured: list[float] | None = None
         self._host_seconds = 0.0
         self._free_seconds = 0.0
@@ -94,7 +112,8 @@ class FakeDevice(Device):
         if self._captured is not None:
             self._captured.append(work_seconds)
             return math.inf
-        work_seconds += self.graph_gap_seconds
+        work_seconds = work_seconds * (1 + self.warming_share * self._warmth()) + self.graph_gap_seconds
+        self._worked_seconds += work_seconds
         self._host_seconds += self.enqueue_seconds if host_seconds is None else host_seconds
         while self._pending and self._pending[0] <= self._host_seconds:
             self._pending.popleft()
@@ -169,9 +188,25 @@ class FakeDevice(Device):
         return isinstance(error, MemoryError)
 
     def state(self) -> dict[str, Any]:
-        clocks = self._clock_hertz
-        canary = clocks.pop(0) if len(clocks) > 1 else clocks[0] if clocks else None
+        canary = self._clock()
         return {"simulated_seconds": self._host_seconds, **({} if canary is None else {"canary_hertz": canary})}
+
+    def conditions(self) -> Conditions:
+        share, warmth = self.throttled_share, _WARMING_CELSIUS * self._warmth()
+        throttled_ns = None if share is None else {"power cap": round(share * self._worked_seconds * 1e9)}
+        return Conditions(throttled_ns, temperature=40.0 + warmth if self.warming_share else None)
+
+    def clock_readings(self) -> tuple[float, ...]:
+        clock = self._clock()
+        return tuple(clock * (1 + self.clock_noise * self._random.gauss(0, 1)) for _ in range(2)) if clock else ()
+
+    def _clock(self) -> float | None:
+        clocks = self.clock_hertz
+        return clocks[int(self._host_seconds / self.clock_seconds) % len(clocks)] if clocks else None
+
+    def _warmth(self) -> float:
+        """How far the device has warmed up, from 0 to 1; it never cools."""
+        return -math.expm1(-self._worked_seconds / self.warming_seconds)
 
     def facts(self) -> dict[str, Any]:
         return {

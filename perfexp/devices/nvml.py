@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from perfexp.devices import Conditions
 from perfexp.meters.nvml import answer, initialized
 
 #: Bits of throttle reasons that slow a device under load. Source: nvml.h, nvmlClocksEventReason…; idle, application
@@ -16,6 +19,15 @@ _THROTTLES = {
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "power brake",
+}
+#: Counters of the time that clocks were reduced. Source: nvml.h, nvmlPerfPolicyType_t; `LOW_UTILIZATION` and the totals
+#: also count an idle device.
+_POLICIES = {
+    "POWER": "power cap",
+    "THERMAL": "thermal",
+    "BOARD_LIMIT": "board limit",
+    "SYNC_BOOST": "sync boost",
+    "RELIABILITY": "voltage reliability",
 }
 #: Maximum utilization of an unused board, percent.
 _BUSY_PERCENT = 5
@@ -31,11 +43,20 @@ class Board:
     def facts(self) -> dict[str, Any]:
         """Constant facts, in watts, hertz and bytes."""
         nvml, ask = self._nvml, self._ask
+        clocks = [ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6) for kind in ("Applications", "DefaultApplications")]
+        persistence = ask("PersistenceMode")
         return {
             "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
             "power_limit_watts": ask("EnforcedPowerLimit", unit=1e-3),
             "max_sm_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
             "max_memory_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
+            "application_clock_hertz": clocks[0],
+            # the driver does not report the limits of nvidia-smi --lock-gpu-clocks
+            "application_clock_changed": None if None in clocks else clocks[0] != clocks[1],
+            "auto_boost": _flag(ask("AutoBoostedClocksEnabled")),
+            "persistence": None if persistence is None else bool(persistence),
+            "vbios": ask("VbiosVersion"),
+            "numa_node": _numa_node(getattr(ask("PciInfo"), "busId", None)),
             "ecc": _flag(ask("EccMode")),
             "mig": _flag(ask("MigMode")),
             "pcie_generation": ask("CurrPcieLinkGeneration"),
@@ -45,16 +66,29 @@ class Board:
     def state(self) -> dict[str, Any]:
         """Current clocks, temperature, power, throttling, and number of processes with a context on the board."""
         nvml, ask = self._nvml, self._ask
-        reasons, processes = ask("CurrentClocksThrottleReasons"), ask("ComputeRunningProcesses")
+        processes = ask("ComputeRunningProcesses")
         return {
             "sm_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
             "memory_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
             "temperature_celsius": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
             "power_watts": ask("PowerUsage", unit=1e-3),
-            "throttling": None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit],
+            "throttling": self._throttling(),
             "processes": None if processes is None else len(processes),
             "utilization_percent": getattr(ask("UtilizationRates"), "gpu", None),
         }
+
+    def conditions(self) -> Conditions:
+        """Counters of throttling, or the reasons of the moment where the board has none, and the temperature."""
+        nvml = self._nvml
+        policies = {name: getattr(nvml, f"NVML_PERF_POLICY_{policy}") for policy, name in _POLICIES.items()}
+        answers = {name: self._ask("ViolationStatus", policy) for name, policy in policies.items()}
+        counted = {name: int(status.violationTime) for name, status in answers.items() if status is not None}
+        reasons = None if counted else self._throttling()
+        return Conditions(counted or None, reasons, self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU))
+
+    def _throttling(self) -> list[str] | None:
+        reasons = self._ask("CurrentClocksThrottleReasons")
+        return None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit]
 
     def used_bytes(self) -> int | None:
         """Memory of the board in use by any process."""
@@ -123,6 +157,15 @@ def _identities() -> list[dict[str, str]]:
     nvml = initialized()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     return [{"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)} for handle in handles]
+
+
+def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
+    """The NUMA node of a PCI device by NVML's bus id (`00000000:1B:00.0`); None where Linux does not report it."""
+    name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
+    with suppress(OSError, ValueError):  # Linux writes the domain with four digits
+        node = int((root / name[-12:].lower() / "numa_node").read_text())
+        return node if node >= 0 else None
+    return None
 
 
 def _flag(mode: Any) -> bool | None:

@@ -41,6 +41,8 @@ NSIGHT = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
     "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
 }
+#: Facts of a device that limit its clock, and that its administrator may change at any time.
+_LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device.auto_boost")
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
@@ -62,7 +64,8 @@ def collect() -> dict[str, Any]:
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
             "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-            "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            "governors": governors(),
+            "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active") or ""),
             "load_average_1min": round(psutil.getloadavg()[0], 2),
         },
         "memory_bytes": psutil.virtual_memory().total,
@@ -92,7 +95,10 @@ class _File(msgspec.Struct):
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Differences between two environments that make times incomparable: name, old and new."""
     places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
-    pairs = ((place, fact_at(before, place), fact_at(now, place)) for place in places)
+    pairs = [(place, fact_at(before, place), fact_at(now, place)) for place in places]
+    # an earlier version, or another user's rights, may leave these out
+    limits = [(place, fact_at(before, place), fact_at(now, place)) for place in _LIMITS]
+    pairs += [limit for limit in limits if None not in limit]
     return [(place, old, new) for place, old, new in pairs if old != new]
 
 
@@ -101,6 +107,11 @@ def fact_at(facts: dict[str, Any], place: str) -> Any:
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
+
+
+def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
+    """Frequency governors that any core has; empty where the system has no such setting."""
+    return sorted({_read(file) or "" for file in root.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""})
 
 
 def cores() -> int:

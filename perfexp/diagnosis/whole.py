@@ -58,12 +58,12 @@ def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
 
 
 def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]:
-    load, governor, cores = cpu["load_average_1min"], cpu["governor"], cpu["logical_cores"] or 1
+    load, governors, cores = cpu["load_average_1min"], cpu["governors"], cpu["logical_cores"] or 1
     is_busy = load > max(_QUIET_CORES, _QUIET_SHARE * cores)
     remedy = "end other work on this machine before you measure"
     yield warn_if(is_busy, "load", f"load average {load:.2f} on {cores} cores", remedy)
-    is_slow = governor not in (None, "performance")
-    governor = governor or "unknown: the system has no setting (a virtual machine, a container)"
+    is_slow = bool({*governors} - {"performance"})
+    governor = ", ".join(governors) or "unknown: the system has no setting (a virtual machine, a container)"
     yield warn_if(is_slow, "governor", governor, "as root: cpupower frequency-set -g performance")
     usable = len(cpu["affinity"] or []) or cores
     remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"

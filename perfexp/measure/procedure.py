@@ -161,6 +161,8 @@ class Procedure:
             if step.trains:
                 last_loss, steps = self.session.number(step.state.loss), self._steps_per_epoch(batches)
                 training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
+            else:
+                self._run_optional(point, "outputs_finite", partial(self._check_outputs, point, step))
             if self.data.labelled and (self.epochs or not step.trains):
                 self._measure_accuracy(point)  # before further passes, which train on
             self._measure_further(point, step, batches, plain_call)
@@ -301,6 +303,11 @@ class Procedure:
             point.facts["algorithm"] = report.facts()
             point.doubts += report.doubts()
 
+    def _check_outputs(self, point: Point, step: Step) -> None:
+        """Look for infinities and NaN in the outputs of the last call: arithmetic on them may take another time."""
+        if not self.session.is_finite(step.state.outputs):
+            point.doubts.append(diagnostics.make("output_not_finite"))
+
     def _measure_accuracy(self, point: Point) -> None:
         """Add the top-1 accuracy over one untimed pass of the evaluation data."""
         if self.data.num_classes != self.session.num_classes:
@@ -381,8 +388,8 @@ class Procedure:
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
-            point.doubts += disturbances.judge_device(before, after)
-            verdicts.add_cycles(point, before, after)
+            point.doubts += disturbances.judge(before, after, point.facts)
+            verdicts.add_cycles(point)
         if point.status is Status.OOM:
             self._add_batch_that_fits(point)
 

@@ -16,6 +16,8 @@ from perfexp.errors import Unsupported
 from perfexp.measure import verdicts
 from perfexp.modes import Step
 from perfexp.probes import depth, queue, timing
+from perfexp.probes.conditions import Observer
+from perfexp.probes.settling import settle
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point
@@ -196,12 +198,26 @@ class Times:
         Args:
             warm_seconds: time that the device has just worked on the point's calls beside its series.
         """
+        warm_seconds += self._settle(point, collectors)
         busy_seconds = warm_seconds + self._carried_seconds(point.key) + verdicts.busy_seconds(point)
+        observer = Observer(self.device)
         try:
-            timing.collect(collectors, self.device.now_ns, busy_seconds)
+            timing.collect(collectors, self.device.now_ns, busy_seconds, observer.block_ended)
         finally:
+            observer.add_to(point)
             point.series += [collector.series() for collector in collectors if collector.samples.size]
             self.worked(point, 0.0)
+
+    def _settle(self, point: Point, collectors: Sequence[timing.Collector]) -> float:
+        """Wait once per point for the steady state that the stopping rule asks for; return the seconds of calls."""
+        most_seconds = self.stopping.settling_seconds
+        if not most_seconds or "settling_seconds" in point.facts:
+            return 0.0
+        seconds, changes = settle(collectors, self.device, most_seconds, self.progress)
+        point.facts["settling_seconds"] = round(seconds, 3)
+        if changes:
+            point.doubts.append(diagnostics.make("not_steady", seconds=seconds, changes=", ".join(changes)))
+        return seconds
 
     def _carried_seconds(self, key: Key) -> float:
         """Return how long the device has worked on the last point, if it only differs in size and has just ended."""

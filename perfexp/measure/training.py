@@ -12,6 +12,7 @@ from perfexp.errors import UserError
 from perfexp.measure import verdicts
 from perfexp.modes import Step
 from perfexp.probes import timing
+from perfexp.probes.conditions import Observer
 from perfexp.records import diagnostics
 from perfexp.records.record import Metric, Point, Series, Stop
 from perfexp.statistics import estimators
@@ -32,7 +33,7 @@ def run_epochs(
     """
     if batches.per_epoch is None:
         raise UserError("epochs=N needs data with an end: set data.num_samples, or data=images.")
-    usual, steps, epoch_seconds = step.state.source, [], []
+    usual, steps, epoch_seconds, observer = step.state.source, [], [], Observer(device)
     for epoch in range(count):
         progress(f"epoch {epoch + 1} of {count}")
         step.state.source = batches.epoch().__next__
@@ -40,7 +41,9 @@ def run_epochs(
             seconds, whole = timing.whole_pass(step.call, device)
         steps.append(seconds)
         epoch_seconds.append(whole)
+        observer.block_ended("epoch", whole)
     step.state.source = usual
+    observer.add_to(point)
     samples = np.concatenate(steps)
     # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up
     warmup = estimators.mser5_cut(samples)
@@ -57,10 +60,15 @@ def add_figures(point: Point, *, first_loss: float | None, last_loss: float, ste
     Args:
         steps_per_epoch: None where the data has no end.
     """
-    for name, loss in (("loss_first", first_loss), ("loss_last", last_loss)):
+    not_finite = {}
+    for which, loss in (("first", first_loss), ("last", last_loss)):
         is_finite = loss is not None and np.isfinite(loss)
         reason = None if is_finite else f"the loss is {loss}"
-        point.metrics.append(Metric(name=f"train/{name}", value=loss if is_finite else None, unit="1", reason=reason))
-    if not np.isfinite(last_loss):
-        point.doubts.append(diagnostics.make("loss_not_finite", loss=last_loss))
+        metric = Metric(name=f"train/loss_{which}", value=loss if is_finite else None, unit="1", reason=reason)
+        point.metrics.append(metric)
+        if loss is not None and not is_finite:
+            not_finite[which] = loss
+    if not_finite:
+        which, loss = next(iter(not_finite.items()))
+        point.doubts.append(diagnostics.make("loss_not_finite", which=which, loss=loss))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))

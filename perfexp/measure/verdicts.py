@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -135,18 +134,15 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
         point.doubts.append(diagnostics.make("loader_competes", workers=counts[0], threads=counts[1], cores=cores))
 
 
-def add_cycles(point: Point, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Add a call's time in cycles of the device's clock, which does not depend on that clock's frequency.
-
-    Args:
-        before: state of the device before the point.
-        after: state of the device after the point.
-    """
-    series = point.find_series("device")
-    clocks = [hertz for state in (before, after) if (hertz := state.get("canary_hertz"))]
-    if series is not None and series.measured and clocks:
-        cycles = float(np.median(series.measured)) * float(np.mean(clocks))
-        point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
+def add_cycles(point: Point) -> None:
+    """Add the device's time of a call in cycles of its clock under load, or the reason why they are unknown."""
+    series, clocks = point.find_series("device"), point.facts.get("clock_hertz", {}).get("device")
+    if series is None or not series.measured:
+        return
+    cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None
+    reason = None if clocks else "the clock of this device cannot be read between blocks of calls"
+    name = "device/cycles_per_call"
+    point.metrics.append(Metric(name=name, value=cycles, unit="1", reason=reason, estimated=bool(clocks)))
 
 
 def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:

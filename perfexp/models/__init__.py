@@ -148,6 +148,10 @@ class Session(Protocol):
     def number(self, value: Any) -> float:
         """The value of a scalar on the device; synchronizes."""
 
+    def is_finite(self, outputs: Any) -> bool:
+        """Whether a call's outputs contain neither infinities nor NaN; synchronizes, with next to no memory."""
+        return True
+
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
         """Number of correct predictions, and number of predictions (pixels, for segmentation)."""
         return 0, 0

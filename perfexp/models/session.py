@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
 from perfexp.errors import PerfexpError, Unsupported, UserError, Waits, did_you_mean
@@ -233,6 +234,12 @@ class TorchSession(Session):
 
     def number(self, value: Any) -> float:
         return float(value.detach())
+
+    def is_finite(self, outputs: Any) -> bool:
+        """See `Session`; a minimum or maximum is NaN if any element is."""
+        tensors = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel())
+        extremes = (torch.stack(torch.aminmax(one.detach())) for one in tensors if one.is_floating_point())
+        return all(bool(torch.isfinite(pair).all()) for pair in extremes)
 
     def correct(self, outputs: Any, targets: Any) -> tuple[int, int]:
         return correct(outputs, targets)

@@ -23,13 +23,14 @@ from perfexp.plan.naming import earlier_stages
 from perfexp.plots import profile_rooflines
 from perfexp.profilers import is_profile
 from perfexp.profilers.previous_files import recover
+from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Record, Status, missing, read_points
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Progress
 from perfexp.summaries import profile_summary
-from perfexp.summaries.remaining import measured_seconds
+from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 

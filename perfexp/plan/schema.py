@@ -20,6 +20,7 @@ from omegaconf import MISSING
 
 from perfexp.algorithms import Backend, Objective, OnUnsupported
 from perfexp.host.gpu_sheets import GpuFacts
+from perfexp.stopping import Steady
 
 
 @dataclass(kw_only=True)
@@ -86,7 +87,7 @@ TARGETS = {
 _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
-    **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported)},
+    **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
     "Any": Any,
     "Mapping": Any,
     "Sequence": list,

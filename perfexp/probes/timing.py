@@ -58,6 +58,11 @@ class Collector:
         """Time that the device has worked on the calls of this series."""
         return float(self.samples.sum()) * self.calls_per_sample
 
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time spent in the blocks of this series, with what its samples do not contain."""
+        return self._elapsed_ns * 1e-9
+
     def turn(self, now: Callable[[], int], busy_seconds: float) -> bool:
         """Take the next block, after the warm-up if it is the first; return whether the series goes on.
 
@@ -68,7 +73,7 @@ class Collector:
         monitor = self._monitor = self._monitor or self.begin(busy_seconds)
         blocks = len(monitor.starts)
         while len(monitor.starts) == blocks:
-            count = monitor.more(self.samples, self._elapsed_ns * 1e-9)
+            count = monitor.more(self.samples, self.elapsed_seconds)
             if not count:
                 return False
             begun_ns = now()
@@ -90,20 +95,29 @@ class Collector:
         )
 
 
-def collect(collectors: Sequence[Collector], now: Callable[[], int], busy_seconds: float = 0.0) -> None:
+def collect(
+    collectors: Sequence[Collector],
+    now: Callable[[], int],
+    busy_seconds: float = 0.0,
+    ended: Callable[[str, float], None] = lambda *_: None,
+) -> None:
     """Take several series in turns, block by block, so that what changes with time concerns all of them.
 
     Args:
         collectors: the series, in the order of their turns.
         now: the host's clock, nanoseconds.
         busy_seconds: time that the device has just worked on the same calls.
+        ended: called after each block, with the name of its series and its seconds.
     """
     # a garbage collection between blocks would pause the host, and queues and data loaders would catch up
     with undisturbed():
         going = list(collectors)
         while going:
             for collector in list(going):
-                if not collector.turn(now, busy_seconds + sum(other.busy_seconds for other in collectors)):
+                before = collector.elapsed_seconds
+                if collector.turn(now, busy_seconds + sum(other.busy_seconds for other in collectors)):
+                    ended(collector.name, collector.elapsed_seconds - before)
+                else:
                     going.remove(collector)
 
 

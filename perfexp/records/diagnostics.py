@@ -54,7 +54,14 @@ DIAGNOSTICS: dict[str, Rule] = {
         WARNING,
         "the samples kept changing after the warm-up",
         "the median moved by {relative:+.1%} from the first third of the samples to the last",
-        "use a longer warm-up (stopping.warmup_seconds), and check what else changes on the machine",
+        "use a longer warm-up (stopping.steady=thermal), and check what else changes on the machine",
+    ),
+    "not_steady": Rule(
+        WARNING,
+        "the device was not steady when the series began (stopping.steady)",
+        "after {seconds:.0f} s of calls the device was not steady; from one third of that time to the next changed "
+        "{changes}",
+        "raise stopping.steady_seconds, and check what else changes on the machine",
     ),
     "processes_differ": Rule(
         NOTE,
@@ -142,13 +149,13 @@ DIAGNOSTICS: dict[str, Rule] = {
     "clock_moved": Rule(
         WARNING,
         "the device's clock changed during the measurement",
-        "the device's clock went from {before_mhz:.0f} to {after_mhz:.0f} MHz during the measurement ({change:+.1%})",
-        "use a longer warm-up (stopping.warmup_seconds); compare cycles_per_call, which does not depend on the clock",
+        "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
+        "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not depend on the clock",
     ),
     "throttled": Rule(
         WARNING,
         "the driver throttled the device",
-        "the driver throttled the device: {reasons}",
+        "the driver throttled the device for {share:.0%} of the time of `{series}`: {reasons}",
         "let the device cool, or read the figure as one under this limit; perfexp changes no limits",
     ),
     "loader_competes": Rule(
@@ -180,8 +187,14 @@ DIAGNOSTICS: dict[str, Rule] = {
     "loss_not_finite": Rule(
         WARNING,
         "the training computed infinities or NaN",
-        "the last loss is {loss}: the arithmetic was timed, but the model did not learn",
+        "the {which} loss is {loss}: the arithmetic was timed, but the model did not learn",
         "lower mode.train.optimizer.lr, or choose a precision with more range",
+    ),
+    "output_not_finite": Rule(
+        WARNING,
+        "the outputs of an inference contain infinities or NaN",
+        "the outputs of the last call contain infinities or NaN: the arithmetic was timed, but its result is useless",
+        "choose a precision with more range (precision=bf16, precision=fp32), or check the weights",
     ),
     "accuracy_of_training_data": Rule(
         NOTE,

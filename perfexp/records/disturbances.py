@@ -1,32 +1,73 @@
-"""Disturbances: diagnostics of other work on the device during a measurement."""
+"""Disturbances: diagnostics of the device's clock, its throttling, and other work on it during a measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
-#: Largest relative change of the clock during a measurement that is not reported.
-_CLOCK_TOLERANCE = 0.02
+#: Largest relative difference between two readings of one clock state, and the same in units of the readings' noise:
+#: the range of 60 normal readings is below 6 standard deviations in 95 % of cases.
+_CLOCK_TOLERANCE, _NOISE_TOLERANCE = 0.01, 6.0
+#: Most clock states in a message.
+_NAMED_STATES = 3
+#: Largest share of the time that throttling may take without a diagnostic.
+_THROTTLE_TOLERANCE = 0.01
 #: A calibration kernel that reaches less than this share of the driver's clock shares the device.
 _LEAST_CLOCK_SHARE = 0.85
 
 
-def judge_device(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Diagnostic]:
-    """Compare the states of a device before and after a measurement, each as `Device.state` returns it."""
-    doubts = []
-    first, last = before.get("canary_hertz"), after.get("canary_hertz")
-    if first and last and abs(last / first - 1) > _CLOCK_TOLERANCE:
-        change = last / first - 1
-        doubts.append(diagnostics.make("clock_moved", before_mhz=first / 1e6, after_mhz=last / 1e6, change=change))
-    reasons = dict.fromkeys([*(before.get("throttling") or []), *(after.get("throttling") or [])])
-    if reasons:
-        doubts.append(diagnostics.make("throttled", reasons=", ".join(reasons)))
+def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Diagnostic]:
+    """Return the diagnostics of a device during a measurement.
+
+    Args:
+        before: `Device.state` before the measurement.
+        after: `Device.state` after it.
+        facts: facts of the point, with those of `perfexp.probes.conditions`.
+    """
+    clocks = facts.get("clock_hertz", {}).get("device", [])
+    doubts = [*_judge_clock(clocks, facts.get("clock_noise", {}).get("device", 0.0)), *_judge_throttling(facts)]
     if evidence := _sharing(before, after):
         doubts.append(diagnostics.make("shared_device", evidence="; ".join(evidence)))
     return doubts
+
+
+def _judge_clock(clocks: Sequence[float], noise: float) -> list[Diagnostic]:
+    """Compare the clock after each block of `device`.
+
+    Args:
+        clocks: a reading per block, hertz.
+        noise: relative standard deviation of a reading.
+    """
+    states: list[list[float]] = []
+    for clock in sorted(clocks, reverse=True):
+        width = (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * clock
+        if not states or states[-1][0] - clock > width:
+            states.append([])
+        states[-1].append(clock)
+    if len(states) < 2:
+        return []
+    named = sorted(states, key=len, reverse=True)[:_NAMED_STATES]
+    texts = [f"{median(state) / 1e6:.0f} MHz after {len(state) / len(clocks):.0%}" for state in named]
+    others = ", others after the rest" if len(states) > _NAMED_STATES else ""
+    change = 1 - min(clocks) / max(clocks)
+    return [diagnostics.make("clock_moved", change=change, states=f"{', '.join(texts)} of the blocks{others}")]
+
+
+def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
+    """Report the series that was throttled for the largest share of its time, and why."""
+    by_series = {name: reasons for name, reasons in facts.get("throttled_share", {}).items() if reasons}
+    if not by_series:
+        return []
+    series, reasons = max(by_series.items(), key=lambda item: max(item[1].values()))
+    share = max(reasons.values())  # several reasons may hold at the same time
+    if share <= _THROTTLE_TOLERANCE:
+        return []
+    ordered = sorted(reasons, key=lambda reason: -reasons[reason])
+    return [diagnostics.make("throttled", share=share, series=series, reasons=", ".join(ordered))]
 
 
 def _sharing(*states: Mapping[str, Any]) -> list[str]:

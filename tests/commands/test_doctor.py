@@ -75,7 +75,7 @@ def quiet_machine():
                 "cores": 32,
                 "logical_cores": 64,
                 "affinity": list(range(64)),
-                "governor": "performance",
+                "governors": ["performance"],
                 "load_average_1min": 0.2,
             },
             "memory_bytes": 2**39,
@@ -324,13 +324,14 @@ def test_the_last_selfcheck_of_the_device_is_shown_or_recommended(quiet_machine)
 
 def test_a_host_that_disturbs_or_limits_is_told(quiet_machine):
     host = quiet_machine["machine"]
-    host["cpu"] |= {"load_average_1min": 30.0, "governor": "powersave", "affinity": [0, 1, 2, 3]}
+    host["cpu"] |= {"load_average_1min": 30.0, "governors": ["performance", "powersave"], "affinity": [0, 1, 2, 3]}
     host["clock"]["source"] = "hpet"
     host["tools"]["nsys"] = {"path": "/opt/nvidia/nsight-systems/2025.3/bin/nsys", "on_path": False}
     host["store"]["problem"] = "it is not an SQLite database"
     told = verdicts(quiet_machine)
     warned = ("load", "governor", "processors", "clock", "nsys", "tracking store")
     assert not_ok(quiet_machine) == dict.fromkeys(warned, "warn")
+    assert "performance, powersave" in told["governor"][1]
     assert "4 of 64 logical cores" in told["processors"][1]
     assert "PATH=/opt/nvidia/nsight-systems/2025.3/bin:$PATH" in told["nsys"][1]
     host["cpu_quota_cores"] = 2.5

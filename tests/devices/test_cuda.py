@@ -84,3 +84,22 @@ def test_a_device_without_a_board_is_not_waited_for(monkeypatch):
     device = object.__new__(CudaDevice)
     device._board = None
     device.settle()
+
+
+@pytest.mark.parametrize("offset_seconds", [0.0, 4e-6])
+def test_a_short_reading_of_the_clock_is_freed_from_the_constant_part_of_a_spin(monkeypatch, offset_seconds):
+    hertz, seconds = 1.98e9, [0.0]
+    device = object.__new__(CudaDevice)
+
+    def spin(cycles):
+        seconds[0] += cycles / hertz + offset_seconds
+
+    monkeypatch.setattr(cuda, "_spin", spin)
+    device.new_event = lambda: SimpleNamespace(seconds=None)
+    device.record = lambda event: setattr(event, "seconds", seconds[0])
+    device.elapsed_seconds = lambda start, end: end.seconds - start.seconds
+    device.synchronize = lambda: None
+    readings = device.clock_readings()
+    assert readings == pytest.approx((hertz, hertz), rel=1e-6)
+    hertz = 1.5e9  # the offset was calibrated at another clock
+    assert device.clock_readings() == pytest.approx((hertz, hertz), rel=1e-6)

@@ -1,5 +1,7 @@
 """What NVML answers and refuses, scripted at its own functions."""
 
+from types import SimpleNamespace
+
 import pynvml
 import pytest
 
@@ -73,3 +75,40 @@ def test_the_order_of_unlike_boards_and_the_slices_of_one_only_cuda_knows(boards
     assert nvml.visible_names() == ["NVIDIA H100"]
     boards.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (1, 1))
     assert nvml.visible_names() is None
+
+
+def test_counters_of_throttling_replace_the_reasons_of_the_moment(driver):
+    driver.setattr(pynvml, "nvmlDeviceGetTemperature", lambda handle, sensor: 61)
+    driver.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda handle: 0x04 | 0x01)
+    board = nvml.Board("1")
+    assert board.conditions() == (None, ["power cap"], 61)
+    counted = {pynvml.NVML_PERF_POLICY_POWER: 7_000, pynvml.NVML_PERF_POLICY_THERMAL: 0}
+
+    def violation(handle, policy):
+        if policy not in counted:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(referenceTime=1, violationTime=counted[policy])
+
+    driver.setattr(pynvml, "nvmlDeviceGetViolationStatus", violation)
+    assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
+
+
+@pytest.mark.parametrize(("clock", "changed"), [(1980, False), (1500, True)])
+def test_facts_name_what_limits_the_clock_and_where_the_board_is(driver, tmp_path, clock, changed):
+    answers = {
+        "nvmlDeviceGetApplicationsClock": lambda handle, kind: clock,
+        "nvmlDeviceGetDefaultApplicationsClock": lambda handle, kind: 1980,
+        "nvmlDeviceGetPersistenceMode": lambda handle: 0,
+        "nvmlDeviceGetVbiosVersion": lambda handle: "96.00.A5.00.1A",
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId="00000000:1B:00.0"),
+    }
+    for name, answer in answers.items():
+        driver.setattr(pynvml, name, answer)
+    facts = nvml.Board("1").facts()
+    assert (facts["application_clock_hertz"], facts["application_clock_changed"]) == (clock * 1e6, changed)
+    assert (facts["persistence"], facts["vbios"], facts["auto_boost"]) == (False, "96.00.A5.00.1A", None)
+    (tmp_path / "0000:1b:00.0").mkdir()
+    for text, node in (("1\n", 1), ("-1\n", None)):
+        (tmp_path / "0000:1b:00.0" / "numa_node").write_text(text)
+        assert nvml._numa_node(b"00000000:1B:00.0", tmp_path) == node
+    assert nvml._numa_node("00000000:1C:00.0", tmp_path) is None

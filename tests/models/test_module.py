@@ -131,6 +131,14 @@ def test_a_partial_makes_weights_that_follow_the_seed() -> None:
     assert not torch.equal(outputs(1), outputs(2))
 
 
+def test_infinities_and_nan_are_found_wherever_the_outputs_have_them() -> None:
+    session = open_adapted(Classifier())
+    fine = {"out": torch.ones(2, 3), "labels": torch.zeros(2, dtype=torch.int64), "none": [torch.empty(0), None]}
+    assert session.is_finite(fine)
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        assert not session.is_finite({**fine, "aux": (torch.tensor([1.0, wrong, 2.0], dtype=torch.bfloat16),)})
+
+
 def test_labels_beyond_the_modules_classes_are_refused() -> None:
     module = Classifier(5)
     module.num_classes = 5

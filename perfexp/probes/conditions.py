@@ -1,0 +1,75 @@
+"""Conditions: what clock, throttling and temperature of a device did around and inside each series."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from perfexp.devices import Device
+from perfexp.records.record import Point
+
+#: Digits of a clock in the record: 10 kHz.
+_CLOCK_DIGITS = -4
+
+
+@dataclass
+class _Observed:
+    seconds: float = 0.0
+    throttled_seconds: dict[str, float] | None = None
+    temperatures: list[float] = field(default_factory=list)
+    clocks: list[tuple[float, ...]] = field(default_factory=list)
+
+
+class Observer:
+    """Watches a device between the blocks of series that take turns; inside a block it does nothing.
+
+    Clock readings are taken after blocks of `device` only: there the device was loaded until the last moment.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._last = device, device.conditions()
+        self._series: dict[str, _Observed] = {}
+
+    def block_ended(self, name: str, seconds: float) -> None:
+        """Read the clock and the driver's counters; call it right after each block.
+
+        Args:
+            name: name of the block's series.
+            seconds: duration of the block.
+        """
+        seen = self._series.setdefault(name, _Observed())
+        if name == "device" and (clocks := self._device.clock_readings()):  # first, while the device is loaded
+            seen.clocks.append(clocks)
+        before, after = self._last, self._device.conditions()
+        self._last, seen.seconds = after, seen.seconds + seconds
+        throttled: dict[str, float] | None = None
+        if after.throttled_ns is not None:
+            earlier = before.throttled_ns or {}
+            throttled = {name: (ns - earlier.get(name, ns)) * 1e-9 for name, ns in after.throttled_ns.items()}
+        elif after.reasons is not None:  # a sample stands for its block
+            throttled = dict.fromkeys(after.reasons, seconds)
+        if throttled is not None:
+            sums = seen.throttled_seconds = seen.throttled_seconds or {}
+            sums |= {reason: sums.get(reason, 0.0) + more for reason, more in throttled.items() if more > 0}
+        seen.temperatures += [one.temperature for one in (before, after) if one.temperature is not None]
+
+    def add_to(self, point: Point) -> None:
+        """Add to the facts of a point, by series, all that the device reports."""
+        for name, seen in self._series.items():
+            found: dict[str, object] = {}
+            if seen.throttled_seconds is not None:
+                shares = {reason: more / max(seen.seconds, 1e-9) for reason, more in seen.throttled_seconds.items()}
+                found["throttled_share"] = {reason: round(min(share, 1.0), 4) for reason, share in shares.items()}
+            if seen.temperatures:
+                found["temperature_celsius"] = [seen.temperatures[0], seen.temperatures[-1]]
+            if seen.clocks:
+                found["clock_hertz"] = [round(sum(clocks) / len(clocks), _CLOCK_DIGITS) for clocks in seen.clocks]
+                found["clock_noise"] = round(_noise(seen.clocks), 6)
+            for fact, value in found.items():
+                point.facts.setdefault(fact, {})[name] = value
+
+
+def _noise(pairs: list[tuple[float, ...]]) -> float:
+    """Relative standard deviation of the mean of two readings, from the differences within all pairs."""
+    squares = [((first - last) / (first + last)) ** 2 for first, last in pairs]
+    return math.sqrt(sum(squares) / len(squares))

@@ -1,0 +1,100 @@
+"""Settling: a point's calls are made until the device has warmed up to its steady state, before the series begin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfexp.devices import Device
+from perfexp.probes.timing import Collector, undisturbed
+
+#: Duration of a block of each series, and least time of all together: what changes more slowly has a slope by then.
+_BLOCK_SECONDS, _LEAST_SECONDS = 0.5, 30.0
+#: Largest relative difference between the last third and the third before it of a steady quantity.
+_SLOPE = 0.002
+#: Largest change of a steady temperature, in degrees Celsius, and the time for which it has to hold.
+_CELSIUS, _TEMPERATURE_SECONDS = 1.0, 10.0
+
+
+@dataclass
+class _Trace:
+    """What is known after each round of blocks."""
+
+    ends: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    clocks: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+
+    def changes(self) -> list[str]:
+        """Return what still changes, in words."""
+        found = [
+            f"{name} by {slope:+.2%}"
+            for name, values, tolerance in (
+                ("the time of a call", self.times, _SLOPE),
+                # the clock jitters under a power limit, and a reading takes less than a millisecond
+                ("the clock", self.clocks, max(_SLOPE, 2 * _slope_error(self.clocks))),
+            )
+            if abs(slope := _slope(values)) >= tolerance
+        ]
+        recent = [
+            celsius
+            for end, celsius in zip(self.ends, self.temperatures, strict=False)  # a device without has none
+            if end >= self.ends[-1] - _TEMPERATURE_SECONDS
+        ]
+        if recent and (change := max(recent) - min(recent)) > _CELSIUS:
+            found.append(f"the temperature by {change:.0f} °C in {_TEMPERATURE_SECONDS:.0f} s")
+        return found
+
+
+def settle(
+    collectors: Sequence[Collector], device: Device, most_seconds: float, progress: Callable[[str], None]
+) -> tuple[float, list[str]]:
+    """Take blocks of several series in turns, as they will be measured, until the device is steady.
+
+    The times are those of `device`, or else of the first series.
+
+    Args:
+        collectors: series, whose samples are not kept here.
+        most_seconds: longest time.
+        progress: called with a status line between blocks.
+
+    Returns:
+        The seconds that it took, and what still changed at the end.
+    """
+    judged = next((one for one in collectors if one.name == "device"), collectors[0])
+    counts, trace, start_ns = dict.fromkeys((one.name for one in collectors), 1), _Trace(), device.now_ns()
+    with undisturbed():
+        while True:
+            for collector in collectors:
+                samples = collector.block(counts[collector.name])
+                sample_seconds = max(float(np.median(samples)) * collector.calls_per_sample, 1e-9)
+                counts[collector.name] = math.ceil(_BLOCK_SECONDS / sample_seconds)
+                if collector is judged:
+                    trace.times.append(float(np.median(samples)))
+                    trace.clocks += [float(np.mean(clocks))] if (clocks := device.clock_readings()) else []
+            celsius = device.conditions().temperature
+            trace.temperatures += [] if celsius is None else [celsius]
+            seconds = (device.now_ns() - start_ns) * 1e-9
+            trace.ends.append(seconds)
+            changes = trace.changes() if seconds >= min(_LEAST_SECONDS, most_seconds) else []
+            if seconds >= most_seconds or (seconds >= _LEAST_SECONDS and not changes):
+                return seconds, changes
+            progress(f"warming up, {seconds:.0f} s")
+
+
+def _slope(values: Sequence[float]) -> float:
+    """Return the relative change of the median from the middle third to the last one; 0 for too few values."""
+    third = len(values) // 3
+    return float(np.median(values[-third:]) / np.median(values[-2 * third : -third])) - 1 if third else 0.0
+
+
+def _slope_error(values: Sequence[float]) -> float:
+    """Return the standard error of `_slope`: √(π/2)·σ·√(2/n), where neighbors differ by 0.954 σ in the median."""
+    third = len(values) // 3
+    if not third:
+        return 0.0
+    scatter = float(np.median(np.abs(np.diff(values[-2 * third :]))) / np.median(values[-2 * third :])) / 0.954
+    return math.sqrt(math.pi / third) * scatter
