@@ -33,7 +33,7 @@ def line_of(capsys):
     [
         "perfexp.orchestration.supervisor.measure",
         "perfexp.reports.run_files.write",
-        "perfexp.orchestration.job._announce",
+        "perfexp.orchestration.job.counted_points",
     ],
 )
 def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, capsys, place):
@@ -69,7 +69,7 @@ def test_where_nothing_can_be_written_the_line_says_so(tmp_path, monkeypatch):
     assert str(crash_report.failure(TypeError("x"))) == "unexpected TypeError: x; the traceback could not be written"
 
 
-@pytest.mark.parametrize("place", ["perfexp.orchestration.job._announce", "perfexp.plan.naming.child_folder"])
+@pytest.mark.parametrize("place", ["perfexp.orchestration.job.counted_points", "perfexp.plan.naming.child_folder"])
 def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, capsys, place):
     import importlib
 

@@ -41,7 +41,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_header_says_what_is_measured_and_for_how_long() -> None:
     out = io.StringIO()
-    console(out).header(PLAN, points=3, device="AMD EPYC", seconds=50)
+    console(out).header(PLAN, points="3 points", device="AMD EPYC", seconds=50)
     assert out.getvalue().splitlines() == [
         "resnet50 · default · inference · fp32 · eager, threads=2",
         "  on AMD EPYC",
