@@ -28,7 +28,7 @@ import pynvml
 import torch
 
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.records import summary
+from perfexp.records import point_times
 from perfexp.records.record import Point, Record, is_layers, timed_key
 
 WARMUP = 20
@@ -147,7 +147,7 @@ def main() -> None:
             plain = timed(call, settings.calls)
             whole, inside = hooked(model, call, settings.calls)
             joules = sampled(call, handle, settings.calls, settings.sample)
-        device, latency = (summary.first_median(point, series) or float("nan") for series in ("device", "latency"))
+        device, latency = (point_times.first_median(point, series) or float("nan") for series in ("device", "latency"))
         counted = point.metric("energy/per_call_joules")
         told = counted.value if counted and counted.value is not None else float("nan")
         own = convolutions(layers)

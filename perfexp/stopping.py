@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfexp.errors import UserError
 from perfexp.records.record import Stop
-from perfexp.statistics import estimators
+from perfexp.statistics import blockwise, estimators
 
 #: Least length of a block between two checks, so that a check does not disturb the next block.
 _MINIMUM_BLOCK_SECONDS = 0.005
@@ -265,8 +265,8 @@ class _PrecisionMonitor:
         return Stop(reason=self._reason, target=self._rule.epsilon, achieved=self._half_width(samples))
 
     def _half_width(self, samples: NDArray[np.float64]) -> float | None:
-        blocks = estimators.blocks(samples, self.starts, self.warmup(samples))
-        return estimators.block_median(blocks).relative_half_width if blocks else None
+        blocks = blockwise.split(samples, self.starts, self.warmup(samples))
+        return blockwise.block_median(blocks).relative_half_width if blocks else None
 
     def _least_warmup(self, samples: NDArray[np.float64]) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -275,14 +275,14 @@ class _PrecisionMonitor:
         return max(math.ceil(rule.warmup_calls / k), by_time)
 
     def _met(self, samples: NDArray[np.float64]) -> bool:
-        blocks = estimators.blocks(samples, self.starts, self.warmup(samples))
+        blocks = blockwise.split(samples, self.starts, self.warmup(samples))
         if len(blocks) < _LEAST_BLOCKS:
             return False
         used = np.concatenate(blocks)
         tau = estimators.autocorrelation_time(used)
         if used.size / tau < self._rule.min_effective or used.size < self._samples_needed * tau:
             return False
-        width = estimators.block_median(blocks, tau).relative_half_width
+        width = blockwise.block_median(blocks, tau).relative_half_width
         return width is not None and width <= self._rule.epsilon
 
     def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:
@@ -333,6 +333,6 @@ class _FixedMonitor:
         return min(self._block, self._total - int(samples.size))
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        blocks = estimators.blocks(samples, self.starts, self.warmup(samples))
-        achieved = estimators.block_median(blocks).relative_half_width if blocks else None
+        blocks = blockwise.split(samples, self.starts, self.warmup(samples))
+        achieved = blockwise.block_median(blocks).relative_half_width if blocks else None
         return Stop(reason="fixed", achieved=achieved)

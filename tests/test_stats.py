@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfexp.statistics import estimators
+from perfexp.statistics import blockwise, estimators, variance
 from tests.simulation import RUNS, SERIES, adapted, autoregressive, true_median
 
 
@@ -67,7 +67,7 @@ def test_a_percentile_has_an_interval_from_the_needed_number_on():
 
 def test_p99_of_100_samples_has_no_interval():
     rng = np.random.default_rng(1)
-    assert estimators.summarise([rng.random(100)]).percentiles[99.0].low is None
+    assert blockwise.summarise([rng.random(100)]).percentiles[99.0].low is None
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 95])
@@ -128,7 +128,7 @@ def test_outliers_are_tagged_exactly_and_kept():
     places = sorted(rng.choice(1000, 20, replace=False))
     dirty = clean.copy()
     dirty[places] *= 3
-    summary = estimators.summarise([dirty])
+    summary = blockwise.summarise([dirty])
     assert list(summary.outliers) == places
     assert summary.n == 1000
     assert summary.maximum == dirty.max()
@@ -157,7 +157,7 @@ def test_a_record_costs_at_most_a_microsecond_a_call_where_that_does_not_take_lo
 
 
 def test_summary_of_known_samples():
-    summary = estimators.summarise([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    summary = blockwise.summarise([[1.0, 2.0, 3.0, 4.0, 5.0]])
     assert (summary.n, summary.minimum, summary.maximum) == (5, 1.0, 5.0)
     assert summary.median.value == summary.mean.value == 3.0
     assert summary.std == pytest.approx(np.sqrt(2.5))
@@ -189,20 +189,20 @@ def test_few_samples_give_no_interval_of_the_mean():
 
 
 def test_a_single_sample_has_no_spread():
-    summary = estimators.summarise([[0.5]])
+    summary = blockwise.summarise([[0.5]])
     assert summary.std is None
     assert summary.mean.low is None
 
 
 def test_no_samples_are_an_error():
     with pytest.raises(ValueError, match="no samples"):
-        estimators.summarise([])
+        blockwise.summarise([])
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=60))
 def test_every_summary_is_consistent(samples):
-    summary = estimators.summarise([samples])
+    summary = blockwise.summarise([samples])
     assert summary.minimum <= summary.median.value <= summary.maximum
     assert summary.tau >= 1.0
     for interval in (summary.median, *summary.percentiles.values()):
@@ -221,7 +221,7 @@ def test_the_interval_across_processes_covers_the_truth_and_one_of_the_pooled_ca
     rng, across, pooled = np.random.default_rng(17), 0, 0
     for _ in range(RUNS):
         calls = measured_by_processes(rng)
-        interval, _ = estimators.across_interval(np.median(calls, axis=1))
+        interval = variance.geometric_mean(np.median(calls, axis=1))
         across += interval.low <= 1.0 <= interval.high
         together = estimators.median_interval(calls.ravel(), tau=1.0)
         pooled += together.low <= 1.0 <= together.high
@@ -233,13 +233,13 @@ def test_the_interval_across_processes_covers_the_truth_and_one_of_the_pooled_ca
 def test_the_interval_across_covers_the_truth_for_any_number_of_processes(processes):
     rng, covered = np.random.default_rng(18), 0
     for _ in range(RUNS):
-        interval, _ = estimators.across_interval(np.exp(0.02 * rng.standard_normal(processes)))
+        interval = variance.geometric_mean(np.exp(0.02 * rng.standard_normal(processes)))
         covered += interval.low <= 1.0 <= interval.high
     assert abs(covered / RUNS - 0.95) <= adapted(0.02, nominal=0)
 
 
 def test_the_interval_across_two_processes_is_that_of_the_formula():
-    interval, spread = estimators.across_interval([1.0, 1.02])
+    interval, spread = variance.geometric_mean([1.0, 1.02]), variance.between_processes([[1.0, 1.02]]).spread
     assert interval.value == pytest.approx(np.sqrt(1.02))
     assert interval.high / interval.value == pytest.approx(np.exp(12.706205 * np.log(1.02) / 2))
     assert interval.low * interval.high == pytest.approx(interval.value**2)

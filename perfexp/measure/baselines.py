@@ -15,7 +15,7 @@ from perfexp.probes import depth, queue, timing
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point, Series
-from perfexp.statistics import estimators
+from perfexp.statistics import estimators, variance
 
 #: Name of a baseline's metric, before the name of the baseline.
 _SPEEDUP = "algorithm/speedup_over_"
@@ -120,7 +120,7 @@ def compare(algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capt
     metrics, unsure = [], []
     for baseline in algorithm.baselines():
         ratios = [float(np.median(samples)) / mine for samples, mine in zip(rounds_of[baseline], own, strict=True)]
-        ratio, (across, _) = float(np.median(ratios)), estimators.across_interval(ratios)
+        ratio, across = float(np.median(ratios)), variance.geometric_mean(ratios)
         metrics.append(Metric(name=f"{_SPEEDUP}{baseline}", value=ratio, unit="1"))
         assert across.low is not None and across.high is not None  # every round has a ratio
         if across.low < 1 < across.high and not _SLOWER <= ratio <= 1 / _SLOWER:

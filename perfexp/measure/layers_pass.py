@@ -22,8 +22,8 @@ from perfexp.measure.procedure import Procedure
 from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.point_times import first_median_interval
 from perfexp.records.record import Key, Metric, Point, Status, timed_key
-from perfexp.records.summary import first_median_interval
 from perfexp.statistics.estimators import Interval
 
 #: Length of the calls before the profiling, which bring the device to the clock of the timing.

@@ -38,8 +38,8 @@ from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
 from perfexp.records import diagnostics, disturbances, metrics
+from perfexp.records.point_times import loop_interval
 from perfexp.records.record import Key, Metric, Point, Status
-from perfexp.records.summary import loop_interval
 from perfexp.stopping import StoppingRule
 from perfexp.work import Work
 

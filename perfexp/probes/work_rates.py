@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfexp.records import diagnostics
+from perfexp.records.point_times import first_median, loop_interval
 from perfexp.records.record import Metric, Point
-from perfexp.records.summary import first_median, loop_interval
 from perfexp.work import Work
 
 #: Data type of the peak for a precision.

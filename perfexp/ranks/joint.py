@@ -16,8 +16,8 @@ from perfexp.models import Sharing
 from perfexp.modes import Step
 from perfexp.ranks import Burst, ProcessGroup
 from perfexp.records import diagnostics
+from perfexp.records.point_times import loop_interval
 from perfexp.records.record import Metric, Point, Series, Stop
-from perfexp.records.summary import loop_interval
 from perfexp.statistics import estimators
 
 #: Target length of a burst, large against the skew of some ten microseconds that its barrier leaves.

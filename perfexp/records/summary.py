@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
@@ -12,13 +11,12 @@ import numpy as np
 
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.point_times import first_median, first_median_interval, samples_per_call, series_of, summary_of
 from perfexp.records.record import Key, Metric, Point, Record, Series, Status, without_replicate
-from perfexp.statistics import estimators, scaling, variance
+from perfexp.statistics import blockwise, estimators, scaling, variance
 
 #: Times that can represent a point, best first.
 TIME_KINDS = ("device", "latency", "throughput")
-#: Series of a cold start that is not part of the first prediction.
-AFTERWARDS = "ttfp/second_call"
 #: Pixels per unit of size of a scaling model.
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
@@ -62,7 +60,7 @@ class Row:
     error: str | None
     time_kind: str | None
     series: Series | None
-    times: dict[str, estimators.Summary]
+    times: dict[str, blockwise.Summary]
     processes: int
     spread: float | None
     is_pooled: bool = False
@@ -72,7 +70,7 @@ class Row:
     doubts: tuple[Diagnostic, ...]
 
     @property
-    def time(self) -> estimators.Summary | None:
+    def time(self) -> blockwise.Summary | None:
         """Statistics of the representative time, in seconds per call."""
         return self.times[self.time_kind] if self.time_kind else None
 
@@ -81,25 +79,6 @@ class Row:
         """Samples of all ranks per call, divided by the mean time of a pipelined call."""
         pipelined = self.times.get("throughput") or self.times.get("latency")
         return _rate(pipelined.mean, self.samples_per_call) if pipelined else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstPrediction:
-    """Cold start: time to first prediction of fresh processes.
-
-    Attributes:
-        key: identity of the point.
-        parts: median seconds of the parts over the processes: `process` (its start), `imports`, `context`, `data`,
-            `weights`, `inputs`, `first_call`, and `second_call` after it.
-        total: wall time from the start of a process to its first prediction, waits for the device left out, in
-            seconds; with an interval for several processes.
-        processes: number of measured processes.
-    """
-
-    key: Key
-    parts: dict[str, float]
-    total: estimators.Interval
-    processes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +122,7 @@ def series_of_processes(record: Record) -> Iterator[tuple[Key, str, list[Series]
     for key, points in _by_point(record).items():
         for name in TIME_KINDS:
             if measured := _comparable(points, name):
-                yield key, name, [_series(point, name) for point in measured]
+                yield key, name, [series_of(point, name) for point in measured]
 
 
 def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], variance.Component]:
@@ -209,7 +188,7 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
     times, spreads, processes = {}, {}, {}
     for name in TIME_KINDS:
         if measured := _comparable(points, name):
-            series = [_series(point, name) for point in measured]
+            series = [series_of(point, name) for point in measured]
             summaries = [summary_of(one, percentiles) for one in series]
             times[name] = variance.combined(summaries, [np.asarray(one.measured) for one in series])
             component = variance.between_processes([[one.median.value for one in summaries]])
@@ -225,7 +204,7 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
         status=first.status,
         error=first.error,
         time_kind=kind,
-        series=_joined([_series(point, kind) for point in _comparable(points, kind)]) if kind else None,
+        series=_joined([series_of(point, kind) for point in _comparable(points, kind)]) if kind else None,
         times=times,
         processes=processes[kind] if kind else 0,
         spread=spreads[kind] if kind else None,
@@ -258,69 +237,6 @@ def _comparable(points: Sequence[Point], name: str) -> list[Point]:
     ]
     measured = [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
     return measured if first in measured else []
-
-
-def blocks_of(series: Series) -> list[estimators.Samples]:
-    """The blocks of a series, without its warm-up."""
-    return estimators.blocks(series.samples, series.blocks, series.warmup)
-
-
-def summary_of(series: Series, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> estimators.Summary:
-    """Statistics of a series that has samples after its warm-up."""
-    return estimators.summarise(blocks_of(series), percentiles)
-
-
-def samples_per_call(point: Point) -> int:
-    """Number of samples per call, over all ranks."""
-    return point.key.batch_size * int(point.facts.get("world_size", 1))
-
-
-def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
-    """Median seconds per call of the first of the named series that has samples; None without samples."""
-    for name in names:
-        series = point.find_series(name)
-        if series is not None and series.measured:
-            return estimators.block_median(blocks_of(series))
-    return None
-
-
-def first_median(point: Point, *names: str) -> float | None:
-    """The value of `first_median_interval` without its interval."""
-    found = first_median_interval(point, *names)
-    return found.value if found else None
-
-
-def loop_interval(point: Point) -> estimators.Interval | None:
-    """Mean seconds per call in a loop, the basis of rates; None without samples.
-
-    Data loaders may deliver batches in bursts, which the mean includes and the median hides.
-    """
-    for name in ("throughput", "latency"):
-        series = point.find_series(name)
-        if series is not None and series.measured:
-            return estimators.block_mean(blocks_of(series))
-    return None
-
-
-def first_predictions(record: Record) -> list[FirstPrediction]:
-    """The cold starts of a record, one per size and batch size."""
-    groups: dict[tuple[tuple[int, int], int], list[Point]] = {}
-    for point in record.points:
-        if point.key.phase == "ttfp" and point.status is Status.OK:
-            groups.setdefault((point.key.input_size, point.key.batch_size), []).append(point)
-    found = []
-    for points in groups.values():
-        names = [series.name for series in points[0].series]
-        parts = {
-            name.removeprefix("ttfp/"): statistics.median(
-                sample for point in points for sample in _series(point, name).samples
-            )
-            for name in names
-        }
-        totals = [sum(series.samples[0] for series in point.series if series.name != AFTERWARDS) for point in points]
-        total = variance.of_processes([estimators.Interval(value=seconds, low=None, high=None) for seconds in totals])
-        found.append(FirstPrediction(key=points[0].key, parts=parts, total=total, processes=len(points)))
-    return found
 
 
 def _median(row: Row) -> estimators.Interval:
@@ -375,13 +291,6 @@ def _falls(smaller: Row, larger: Row) -> bool:
     if before.low is None or after.high is None or smaller.key.pixels == larger.key.pixels:
         return False
     return after.high < before.low and after.value < (1 - _FALL_TOLERANCE) * before.value
-
-
-def _series(point: Point, name: str) -> Series:
-    series = point.find_series(name)
-    if series is None:
-        raise KeyError(f"{point.key} has no series {name}")
-    return series
 
 
 def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:

@@ -20,8 +20,9 @@ from rich.text import Text
 from perfexp.host.credentials import mask
 from perfexp.host.untrusted import printable
 from perfexp.records import units
+from perfexp.records.cold_starts import first_predictions
 from perfexp.records.record import Record
-from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
+from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import overview
 from perfexp.reports.progress import Progress, Whole

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfexp.records.cold_starts import first_predictions
 from perfexp.records.record import Record
-from perfexp.records.summary import Row, first_predictions, requested_percentiles, rows
+from perfexp.records.summary import Row, requested_percentiles, rows
 from perfexp.reports import overview
 from perfexp.summaries import profile_summary
 from perfexp.summaries.grid import Grid, escape_markdown

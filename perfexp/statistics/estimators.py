@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,32 +65,6 @@ class Drift:
 
     relative: float
     standard_errors: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Statistics of the samples after the warm-up, in the unit of the samples.
-
-    Attributes:
-        n: number of samples.
-        tau: integrated autocorrelation time in samples, ≥ 1; n / tau is the number of effective samples.
-        mean: mean with its interval, widened by √τ.
-        std: standard deviation (n - 1); None for n = 1.
-        percentiles: percentiles by number (50, 95, 99); `low` and `high` are None where n is too small.
-        outliers: indices of outliers, which stay in every statistic.
-        drift: None where the samples did not drift.
-    """
-
-    n: int
-    tau: float
-    median: Interval
-    mean: Interval
-    std: float | None
-    minimum: float
-    maximum: float
-    percentiles: dict[float, Interval]
-    outliers: tuple[int, ...]
-    drift: Drift | None
 
 
 def autocorrelation_time(samples: ArrayLike) -> float:
@@ -170,74 +143,6 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
     return Interval(value=value, low=value - half, high=value + half)
 
 
-def blocks(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Samples]:
-    """Split samples into the blocks in which they were taken, without the warm-up.
-
-    Args:
-        samples: shape (n,), warm-up included.
-        starts: number of the first sample of each block; none for a single block.
-        warmup: number of warm-up samples, which may end within a block.
-    """
-    x = np.asarray(samples, dtype=np.float64)
-    parts = np.split(x[warmup:], [start - warmup for start in starts if start > warmup])
-    return [part for part in parts if part.size]
-
-
-def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
-    """Return the median of all blocks; its interval also holds for other blocks.
-
-    It is the wider one of `median_interval` over all samples and of ± t · s / √B, with s of the medians of B ≥ 3 blocks
-    and t of B - 1 degrees of freedom: a clock that changes between blocks shows in these medians only.
-
-    Args:
-        blocks: samples of each block, at least one.
-        tau: autocorrelation time of all samples; computed if not given.
-    """
-    return _widened(median_interval(np.concatenate(blocks), tau), [float(np.median(block)) for block in blocks])
-
-
-def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
-    """Return the mean of all blocks (total time over calls); its interval also holds for other blocks.
-
-    It is the widest one of three: `mean_interval` over all samples; the batch means' ± t · s / √B, with a block as a
-    batch (Law, "Simulation Modeling and Analysis", 2015, section 9.5.3); and that of rare slow calls. If k groups of
-    outliers take a share of the time, their number is Poisson distributed and their length about exponential, so that
-    the share is known to ± 1.96 · √(2 / k) of itself.
-
-    Args:
-        blocks: samples of each block, at least one.
-        tau: autocorrelation time of all samples; computed if not given.
-    """
-    x = np.concatenate(blocks)
-    found = _widened(mean_interval(x, tau), [float(block.mean()) for block in blocks])
-    return _with_half(found, _rare_half_width(x))
-
-
-def _rare_half_width(x: Samples) -> float:
-    """Return the half-width of the mean that follows from rare groups of slow samples."""
-    median = float(np.median(x))
-    slow = np.asarray([index for index in outliers(x) if x[index] > median])
-    if not slow.size:
-        return 0.0
-    groups = 1 + int((np.diff(slow) > 1).sum())
-    return Z95 * math.sqrt(2 / groups) * float((x[slow] - median).sum()) / x.size
-
-
-def _widened(within: Interval, centers: Sequence[float]) -> Interval:
-    """Widen an interval to the one that follows from the spread of at least three blocks."""
-    if within.low is None or within.high is None or len(centers) < 3:
-        return within
-    return _with_half(within, student95(len(centers) - 1) * float(np.std(centers, ddof=1)) / math.sqrt(len(centers)))
-
-
-def _with_half(interval: Interval, half: float) -> Interval:
-    """Return an interval that reaches at least a half-width to both sides of the value."""
-    if interval.low is None or interval.high is None:
-        return interval
-    value = interval.value
-    return Interval(value=value, low=min(interval.low, value - half), high=max(interval.high, value + half))
-
-
 def differ(one: Interval, other: Interval, tolerance: float) -> bool:
     """Return whether two statistics differ by more than a tolerance and their uncertainty.
 
@@ -248,26 +153,6 @@ def differ(one: Interval, other: Interval, tolerance: float) -> bool:
     """
     uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
     return abs(one.value / other.value - 1) > tolerance + uncertain
-
-
-def across_interval(medians: ArrayLike) -> tuple[Interval, float]:
-    """Return the geometric mean of several processes' medians with its 95 % interval, and their spread.
-
-    exp(m ± t · s / √P) with m and s of the P logarithms and t of Student's distribution with P - 1 degrees. The process
-    is the replicate, because processes differ by more than their calls do (Kalibera and Jones, "Rigorous benchmarking
-    in reasonable time", 2013).
-
-    Args:
-        medians: shape (P,), P ≥ 2, all > 0.
-
-    Returns:
-        The interval, and exp(s) - 1, the standard deviation between processes as a fraction.
-    """
-    logs = np.log(np.asarray(medians, dtype=np.float64))
-    center, spread = float(logs.mean()), float(logs.std(ddof=1))
-    half = student95(logs.size - 1) * spread / math.sqrt(logs.size)
-    interval = Interval(value=math.exp(center), low=math.exp(center - half), high=math.exp(center + half))
-    return interval, math.expm1(spread)
 
 
 def samples_needed(percentile: float) -> int:
@@ -382,35 +267,6 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
     distance = np.abs(x - median)
     limit = max(_OUTLIER_SIGMAS * MAD_TO_SIGMA * float(np.median(distance)), _OUTLIER_FLOOR * abs(median))
     return tuple(int(index) for index in np.flatnonzero(distance > limit))
-
-
-def summarise(blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
-    """Return all statistics of the samples after the warm-up.
-
-    Args:
-        blocks: samples of each block, n ≥ 1 together, in the order of time.
-        percentiles: between 0 and 100.
-
-    Raises:
-        ValueError: there is no sample.
-    """
-    parts = [np.asarray(block, dtype=np.float64) for block in blocks]
-    if not parts or not any(part.size for part in parts):
-        raise ValueError("no samples")
-    x = np.concatenate(parts)
-    tau = autocorrelation_time(x)
-    return Summary(
-        n=x.size,
-        tau=tau,
-        median=block_median(parts, tau),
-        mean=block_mean(parts, tau),
-        std=float(x.std(ddof=1)) if x.size > 1 else None,
-        minimum=float(x.min()),
-        maximum=float(x.max()),
-        percentiles={float(p): percentile_interval(x, p, tau) for p in percentiles},
-        outliers=outliers(x),
-        drift=drift(x),
-    )
 
 
 def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfexp.statistics.blockwise import Summary
 from perfexp.statistics.distributions import ALPHA, Z95, student95
-from perfexp.statistics.estimators import Interval, Samples, Summary, median_error, percentile_interval
+from perfexp.statistics.estimators import Interval, Samples, median_error, percentile_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,15 @@ def of_processes(statistics: Sequence[Interval]) -> Interval:
     half = student95(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
     within = math.hypot(*(one.relative_half_width or 0.0 for one in statistics)) / logs.size
     return _around(math.exp(float(logs.mean())), max(half, within))
+
+
+def geometric_mean(values: Sequence[float]) -> Interval:
+    """Return the geometric mean of exact values, such as one median per process, with the interval of `of_processes`.
+
+    Args:
+        values: P ≥ 2 values above 0.
+    """
+    return of_processes([Interval(value=value, low=None, high=None) for value in values])
 
 
 def combined(summaries: Sequence[Summary], samples: Sequence[Samples]) -> Summary:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from perfexp.profilers import WHOLE, is_profile, profiled_key
+from perfexp.records.point_times import first_median
 from perfexp.records.record import Point, Record, Status
-from perfexp.records.summary import first_median
 from perfexp.records.units import digits, format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, varying

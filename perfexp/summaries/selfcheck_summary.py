@@ -10,9 +10,10 @@ from typing import Any
 
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.cache import JsonCache, cache_folder
+from perfexp.records.point_times import blocks_of
 from perfexp.records.record import Key, Record, Series
-from perfexp.records.summary import blocks_of, series_of_processes
-from perfexp.statistics import estimators, variance
+from perfexp.records.summary import series_of_processes
+from perfexp.statistics import blockwise, variance
 from perfexp.statistics.variance import Component
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.wording import percent
@@ -74,7 +75,7 @@ def spreads(record: Record) -> list[Spread]:
 
 def _spread(key: Key, time: str, series: Sequence[Series]) -> Spread:
     blocks = [blocks_of(one) for one in series]
-    intervals = [estimators.block_median(of_process) for of_process in blocks]
+    intervals = [blockwise.block_median(of_process) for of_process in blocks]
     component = variance.between_processes([[one.value for one in intervals]])
     assert component is not None  # two processes or more
     widths = [one.relative_half_width for one in intervals if one.relative_half_width is not None]

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from perfexp.records import units
+from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
 from perfexp.records.record import Metric
-from perfexp.records.summary import AFTERWARDS, MEGAPIXEL, FirstPrediction, Row, Scaling
+from perfexp.records.summary import MEGAPIXEL, Row, Scaling
 from perfexp.roofline.sentences import pretty
-from perfexp.statistics import estimators
+from perfexp.statistics import blockwise, estimators
 
 #: Metrics with columns of their own.
 PEAK_MEMORY = "memory/peak_bytes"
@@ -114,7 +115,7 @@ def median_text(row: Row) -> str:
     return with_width(row.time.median, bare_time(row.time.median)) if row.time else ""
 
 
-def service_time(row: Row) -> tuple[str, estimators.Summary] | None:
+def service_time(row: Row) -> tuple[str, blockwise.Summary] | None:
     """Return the time whose percentiles a caller sees, with its name: the latency if it was measured."""
     kind = "latency" if "latency" in row.times else row.time_kind
     return (kind, row.times[kind]) if kind else None
@@ -137,12 +138,12 @@ def scope(rows: Iterable[Row]) -> str:
     return f"± this machine: another run of the same command ({counts} processes{spread}){few}"
 
 
-def percentile(summary: estimators.Summary, number: float) -> estimators.Interval:
+def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval:
     """Return a percentile with its interval; the 50th is the median, with the median's interval."""
     return summary.median if number == 50 else summary.percentiles[number]
 
 
-def shortage(summary: estimators.Summary, number: float) -> str:
+def shortage(summary: blockwise.Summary, number: float) -> str:
     """Return why a percentile has no interval: `n too small (80 of 368)`, effective of required samples."""
     have, need = math.floor(summary.n / summary.tau), estimators.samples_needed(number)
     return f"n too small ({have} of {need})" if have < need else "n too small"

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfexp.records.cold_starts import FirstPrediction, first_predictions
 from perfexp.records.record import Key, Record, Status
-from perfexp.records.summary import FirstPrediction, Row, first_predictions, requested_percentiles, scalings
+from perfexp.records.summary import Row, requested_percentiles, scalings
 from perfexp.records.units import prettify
-from perfexp.statistics import estimators
+from perfexp.statistics import blockwise
 from perfexp.summaries.wording import percentile, service_time
 
 #: Values of a metric in a chart of MLflow; more cost time and are not shown.
@@ -117,7 +118,7 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
     yield "point", "ok", float(row.status is Status.OK)
 
 
-def _of_time(time: estimators.Summary) -> Iterator[tuple[str, float]]:
+def _of_time(time: blockwise.Summary) -> Iterator[tuple[str, float]]:
     """Name and value of the statistics of one kind of time; `p50` is the median."""
     yield "p50_ms", time.median.value * 1e3
     if (width := time.median.relative_half_width) is not None:

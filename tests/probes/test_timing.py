@@ -9,7 +9,7 @@ import pytest
 from perfexp.devices.fake import FakeDevice
 from perfexp.measure import verdicts
 from perfexp.probes import depth, queue, timing
-from perfexp.records import summary
+from perfexp.records import point_times
 from perfexp.statistics import estimators
 from perfexp.stopping import Fixed, Precision
 
@@ -347,6 +347,6 @@ def test_series_take_turns_block_by_block_and_what_changes_between_blocks_widens
     for collector in collectors:
         series = collector.series()
         assert series.blocks == list(range(0, 240, 30))
-        time = summary.summary_of(series).median
+        time = point_times.summary_of(series).median
         assert time.high - time.low > 0.03 * time.value
         assert estimators.median_interval(series.samples[:30]).relative_half_width < 0.002

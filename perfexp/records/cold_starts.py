@@ -1,0 +1,53 @@
+"""Cold starts: the time from the start of a process to its first prediction."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from perfexp.records.point_times import series_of
+from perfexp.records.record import Key, Point, Record, Status
+from perfexp.statistics import estimators, variance
+
+#: Series of a cold start that is not part of the first prediction.
+AFTERWARDS = "ttfp/second_call"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstPrediction:
+    """Cold start: time to first prediction of fresh processes.
+
+    Attributes:
+        key: identity of the point.
+        parts: median seconds of the parts over the processes: `process` (its start), `imports`, `context`, `data`,
+            `weights`, `inputs`, `first_call`, and `second_call` after it.
+        total: wall time from the start of a process to its first prediction, waits for the device left out, in
+            seconds; with an interval for several processes.
+        processes: number of measured processes.
+    """
+
+    key: Key
+    parts: dict[str, float]
+    total: estimators.Interval
+    processes: int
+
+
+def first_predictions(record: Record) -> list[FirstPrediction]:
+    """The cold starts of a record, one per size and batch size."""
+    groups: dict[tuple[tuple[int, int], int], list[Point]] = {}
+    for point in record.points:
+        if point.key.phase == "ttfp" and point.status is Status.OK:
+            groups.setdefault((point.key.input_size, point.key.batch_size), []).append(point)
+    found = []
+    for points in groups.values():
+        names = [series.name for series in points[0].series]
+        parts = {
+            name.removeprefix("ttfp/"): statistics.median(
+                sample for point in points for sample in series_of(point, name).samples
+            )
+            for name in names
+        }
+        totals = [sum(series.samples[0] for series in point.series if series.name != AFTERWARDS) for point in points]
+        total = variance.geometric_mean(totals)
+        found.append(FirstPrediction(key=points[0].key, parts=parts, total=total, processes=len(points)))
+    return found

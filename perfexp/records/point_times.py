@@ -1,0 +1,58 @@
+"""Times of one point in one process: statistics of its series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.records.record import Point, Series
+from perfexp.statistics import blockwise, estimators
+
+
+def blocks_of(series: Series) -> list[estimators.Samples]:
+    """The blocks of a series, without its warm-up."""
+    return blockwise.split(series.samples, series.blocks, series.warmup)
+
+
+def summary_of(series: Series, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> blockwise.Summary:
+    """Statistics of a series that has samples after its warm-up."""
+    return blockwise.summarise(blocks_of(series), percentiles)
+
+
+def samples_per_call(point: Point) -> int:
+    """Number of samples per call, over all ranks."""
+    return point.key.batch_size * int(point.facts.get("world_size", 1))
+
+
+def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
+    """Median seconds per call of the first of the named series that has samples; None without samples."""
+    for name in names:
+        series = point.find_series(name)
+        if series is not None and series.measured:
+            return blockwise.block_median(blocks_of(series))
+    return None
+
+
+def first_median(point: Point, *names: str) -> float | None:
+    """The value of `first_median_interval` without its interval."""
+    found = first_median_interval(point, *names)
+    return found.value if found else None
+
+
+def loop_interval(point: Point) -> estimators.Interval | None:
+    """Mean seconds per call in a loop, the basis of rates; None without samples.
+
+    Data loaders may deliver batches in bursts, which the mean includes and the median hides.
+    """
+    for name in ("throughput", "latency"):
+        series = point.find_series(name)
+        if series is not None and series.measured:
+            return blockwise.block_mean(blocks_of(series))
+    return None
+
+
+def series_of(point: Point, name: str) -> Series:
+    """The series with this name; raises KeyError if there is none."""
+    series = point.find_series(name)
+    if series is None:
+        raise KeyError(f"{point.key} has no series {name}")
+    return series

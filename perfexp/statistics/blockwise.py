@@ -1,0 +1,146 @@
+"""Statistics of a series that was taken in blocks, between which other series had their turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfexp.statistics.distributions import Z95, student95
+from perfexp.statistics.estimators import (
+    Drift,
+    Interval,
+    Samples,
+    autocorrelation_time,
+    drift,
+    mean_interval,
+    median_interval,
+    outliers,
+    percentile_interval,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Statistics of the samples after the warm-up, in the unit of the samples.
+
+    Attributes:
+        n: number of samples.
+        tau: integrated autocorrelation time in samples, ≥ 1; n / tau is the number of effective samples.
+        mean: mean with its interval, widened by √τ.
+        std: standard deviation (n - 1); None for n = 1.
+        percentiles: percentiles by number (50, 95, 99); `low` and `high` are None where n is too small.
+        outliers: indices of outliers, which stay in every statistic.
+        drift: None where the samples did not drift.
+    """
+
+    n: int
+    tau: float
+    median: Interval
+    mean: Interval
+    std: float | None
+    minimum: float
+    maximum: float
+    percentiles: dict[float, Interval]
+    outliers: tuple[int, ...]
+    drift: Drift | None
+
+
+def split(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Samples]:
+    """Split samples into the blocks in which they were taken, without the warm-up.
+
+    Args:
+        samples: shape (n,), warm-up included.
+        starts: number of the first sample of each block; none for a single block.
+        warmup: number of warm-up samples, which may end within a block.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    parts = np.split(x[warmup:], [start - warmup for start in starts if start > warmup])
+    return [part for part in parts if part.size]
+
+
+def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
+    """Return the median of all blocks; its interval also holds for other blocks.
+
+    It is the wider one of `median_interval` over all samples and of ± t · s / √B, with s of the medians of B ≥ 3 blocks
+    and t of B - 1 degrees of freedom: a clock that changes between blocks shows in these medians only.
+
+    Args:
+        blocks: samples of each block, at least one.
+        tau: autocorrelation time of all samples; computed if not given.
+    """
+    return _widened(median_interval(np.concatenate(blocks), tau), [float(np.median(block)) for block in blocks])
+
+
+def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
+    """Return the mean of all blocks (total time over calls); its interval also holds for other blocks.
+
+    It is the widest one of three: `mean_interval` over all samples; the batch means' ± t · s / √B, with a block as a
+    batch (Law, "Simulation Modeling and Analysis", 2015, section 9.5.3); and that of rare slow calls. If k groups of
+    outliers take a share of the time, their number is Poisson distributed and their length about exponential, so that
+    the share is known to ± 1.96 · √(2 / k) of itself.
+
+    Args:
+        blocks: samples of each block, at least one.
+        tau: autocorrelation time of all samples; computed if not given.
+    """
+    x = np.concatenate(blocks)
+    found = _widened(mean_interval(x, tau), [float(block.mean()) for block in blocks])
+    return _with_half(found, _rare_half_width(x))
+
+
+def _rare_half_width(x: Samples) -> float:
+    """Return the half-width of the mean that follows from rare groups of slow samples."""
+    median = float(np.median(x))
+    slow = np.asarray([index for index in outliers(x) if x[index] > median])
+    if not slow.size:
+        return 0.0
+    groups = 1 + int((np.diff(slow) > 1).sum())
+    return Z95 * math.sqrt(2 / groups) * float((x[slow] - median).sum()) / x.size
+
+
+def _widened(within: Interval, centers: Sequence[float]) -> Interval:
+    """Widen an interval to the one that follows from the spread of at least three blocks."""
+    if within.low is None or within.high is None or len(centers) < 3:
+        return within
+    return _with_half(within, student95(len(centers) - 1) * float(np.std(centers, ddof=1)) / math.sqrt(len(centers)))
+
+
+def _with_half(interval: Interval, half: float) -> Interval:
+    """Return an interval that reaches at least a half-width to both sides of the value."""
+    if interval.low is None or interval.high is None:
+        return interval
+    value = interval.value
+    return Interval(value=value, low=min(interval.low, value - half), high=max(interval.high, value + half))
+
+
+def summarise(blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
+    """Return all statistics of the samples after the warm-up.
+
+    Args:
+        blocks: samples of each block, n ≥ 1 together, in the order of time.
+        percentiles: between 0 and 100.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    parts = [np.asarray(block, dtype=np.float64) for block in blocks]
+    if not parts or not any(part.size for part in parts):
+        raise ValueError("no samples")
+    x = np.concatenate(parts)
+    tau = autocorrelation_time(x)
+    return Summary(
+        n=x.size,
+        tau=tau,
+        median=block_median(parts, tau),
+        mean=block_mean(parts, tau),
+        std=float(x.std(ddof=1)) if x.size > 1 else None,
+        minimum=float(x.min()),
+        maximum=float(x.max()),
+        percentiles={float(p): percentile_interval(x, p, tau) for p in percentiles},
+        outliers=outliers(x),
+        drift=drift(x),
+    )
