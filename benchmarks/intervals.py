@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfexp.statistics import estimators
+from perfexp.statistics import blockwise, estimators
 from perfexp.stopping import Precision
 from tests.simulation import SERIES, autoregressive, iid, nvbench_stdrel_calls, take, true_median
 
@@ -32,9 +32,8 @@ def row(name: str, epsilon: float) -> tuple[float, float]:
         samples, monitor = take(
             Precision(epsilon=epsilon, max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 20_000)
         )
-        kept = samples[monitor.warmup(samples) :]
-        interval = estimators.median_interval(kept)
-        calls.append(kept.size)
+        interval = blockwise.block_median(blockwise.split(samples, monitor.starts, monitor.warmup(samples)))
+        calls.append(samples.size - monitor.warmup(samples))
         covered += interval.low is not None and interval.low <= truth <= interval.high
     return float(np.median(calls)), covered / RUNS
 
@@ -45,7 +44,7 @@ def cut_short(source: Callable[[np.random.Generator, int], NDArray[np.float64]],
     for _ in range(RUNS):
         rule = Precision(epsilon=1e-9, max_seconds=calls, warmup_seconds=0)
         samples, monitor = take(rule, source(rng, int(4 * calls) + 10))
-        interval = estimators.median_interval(samples[monitor.warmup(samples) :])
+        interval = blockwise.block_median(blockwise.split(samples, monitor.starts, monitor.warmup(samples)))
         if interval.low is not None and interval.high is not None:
             has += 1
             held += interval.low <= 1 <= interval.high
