@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Key, Point, Record, Status
+from perfexp.records.point_times import loop_interval
+from perfexp.records.record import Key, Point, Record, Status, without_replicate
 from perfexp.speed.result import Mode, Speed
-from perfexp.statistics import estimators
+from perfexp.statistics import estimators, variance
 
 _PHASE = "train"
-#: Series with the time of a step, the best first.
-_SERIES = ("throughput", "latency")
 
 
 def of_record(record: Record, folder: Path) -> list[Speed]:
     """Return the speed of every training point of a run, whatever its status; `folder` is the run's.
 
-    images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log.
+    images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log. The
+    processes of a point have one speed together, or one each where the plan names their number (`replicate`).
     """
     log_file = str(RunPaths(folder.resolve()).log)
-    points = [point for point in record.points if point.key.phase == _PHASE]
-    speeds = [(point.key, _of_point(point, record.plan, log_file)) for point in points]
+    together: dict[Key, list[Point]] = defaultdict(list)
+    for point in record.points:
+        if point.key.phase == _PHASE:
+            together[point.key if record.plan.get("replicate") else without_replicate(point.key)].append(point)
+    speeds = [(key, _of_point(points, record.plan, log_file)) for key, points in together.items()]
     alike: dict[str, list[Key]] = defaultdict(list)
     for key, speed in speeds:
         alike[speed.file_name].append(key)
     return [replace(speed, label=_label(key, alike[speed.file_name])) for key, speed in speeds]
 
 
-def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
+def _of_point(processes: Sequence[Point], plan: Mapping[str, Any], log_file: str) -> Speed:
+    point = processes[0]
     num_gpus = _num_gpus(point.facts, plan)
-    time = _time(point) if point.status is Status.OK else None
+    times = [time for one in processes if one.status is Status.OK and (time := loop_interval(one)) and time.value > 0]
+    time = variance.of_processes(times) if times and point.status is Status.OK else None
     rate = _rate(time, point.key.batch_size * num_gpus) if time else None
     if time is None or rate is None:
         remark = str(point.status) if point.status is not Status.OK else "no time was measured"
@@ -54,15 +59,6 @@ def _of_point(point: Point, plan: Mapping[str, Any], log_file: str) -> Speed:
         failed=rate is None,
         remark=remark,
     )
-
-
-def _time(point: Point) -> estimators.Interval | None:
-    """Return the mean seconds of a step; None if no step was timed."""
-    for name in _SERIES:
-        series = point.find_series(name)
-        if series is not None and series.measured:
-            return estimators.mean_interval(series.measured)
-    return None
 
 
 def _rate(time: estimators.Interval, images: int) -> estimators.Interval | None:

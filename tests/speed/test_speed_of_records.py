@@ -138,6 +138,11 @@ def test_so_is_one_without_a_usable_time(point, make_record, tmp_path):
 def test_points_that_only_size_or_process_tell_apart_have_files_of_their_own(make_record, tmp_path):
     record = make_record()
     record.points = [trained(0.25, size=(256, 256)), trained(0.5), trained(0.5, replicate=1), trained(0.5, batch=8)]
+    together = [speed.file_name for speed in of_record(record, tmp_path)]
+    assert together == [f"resnet50_{size}_sp_bs2_amp_fp16_1_speed" for size in ("256", "512x1024")] + [
+        "resnet50_sp_bs8_amp_fp16_1_speed"
+    ]
+    record.plan["replicate"] = 2
     found = of_record(record, tmp_path)
     assert [speed.file_name for speed in found] == [
         "resnet50_256_replicate0_sp_bs2_amp_fp16_1_speed",
