@@ -117,7 +117,6 @@ def _time_columns(row: Row, about: Subject) -> Line:
         "phase": row.key.phase,
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
-        "replicate": row.key.replicate,
         "time_kind": row.time_kind,
         "median_ms": to_ms(time.median.value) if time else None,
         "ci_low_ms": to_ms(time.median.low) if time else None,
