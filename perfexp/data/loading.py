@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -16,8 +18,12 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perfexp.errors import PerfexpError, Unsupported, UserError
-from perfexp.host import lifeline
+from perfexp.host import lifeline, locks
 from perfexp.models import Batch, Session
+
+#: Longest path of the temporary folder in which a Unix socket (`/pymp-xxxxxxxx/listener-xxxxxxxx`) can be made: its
+#: whole path has at most 107 bytes on Linux, 103 on macOS.
+_LONGEST_FOLDER = 70
 
 #: Mean and deviation of ImageNet, red, green, blue, for values from 0 to 1.
 MEAN = (0.485, 0.456, 0.406)
@@ -123,6 +129,7 @@ class Loading:
             training: whether to shuffle, unless `order` is given.
             seed: seed of the order and of the processes' random numbers.
         """
+        _shorten_sockets()
         return DataLoader(
             dataset,
             batch_size=batch_size,
@@ -235,6 +242,17 @@ def check_batch(count: int, batch_size: int) -> None:
             f"There are {count} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
             "pictures."
         )
+
+
+def _shorten_sockets() -> None:
+    """Choose a folder for the sockets through which a loader's processes hand over batches.
+
+    Where the path of a socket is too long, multiprocessing prints an error in the process that loads, and this one
+    waits for its batch forever. TMPDIR is long in the jobs of some clusters.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        with patch.object(tempfile, "tempdir", str(locks.TEMPORARY)):
+            multiprocessing.util.get_temp_dir()  # made once per process, inherited by those that it starts
 
 
 def _tie(parent: int, worker: int) -> None:

@@ -44,6 +44,27 @@ def test_a_process_that_loads_ends_though_its_parent_was_killed_before_it_could_
     assert (parent.returncode, printed) == (-signal.SIGKILL, "begun\n")
 
 
+#: A loader whose process hands over one batch.
+BATCH = """
+import torch
+from perfexp.data.loading import Loading
+loading = Loading(workers=1, pin_memory=False, prefetch_factor=1)
+print(next(iter(loading.loader([torch.ones(2)], 1, torch.stack, training=False, seed=0))).tolist())
+"""
+
+
+@pytest.mark.slow
+def test_batches_arrive_though_the_path_of_the_temporary_folder_is_too_long_for_a_socket(tmp_path):
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    command = [sys.executable, "-c", BATCH]
+    root = Path(__file__).parent.parent.parent
+    ended = subprocess.run(
+        command, cwd=root, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stdout) == (0, "[[1.0, 1.0]]\n"), ended.stderr
+
+
 class Loader:
     """Gives three batches, and notes which of those before are still there."""
 
