@@ -6,12 +6,15 @@
 Each command runs as often as `--runs` says, in turns, each run in fresh processes. For each point and kind of time: the
 share of the intervals that hold the mean of all runs, the share of pairs of intervals that are disjoint, the standard
 deviation between runs, and the median printed half-width. With `--json=FILE` also every interval.
+
+The history of runs, which widens intervals from the third run on, is empty at the beginning.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -35,7 +38,8 @@ Cells = dict[str, list[Interval]]
 def run(command: str, folder: Path) -> Record:
     """Measure once in fresh processes."""
     arguments = [sys.executable, "-m", "perfexp", *shlex.split(command), "tracking=none", f"output_dir={folder}"]
-    done = subprocess.run(arguments, capture_output=True, text=True)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder.parent / "cache")}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{command}: exit code {done.returncode}\n{done.stderr[-2000:]}")
     return Record.load(folder)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from PIL import Image
 
 from perfexp.host import process
 from perfexp.main import main
+from perfexp.orchestration import run_history
 from perfexp.records.record import (
     Artifact,
     Diagnostic,
@@ -60,6 +62,13 @@ def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests send to stores of their own, whatever the environment says."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs of this process know those of the same test only."""
+    folder = tmp_path_factory.getbasetemp() / "histories" / uuid.uuid4().hex
+    monkeypatch.setattr(run_history, "cache_folder", lambda name: folder / name)
 
 
 #: Written where a run would draw a picture.

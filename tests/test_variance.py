@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from perfexp.statistics import variance
+from perfexp.statistics.estimators import Interval
 from perfexp.statistics.variance import Component
 
 
@@ -82,3 +83,40 @@ def test_the_interval_of_a_spread_holds_the_true_one():
 def test_components_are_pooled_by_their_degrees_of_freedom():
     pooled = variance.pooled([Component(variance=1e-4, degrees=1), Component(variance=4e-4, degrees=2)])
     assert (pooled.variance, pooled.degrees) == (pytest.approx(3e-4), 3)
+
+
+@pytest.mark.parametrize(("earlier", "of_last", "of_others"), [(2, 3, 3), (5, 3, 3), (5, 1, 3), (9, 3, 1), (9, 3, 10)])
+def test_the_interval_of_a_run_holds_the_mean_of_all_runs_whatever_the_numbers_of_processes(
+    earlier, of_last, of_others
+):
+    generator = np.random.default_rng(13)
+    held = []
+    for _ in range(1000):
+        counts = [of_others] * earlier + [of_last]
+        runs = [np.exp(generator.normal(0, 0.03) + generator.normal(0, 0.01, count)) for count in counts]
+        component = variance.of_run(runs)
+        assert component.degrees == earlier
+        half_width = stats.t.ppf(0.975, component.degrees) * math.sqrt(component.variance)
+        held.append(abs(np.log(runs[-1]).mean()) <= half_width)
+    assert 0.94 < np.mean(held) < 0.999  # above 95 %, because the run itself is among those that show the spread
+
+
+def test_two_runs_show_how_processes_differ_and_not_how_runs_do():
+    component = variance.of_run([[1.0, 1.02, 0.98], [1.1, 1.12, 1.08]])
+    assert component.degrees == 4
+    assert math.sqrt(component.variance) == pytest.approx(0.02 / math.sqrt(3), rel=0.05)
+
+
+def test_a_run_that_was_never_repeated_has_no_component():
+    assert variance.of_run([[1.0]]) is None
+    assert variance.of_run([[1.0], [1.1]]) is None
+
+
+def test_an_interval_is_widened_by_earlier_runs_and_never_narrowed():
+    interval = Interval(value=2.0, low=1.98, high=2.02)
+    wide = variance.at_least(interval, Component(variance=0.03**2, degrees=4))
+    assert wide.relative_half_width == pytest.approx(0.03 * stats.t.ppf(0.975, 4), rel=0.01)
+    same = variance.at_least(interval, Component(variance=0.0, degrees=4))
+    assert same.relative_half_width == pytest.approx(0.01, rel=0.001)
+    unknown = Interval(value=2.0, low=None, high=None)
+    assert variance.at_least(unknown, Component(variance=0.03**2, degrees=4)) == unknown

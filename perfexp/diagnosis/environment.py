@@ -41,6 +41,8 @@ NSIGHT = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
     "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
 }
+#: Facts that two environments with comparable times share.
+_IDENTITY = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
 #: Facts of a device that limit its clock, and that its administrator may change at any time.
 _LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device.auto_boost")
 _SQLITE_MAGIC = b"SQLite format 3\0"
@@ -94,12 +96,16 @@ class _File(msgspec.Struct):
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Differences between two environments that make times incomparable: name, old and new."""
-    places = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
-    pairs = [(place, fact_at(before, place), fact_at(now, place)) for place in places]
+    pairs = [(place, fact_at(before, place), fact_at(now, place)) for place in _IDENTITY]
     # an earlier version, or another user's rights, may leave these out
     limits = [(place, fact_at(before, place), fact_at(now, place)) for place in _LIMITS]
     pairs += [limit for limit in limits if None not in limit]
     return [(place, old, new) for place, old, new in pairs if old != new]
+
+
+def identity(facts: dict[str, Any]) -> dict[str, Any]:
+    """The host, and the facts that two environments with comparable times share."""
+    return {place: fact_at(facts, place) for place in ("host", *_IDENTITY, *_LIMITS)}
 
 
 def fact_at(facts: dict[str, Any], place: str) -> Any:

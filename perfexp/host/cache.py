@@ -25,15 +25,19 @@ class JsonCache:
         self.path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         self._entries: dict[str, Any] | None = None
 
-    def find(self, key: str) -> Any:
-        """Return the value of a key, or None."""
+    def entries(self) -> dict[str, Any]:
+        """Return all values by key, oldest first."""
         if self._entries is None:
             self._entries = self._read()
-        return self._entries.get(key)
+        return self._entries
+
+    def find(self, key: str) -> Any:
+        """Return the value of a key, or None."""
+        return self.entries().get(key)
 
     def add(self, key: str, value: Any) -> None:
         """Store a JSON value; concurrent runs may do so at the same time."""
-        self._entries = {**(self._entries or {}), key: value}
+        self._entries = {**self.entries(), key: value}
         self._rewrite(lambda entries: {**entries, key: value})
 
     def remove(self, keys: Iterable[str]) -> None:

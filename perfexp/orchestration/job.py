@@ -12,7 +12,7 @@ from typing import Any, Self
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
-from perfexp.orchestration import supervisor
+from perfexp.orchestration import run_history, supervisor
 from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.preparation import is_of_perfexp, prepare, profiler_settings, profiles_again
 from perfexp.orchestration.progress_relay import ProgressRelay
@@ -138,10 +138,12 @@ class Run:
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         record = assemble(self.assignment, self._job)
+        record.earlier = run_history.recall(record)
         try:
             write_atomically(self._paths.record, record.to_json())
         except OSError as error:
             raise disk_error(error) from error
+        run_history.remember(record)
         return record
 
     def publish(self, record: Record) -> Record:

@@ -66,8 +66,8 @@ DIAGNOSTICS: dict[str, Rule] = {
     "processes_differ": Rule(
         NOTE,
         "processes differ by more than their own calls explain",
-        "the medians of {processes} processes differ by {spread:.1%} (standard deviation), which their calls do not "
-        "show; the interval includes it",
+        "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
+        "calls do not show; the interval includes it",
         "use more processes (replicate=N) for a narrower interval",
     ),
     "scaling_unexpected": Rule(

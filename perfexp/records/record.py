@@ -202,6 +202,22 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: str
 
 
+class EarlierTime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A time of a point in earlier runs of the same command on this machine, oldest first.
+
+    Attributes:
+        key: key of the point in the first process.
+        time: name of the series.
+        method: method of the device's time, `queue` or `graph`; None for other times.
+        runs: for each run and each of its processes, median and mean seconds per call.
+    """
+
+    key: Key
+    time: str
+    method: str | None = None
+    runs: list[list[tuple[float, float]]]
+
+
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The place of a run in its sweep.
 
@@ -239,6 +255,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         doubts: diagnostics of the whole run.
         artifacts: files of the run.
         sweep: place in a sweep, if any.
+        earlier: times of the same points in earlier runs, which widen the intervals of this one.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -256,6 +273,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     doubts: list[Diagnostic] = []
     artifacts: list[Artifact] = []
     sweep: SweepMembership | None = None
+    earlier: list[EarlierTime] = []
 
     def to_json(self) -> bytes:
         """The record as indented JSON."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, combinations
 
 import msgspec
 import numpy as np
 
-from perfexp.records import diagnostics
+from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import first_median, first_median_interval, samples_per_call, series_of, summary_of
-from perfexp.records.record import Key, Metric, Point, Record, Series, Status, without_replicate
+from perfexp.records.record import EarlierTime, Key, Metric, Point, Record, Series, Status, without_replicate
 from perfexp.statistics import blockwise, estimators, scaling, variance
 
 #: Times that can represent a point, best first.
@@ -49,6 +50,7 @@ class Row:
         processes: number of processes behind `time`.
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
+        runs: number of earlier runs of the same command that the intervals of `time` include.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
         metrics: single figures of the point.
@@ -64,6 +66,7 @@ class Row:
     processes: int
     spread: float | None
     is_pooled: bool = False
+    runs: int = 0
     phases: dict[str, float]
     samples_per_call: int
     metrics: tuple[Metric, ...]
@@ -102,7 +105,10 @@ def rows(record: Record) -> list[Row]:
     """One row per timed point, in the order of the record; the processes that measured it are combined."""
     percentiles = requested_percentiles(record)
     groups = _by_point(record)
-    known = [row(points, percentiles) for points in groups.values()]
+    earlier: dict[Key, dict[str, EarlierTime]] = {}
+    for time in record.earlier:
+        earlier.setdefault(time.key, {})[time.time] = time
+    known = [row(points, percentiles, earlier.get(key)) for key, points in groups.items()]
     components = _components(list(groups.values()))
     known = [_widened(each, components) for each in known]
     raised = _scaling_doubts(known)
@@ -143,15 +149,26 @@ def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component])
     times = dict(row.times)
     for name, time in row.times.items():
         if component := components.get((row.key.phase, name)):
-            times[name] = replace(
-                time,
-                median=variance.widened(time.median, component),
-                mean=variance.widened(time.mean, component),
-                percentiles={p: variance.widened(interval, component) for p, interval in time.percentiles.items()},
-            )
+            widen = partial(variance.widened, component=component)
+            times[name] = time.widened(widen, widen)
     if times == row.times:
         return row
     return replace(row, times=times, is_pooled=True)
+
+
+def centers(processes: Sequence[blockwise.Summary]) -> list[tuple[float, float]]:
+    """Median and mean of each process."""
+    return [(one.median.value, one.mean.value) for one in processes]
+
+
+def _of_runs(time: blockwise.Summary, runs: Sequence[Sequence[tuple[float, float]]]) -> blockwise.Summary | None:
+    """Widen the intervals of the last run to those of other runs of the same command; None if these are too few."""
+    if any(value <= 0 for run in runs for center in run for value in center):
+        return None
+    median, mean = (variance.of_run([[center[place] for center in run] for run in runs]) for place in (0, 1))
+    if median is None or mean is None:
+        return None
+    return time.widened(partial(variance.at_least, component=median), partial(variance.at_least, component=mean))
 
 
 def scalings(known: Sequence[Row]) -> list[Scaling]:
@@ -178,14 +195,19 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
     return tuple(float(p) for p in numbers if 0 < p < 100) or (50.0, 95.0, 99.0)
 
 
-def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Row:
+def row(
+    points: Sequence[Point],
+    percentiles: Sequence[float] = (50.0, 95.0, 99.0),
+    earlier: Mapping[str, EarlierTime] | None = None,
+) -> Row:
     """The figures of one point with the requested percentiles, in percent.
 
     Args:
         points: results of the processes that measured it; figures other than times are those of the first one.
+        earlier: times of the point in earlier runs of the same command, by name.
     """
     first = points[0]
-    times, spreads, processes = {}, {}, {}
+    times, spreads, processes, runs = {}, {}, {}, {}
     for name in TIME_KINDS:
         if measured := _comparable(points, name):
             series = [series_of(point, name) for point in measured]
@@ -193,6 +215,10 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
             times[name] = variance.combined(summaries, [np.asarray(one.measured) for one in series])
             component = variance.between_processes([[one.median.value for one in summaries]])
             spreads[name], processes[name] = component.spread if component else None, len(series)
+            if earlier and name in earlier:
+                widened = _of_runs(times[name], [*earlier[name].runs, centers(summaries)])
+                if widened is not None:
+                    times[name], runs[name] = widened, len(earlier[name].runs)
     kind = next(iter(times), None)
     doubts = [*first.doubts, *_statistical_doubts(first, kind)]
     for other in points[1:]:
@@ -208,6 +234,7 @@ def row(points: Sequence[Point], percentiles: Sequence[float] = (50.0, 95.0, 99.
         times=times,
         processes=processes[kind] if kind else 0,
         spread=spreads[kind] if kind else None,
+        runs=runs.get(kind or "", 0),
         phases={
             part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
             for part in first.series
@@ -327,7 +354,8 @@ def _process_doubts(points: Sequence[Point], kind: str | None) -> list[Diagnosti
     within = [median.relative_half_width or 0.0 for median in found]
     if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
         return []
-    return [diagnostics.make("processes_differ", processes=len(found), spread=component.spread)]
+    medians = ", ".join(units.format_seconds(median.value, 3) for median in found)
+    return [diagnostics.make("processes_differ", processes=len(found), medians=medians, spread=component.spread)]
 
 
 def _reached(achieved: float | None, target: float | None) -> str:

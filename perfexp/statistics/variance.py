@@ -12,6 +12,9 @@ from perfexp.statistics.blockwise import Summary
 from perfexp.statistics.distributions import ALPHA, Z95, student95
 from perfexp.statistics.estimators import Interval, Samples, median_error, percentile_interval
 
+#: Number of runs from which their means show how runs differ.
+_LEAST_RUNS = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
@@ -98,6 +101,40 @@ def of_processes(statistics: Sequence[Interval]) -> Interval:
     half = student95(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
     within = math.hypot(*(one.relative_half_width or 0.0 for one in statistics)) / logs.size
     return _around(math.exp(float(logs.mean())), max(half, within))
+
+
+def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
+    """Return the variance of the last run's geometric mean, by its processes and by earlier runs of the same command.
+
+    From `_LEAST_RUNS` runs on it is the variance of the runs' means, corrected for the number of processes: runs at
+    other times also differ by the state of the machine. It is never below the variance that the processes explain.
+
+    Args:
+        runs: for each run, the statistic of its processes, above 0; the run in question is the last one.
+
+    Returns:
+        None if nothing was repeated.
+    """
+    logs = [np.log(np.asarray(run)) for run in runs]
+    processes = between_processes(runs)
+    within = processes.variance if processes else 0.0
+    if len(runs) >= _LEAST_RUNS:
+        spread = float(np.var([log.mean() for log in logs], ddof=1))
+        inverse = [1 / log.size for log in logs]
+        value = max(spread + within * (inverse[-1] - float(np.mean(inverse))), within * inverse[-1])
+        return Component(variance=value, degrees=len(runs) - 1)
+    return Component(variance=within / logs[-1].size, degrees=processes.degrees) if processes else None
+
+
+def at_least(interval: Interval, component: Component) -> Interval:
+    """Widen an interval to that of a normal logarithm with this variance, unless it is wider already.
+
+    Without an interval it stays as it is.
+    """
+    width = interval.relative_half_width
+    if width is None:
+        return interval
+    return _around(interval.value, max(student95(component.degrees) * math.sqrt(component.variance), width))
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:

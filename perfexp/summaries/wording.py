@@ -39,14 +39,22 @@ _SHARES = (
 )
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
+#: A half-width from which both ends of an interval are shown: they are no longer equally far.
+_WIDE = 0.2
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
 _TWO_PROCESSES = "two processes predict little of a third: the interval is ± 12.7 standard errors; of five it is ± 2.8"
 
 
-def with_width(interval: estimators.Interval, text: str) -> str:
-    """Return a figure's text with the relative half-width of its interval, or `no interval`."""
+def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
+    """Return a figure's text with the relative half-width of its interval, or `no interval`.
+
+    Args:
+        ends: both ends of the interval as text, which replace a half-width above 20 %: `(24 … 51 ms)`.
+    """
     width = interval.relative_half_width
+    if ends and width is not None and width > _WIDE:
+        return f"{text} ({ends})"
     return f"{text} ± {percent(width)}" if width is not None else f"{text}, no interval"
 
 
@@ -112,7 +120,9 @@ def median_title(kinds: Sequence[str]) -> str:
 
 def median_text(row: Row) -> str:
     """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without."""
-    return with_width(row.time.median, bare_time(row.time.median)) if row.time else ""
+    if not row.time:
+        return ""
+    return with_width(row.time.median, bare_time(row.time.median), range_text(row.time.median))
 
 
 def service_time(row: Row) -> tuple[str, blockwise.Summary] | None:
@@ -127,6 +137,8 @@ def scope(rows: Iterable[Row]) -> str:
     if not timed:
         return ""
     alone = [row for row in timed if row.processes == 1]
+    if runs := min(row.runs for row in timed):
+        return f"± this machine: another run of the same command, by {units.counted(runs, 'earlier run')} of it"
     if any(not row.is_pooled for row in alone):
         return "± one process: another run on this machine may differ by more (replicate=3)"
     if alone:

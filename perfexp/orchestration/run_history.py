@@ -1,0 +1,67 @@
+"""Run history: earlier runs of the same command on this machine, which widen the intervals of the next one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import msgspec
+
+from perfexp.diagnosis import environment
+from perfexp.host.cache import JsonCache, cache_folder
+from perfexp.plan.plan_file import NOT_MEASURED
+from perfexp.records.point_times import summary_of
+from perfexp.records.record import EarlierTime, Record
+from perfexp.records.summary import centers, series_of_processes
+
+#: Number of runs of a command that are remembered, the newest.
+_MOST_RUNS = 20
+#: Keys of a plan that decide how often its points are measured and what else is measured.
+_EXTENT = ("stopping", "replicate", "percentiles", "probes", "probe", "ttfp")
+#: Kinds of devices of which a machine has one; others have a UUID.
+_SINGLE = ("cpu", "mps")
+
+
+def remember(record: Record) -> None:
+    """Cache the times of a run, and drop the oldest runs of its command."""
+    if (cache := _cache(record)) and (times := _times(record)):
+        cache.add(record.uid, msgspec.to_builtins(times))
+        cache.remove(list(cache.entries())[:-_MOST_RUNS])
+
+
+def recall(record: Record) -> list[EarlierTime]:
+    """Return the times of the record's points in earlier runs of its command."""
+    if not (cache := _cache(record)):
+        return []
+    times = {(time.key, time.time, time.method): time for time in _times(record)}
+    for time in times.values():
+        time.runs.clear()
+    for uid, run in cache.entries().items():
+        for earlier in msgspec.convert(run, list[EarlierTime]) if uid != record.uid else ():
+            if same := times.get((earlier.key, earlier.time, earlier.method)):
+                same.runs += earlier.runs
+    return [time for time in times.values() if time.runs]
+
+
+def _times(record: Record) -> list[EarlierTime]:
+    points = {point.key: point for point in record.points}
+    return [
+        EarlierTime(
+            key=key,
+            time=name,
+            method=points[key].facts.get("device_method") if name == "device" else None,
+            runs=[centers([summary_of(one, ()) for one in series])],
+        )
+        for key, name, series in series_of_processes(record)
+    ]
+
+
+def _cache(record: Record) -> JsonCache | None:
+    """Return the cache of a command; None where its model's code or its device may be another one next time."""
+    device = record.environment.get("device", {})
+    is_known = device.get("uuid") or device.get("kind") in _SINGLE
+    if not is_known or not str(record.plan["model"].get("_target_")).startswith("perfexp."):
+        return None
+    plan = {key: value for key, value in record.plan.items() if key not in (*NOT_MEASURED, *_EXTENT)}
+    digest = hashlib.sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
+    return JsonCache(cache_folder("runs"), {"plan": digest, **environment.identity(record.environment)})

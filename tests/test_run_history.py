@@ -1,0 +1,112 @@
+"""Earlier runs of the same command on the same device widen the intervals of the next one, and of no other."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from perfexp import commands
+from perfexp.devices.fake import FakeDevice
+from perfexp.orchestration import run_history
+from perfexp.records.record import Record
+from perfexp.records.summary import rows
+
+COMMAND = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "tracking=none", "ttfp=false")
+#: Factors on the device's times of the runs 0, 1, ….
+FACTORS = np.exp(np.random.default_rng(2).normal(0, 0.05, 6)).tolist()
+
+
+@pytest.fixture
+def measure(run, monkeypatch, tmp_path):
+    """A function that measures on a device with a UUID, in each run slower by another factor; gives the record."""
+    launch, facts, factors, numbers = FakeDevice.launch, FakeDevice.facts, itertools.cycle(FACTORS), itertools.count()
+
+    def measure(*overrides, uuid="GPU-1", code=0):
+        factor = next(factors)
+
+        def slower(device, work_seconds, host_seconds=None):
+            return launch(device, work_seconds * factor, host_seconds)
+
+        monkeypatch.setattr(FakeDevice, "launch", slower)
+        monkeypatch.setattr(FakeDevice, "facts", lambda device: {**facts(device), "uuid": uuid})
+        folder = f"run{next(numbers)}"
+        assert run(*COMMAND, *overrides, f"output_dir={folder}")[0] == code
+        return Record.load(tmp_path / folder)
+
+    return measure
+
+
+def row_of(record):
+    [row] = rows(record)
+    return row
+
+
+def half_width(record):
+    return row_of(record).times["device"].median.relative_half_width
+
+
+def test_from_the_third_run_on_the_interval_is_that_of_runs(measure):
+    records = [measure() for _ in range(6)]
+    assert [row_of(record).runs for record in records] == [0, 0, 2, 3, 4, 5]
+    assert max(half_width(record) for record in records[:2]) < 0.01
+    for number, record in enumerate(records[2:], start=3):
+        medians = np.log([row_of(each).times["device"].median.value for each in records[:number]])
+        expected = math.sinh(stats.t.ppf(0.975, number - 1) * medians.std(ddof=1))
+        assert half_width(record) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsys):
+    for _ in range(3):
+        record = measure()
+    time = next(time for time in record.earlier if time.time == "device")
+    assert time.method == "queue"
+    assert [len(run) for run in time.runs] == [1, 1]
+    assert commands.run(["show", "run2"]) == 0
+    assert "± this machine: another run of the same command, by 2 earlier runs of it" in capsys.readouterr().out
+
+
+def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
+    measure("replicate=5")
+    alone = row_of(measure())
+    assert (alone.processes, alone.runs) == (1, 1)
+
+
+@pytest.mark.parametrize("other", [{"overrides": ("batch_size=2",)}, {"uuid": "GPU-2"}])
+def test_another_plan_and_another_device_have_a_history_of_their_own(measure, other):
+    for _ in range(3):
+        measure()
+    record = measure(*other.get("overrides", ()), uuid=other.get("uuid", "GPU-1"))
+    assert record.earlier == []
+
+
+def test_other_extent_of_the_measurement_is_the_same_command(measure):
+    for _ in range(2):
+        measure()
+    assert row_of(measure("stopping=coarse", "percentiles=[50]")).runs == 2
+
+
+def test_no_more_runs_are_remembered_than_the_limit(measure, monkeypatch):
+    monkeypatch.setattr(run_history, "_MOST_RUNS", 3)
+    runs = [row_of(measure()).runs for _ in range(6)]
+    assert runs == [0, 0, 2, 3, 3, 3]
+
+
+def test_a_device_that_cannot_be_told_from_others_has_no_history(measure):
+    for _ in range(3):
+        record = measure(uuid=None)
+    assert record.earlier == []
+
+
+def test_a_resumed_run_is_no_earlier_run_of_itself(measure, run):
+    measure()
+    for _ in range(3):
+        assert run(*COMMAND, "output_dir=run0")[0] == 0
+    assert Record.load(run.folder / "run0").earlier == []
+
+
+def test_points_that_failed_widen_nothing(measure):
+    for _ in range(3):
+        measure("model.faults.oom=1000", code=1)
+    assert measure("model.faults.oom=1000", code=1).earlier == []
