@@ -110,3 +110,12 @@ def test_points_that_failed_widen_nothing(measure):
     for _ in range(3):
         measure("model.faults.oom=1000", code=1)
     assert measure("model.faults.oom=1000", code=1).earlier == []
+
+
+@pytest.mark.parametrize("content", ["", '{"findings": {"a": [{"time": 5}]}}', '{"findings": []}'])
+def test_a_history_that_cannot_be_read_counts_as_none(measure, monkeypatch, tmp_path, content):
+    monkeypatch.setattr(run_history, "cache_folder", lambda name: tmp_path / name)
+    measure()
+    [file] = (tmp_path / "runs").glob("*.json")
+    file.write_text(content)
+    assert measure().earlier == []

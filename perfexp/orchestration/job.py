@@ -138,12 +138,11 @@ class Run:
     def save(self) -> Record:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         record = assemble(self.assignment, self._job)
-        record.earlier = run_history.recall(record)
+        record.earlier = run_history.exchange(record)
         try:
             write_atomically(self._paths.record, record.to_json())
         except OSError as error:
             raise disk_error(error) from error
-        run_history.remember(record)
         return record
 
     def publish(self, record: Record) -> Record:

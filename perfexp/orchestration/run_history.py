@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import chain
 
 import msgspec
 
@@ -11,7 +12,7 @@ from perfexp.diagnosis import environment
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.plan.plan_file import NOT_MEASURED
 from perfexp.records.point_times import summary_of
-from perfexp.records.record import EarlierTime, Record
+from perfexp.records.record import EarlierTime, Key, Record
 from perfexp.records.summary import centers, series_of_processes
 
 #: Number of runs of a command that are remembered, the newest.
@@ -22,25 +23,23 @@ _EXTENT = ("stopping", "replicate", "percentiles", "probes", "probe", "ttfp")
 _SINGLE = ("cpu", "mps")
 
 
-def remember(record: Record) -> None:
-    """Cache the times of a run, and drop the oldest runs of its command."""
-    if (cache := _cache(record)) and (times := _times(record)):
-        cache.add(record.uid, msgspec.to_builtins(times))
-        cache.remove(list(cache.entries())[:-_MOST_RUNS])
-
-
-def recall(record: Record) -> list[EarlierTime]:
-    """Return the times of the record's points in earlier runs of its command."""
-    if not (cache := _cache(record)):
+def exchange(record: Record) -> list[EarlierTime]:
+    """Return the times of the record's points in earlier runs of its command, and cache those of this run."""
+    if not ((cache := _cache(record)) and (times := _times(record))):
         return []
-    times = {(time.key, time.time, time.method): time for time in _times(record)}
-    for time in times.values():
-        time.runs.clear()
-    for uid, run in cache.entries().items():
-        for earlier in msgspec.convert(run, list[EarlierTime]) if uid != record.uid else ():
-            if same := times.get((earlier.key, earlier.time, earlier.method)):
-                same.runs += earlier.runs
-    return [time for time in times.values() if time.runs]
+    try:
+        before = msgspec.convert(cache.entries(), dict[str, list[EarlierTime]])
+    except msgspec.ValidationError:  # another version of perfexp wrote it
+        before = {}
+    before.pop(record.uid, None)
+    cache.add(record.uid, msgspec.to_builtins(times))
+    cache.remove(list(cache.entries())[:-_MOST_RUNS])
+    earlier: dict[tuple[Key, str, str | None], EarlierTime] = {}
+    for time in chain.from_iterable(before.values()):
+        same = earlier.setdefault((time.key, time.time, time.method), time)
+        if same is not time:
+            same.runs += time.runs
+    return [earlier[place] for time in times if (place := (time.key, time.time, time.method)) in earlier]
 
 
 def _times(record: Record) -> list[EarlierTime]:
