@@ -23,11 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.measure.times import Times
+from perfexp.records import disturbances
 from perfexp.records.record import Key, Point, Status
 from perfexp.records.summary import Row, row
 from perfexp.stopping import Precision
 
 CALL_SECONDS, GAP_SECONDS, PROCESSES, LONGEST_SECONDS = 5e-3, 20.0, 3, 150.0
+#: Frequency of the simulated clock, and the relative standard deviation of a reading.
+CLOCK_HERTZ, CLOCK_NOISE = 1.98e9, 0.002
 #: Factor on a call's time, by the simulated time in seconds and the number of the process.
 Noise = Callable[[float, int], float]
 Source = Callable[[np.random.Generator], Noise]
@@ -51,11 +54,33 @@ def clock_states(dwell_seconds: float) -> Source:
     def begin(rng: np.random.Generator) -> Noise:
         changes = np.cumsum(rng.exponential(dwell_seconds, int(20 + 3 * LONGEST_SECONDS / dwell_seconds)))
         first = rng.integers(2)
-        return lambda t, process: (
-            (1.0 if (np.searchsorted(changes, t) + first) % 2 else 1.03) * (1 + 0.002 * rng.standard_normal())
-        )
+        return _Clocks(lambda t: 1.0 if (np.searchsorted(changes, t) + first) % 2 else 1.03, rng)
 
     return begin
+
+
+class _Clocks:
+    """Noise of a clock whose state the device reports."""
+
+    def __init__(self, slowness: Callable[[float], float], rng: np.random.Generator) -> None:
+        self.slowness, self._rng = slowness, rng
+
+    def __call__(self, t: float, process: int) -> float:
+        return self.slowness(t) * (1 + 0.002 * self._rng.standard_normal())
+
+
+class _Device(FakeDevice):
+    """A scripted device whose clock is that of the noise, from a moment on."""
+
+    def __init__(self, noise: Noise, begun_seconds: float) -> None:
+        super().__init__(enqueue_seconds=1e-5)
+        self._noise, self._begun_seconds, self._readings = noise, begun_seconds, np.random.default_rng(0)
+
+    def clock_readings(self) -> tuple[float, ...]:
+        if not isinstance(self._noise, _Clocks):
+            return ()
+        clock = CLOCK_HERTZ / self._noise.slowness(self._begun_seconds + self.now_ns() * 1e-9)
+        return tuple(clock * (1 + CLOCK_NOISE * self._readings.standard_normal(2)))
 
 
 def pink(rng: np.random.Generator) -> Noise:
@@ -125,7 +150,7 @@ def run(source: Source, seed: int) -> Row:
     """The result of one run of three processes."""
     noise, begun_seconds, points = source(np.random.default_rng(seed)), 0.0, []
     for number in range(PROCESSES):
-        device = FakeDevice(enqueue_seconds=1e-5)
+        device = _Device(noise, begun_seconds)
 
         def call(number: int = number, device: FakeDevice = device, begun_seconds: float = begun_seconds) -> None:
             device.launch(CALL_SECONDS * noise(begun_seconds + device.now_ns() * 1e-9, number))
@@ -136,6 +161,7 @@ def run(source: Source, seed: int) -> Row:
         Times(device=device, stopping=rule, percentiles=(50.0,), cache=Cache.warm, progress=lambda _: None).whole(
             point, call, on_device=True
         )
+        point.doubts += disturbances.judge({}, {}, point.facts)
         points.append(point)
         begun_seconds += device.now_ns() * 1e-9 + GAP_SECONDS
     return row(points, (50.0,))

@@ -78,6 +78,7 @@ class StoppingRule(Protocol):
         percentiles: Sequence[float] = (),
         busy_seconds: float = 0.0,
         takes_turns: bool = False,
+        of_rate: bool = False,
     ) -> Monitor:
         """Return a monitor for a new series.
 
@@ -86,6 +87,7 @@ class StoppingRule(Protocol):
             percentiles: percentiles whose intervals have to exist before precision counts as reached.
             busy_seconds: time that the device has just worked on the same calls, which counts as warm-up.
             takes_turns: whether other series are taken between the blocks of this one.
+            of_rate: whether a rate is computed from the mean of the series, so that the mean has to be precise too.
         """
 
     def longest_seconds(self) -> float | None:
@@ -95,9 +97,10 @@ class StoppingRule(Protocol):
 class Precision:
     """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
 
-    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the cut that MSER-5 finds in the whole
-    series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
-    ≤ epsilon · median and n / τ ≥ `min_effective`. A series without an interval at `max_seconds` takes overtime until
+    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5 finds in the
+    whole series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
+    ≤ epsilon · median and n / τ ≥ `min_effective`; where a rate is computed from the mean, the mean's half-width has to
+    be as narrow. A series without an interval at `max_seconds` takes overtime until
     it has one: up to the same time again, but 2 s at least.
 
     Args:
@@ -169,8 +172,9 @@ class Precision:
         percentiles: Sequence[float] = (),
         busy_seconds: float = 0.0,
         takes_turns: bool = False,
+        of_rate: bool = False,
     ) -> Monitor:
-        return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds)
+        return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds, of_rate=of_rate)
 
     def longest_seconds(self) -> float | None:
         return self.max_seconds + self.warmup_seconds
@@ -200,6 +204,7 @@ class Fixed:
         percentiles: Sequence[float] = (),
         busy_seconds: float = 0.0,
         takes_turns: bool = False,
+        of_rate: bool = False,
     ) -> Monitor:
         """See `StoppingRule`; percentiles do not prolong a fixed measurement, and earlier work does not shorten it."""
         return _FixedMonitor(self, calls_per_sample, takes_turns)
@@ -210,9 +215,15 @@ class Fixed:
 
 class _PrecisionMonitor:
     def __init__(
-        self, rule: Precision, calls_per_sample: int, percentiles: Sequence[float], busy_seconds: float
+        self,
+        rule: Precision,
+        calls_per_sample: int,
+        percentiles: Sequence[float],
+        busy_seconds: float,
+        *,
+        of_rate: bool,
     ) -> None:
-        self._rule = rule
+        self._rule, self._of_rate = rule, of_rate
         self._last_seconds = rule.max_seconds + max(rule.max_seconds, _OVERTIME_SECONDS)
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
@@ -225,7 +236,7 @@ class _PrecisionMonitor:
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
         least = self._least_warmup(samples)
-        return max(least, estimators.mser5_cut(samples)) if least < samples.size else samples.size
+        return max(least, estimators.transient_cut(samples)) if least < samples.size else samples.size
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -282,8 +293,12 @@ class _PrecisionMonitor:
         tau = estimators.autocorrelation_time(used)
         if used.size / tau < self._rule.min_effective or used.size < self._samples_needed * tau:
             return False
-        width = blockwise.block_median(blocks, tau).relative_half_width
-        return width is not None and width <= self._rule.epsilon
+        intervals = [
+            blockwise.block_median(blocks, tau),
+            *([blockwise.block_mean(blocks, tau)] if self._of_rate else []),
+        ]
+        widths = [interval.relative_half_width for interval in intervals]
+        return all(width is not None and width <= self._rule.epsilon for width in widths)
 
     def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:
         """Return whether an interval is missing: the median's, or the percentile's if enough samples are within reach.

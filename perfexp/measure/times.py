@@ -150,7 +150,7 @@ class Times:
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         chain = timing.HostChain(call, self.device, self._flush())
-        self._take(point, [self._collector("latency", chain, percentiles=self.percentiles)])
+        self._take(point, [self._collector("latency", chain, percentiles=self.percentiles, of_rate=True)])
 
     def _asynchronous(self, point: Point, call: timing.Call, *, takes_turns: bool) -> None:
         counted, flush = _Counted(call), self._flush()  # the calls that find the depth warm the device up as well
@@ -163,9 +163,9 @@ class Times:
                 None if chunk else "the call does not fit the launch queue, so the host waits while it issues the call"
             )
             point.metrics.append(Metric(name="loop/host_seconds", value=host, unit="seconds", reason=reason))
-            collectors.append(collector("throughput", queue.Loop(call, self.device, k), k))
+            collectors.append(collector("throughput", queue.Loop(call, self.device, k), k, of_rate=True))
         latency = timing.Latency(call, self.device, flush)
-        collectors.append(collector("latency", latency, percentiles=self.percentiles))
+        collectors.append(collector("latency", latency, percentiles=self.percentiles, of_rate=flush is not None))
         point.facts["device_method"] = "queue" if chunk else "none"
         if chunk:
             chain = queue.Chain(call, self.device, chunk, k, flush=flush)
@@ -181,13 +181,12 @@ class Times:
         block: Callable[[int], timing.Samples],
         k: int = 1,
         percentiles: Sequence[float] = (),
-        *,
-        takes_turns: bool = False,
+        **options: bool,
     ) -> timing.Collector:
         def begin(busy_seconds: float) -> Monitor:
             self.progress(name)
             return self.stopping.begin(
-                calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds, takes_turns=takes_turns
+                calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds, **options
             )
 
         return timing.Collector(name, block, begin, k)

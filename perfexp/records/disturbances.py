@@ -28,20 +28,20 @@ def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[st
         after: `Device.state` after it.
         facts: facts of the point, with those of `perfexp.probes.conditions`.
     """
-    clocks = facts.get("clock_hertz", {}).get("device", [])
-    doubts = [*_judge_clock(clocks, facts.get("clock_noise", {}).get("device", 0.0)), *_judge_throttling(facts)]
+    doubts = [*judge_clocks([facts]), *_judge_throttling(facts)]
     if evidence := _sharing(before, after):
         doubts.append(diagnostics.make("shared_device", evidence="; ".join(evidence)))
     return doubts
 
 
-def _judge_clock(clocks: Sequence[float], noise: float) -> list[Diagnostic]:
-    """Compare the clock after each block of `device`.
+def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
+    """Compare the clocks after the blocks of `device`.
 
     Args:
-        clocks: a reading per block, hertz.
-        noise: relative standard deviation of a reading.
+        processes: facts of a point from each process that measured it, with those of `perfexp.probes.conditions`.
     """
+    clocks = [clock for facts in processes for clock in facts.get("clock_hertz", {}).get("device", [])]
+    noise = max((facts.get("clock_noise", {}).get("device", 0.0) for facts in processes), default=0.0)
     states: list[list[float]] = []
     for clock in sorted(clocks, reverse=True):
         width = (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * clock

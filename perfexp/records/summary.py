@@ -10,7 +10,7 @@ from itertools import accumulate, combinations
 import msgspec
 import numpy as np
 
-from perfexp.records import diagnostics, units
+from perfexp.records import diagnostics, disturbances, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import first_median, first_median_interval, samples_per_call, series_of, summary_of
 from perfexp.records.record import EarlierTime, Key, Metric, Point, Record, Series, Status, without_replicate
@@ -225,6 +225,8 @@ def row(
         known = {item.code for item in doubts}
         doubts += [item for item in (*other.doubts, *_statistical_doubts(other, kind)) if item.code not in known]
     doubts += _process_doubts(points, kind)
+    if kind == "device" and not any(item.code == "clock_moved" for item in doubts):
+        doubts += disturbances.judge_clocks([point.facts for point in _comparable(points, kind)])
     return Row(
         key=first.key,
         status=first.status,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -76,13 +77,14 @@ def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interva
     """Return the median of all blocks; its interval also holds for other blocks.
 
     It is the wider one of `median_interval` over all samples and of ± t · s / √B, with s of the medians of B ≥ 3 blocks
-    and t of B - 1 degrees of freedom: a clock that changes between blocks shows in these medians only.
+    and t of B - 1 degrees of freedom: a clock that changes between blocks shows in these medians only. Blocks of
+    different sizes are weighted by them, and B is (Σ n)² / Σ n².
 
     Args:
         blocks: samples of each block, at least one.
         tau: autocorrelation time of all samples; computed if not given.
     """
-    return _widened(median_interval(np.concatenate(blocks), tau), [float(np.median(block)) for block in blocks])
+    return _widened(median_interval(np.concatenate(blocks), tau), blocks, np.median)
 
 
 def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
@@ -98,7 +100,7 @@ def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
         tau: autocorrelation time of all samples; computed if not given.
     """
     x = np.concatenate(blocks)
-    found = _widened(mean_interval(x, tau), [float(block.mean()) for block in blocks])
+    found = _widened(mean_interval(x, tau), blocks, np.mean)
     return _with_half(found, _rare_half_width(x))
 
 
@@ -112,11 +114,17 @@ def _rare_half_width(x: Samples) -> float:
     return Z95 * math.sqrt(2 / groups) * float((x[slow] - median).sum()) / x.size
 
 
-def _widened(within: Interval, centers: Sequence[float]) -> Interval:
-    """Widen an interval to the one that follows from the spread of at least three blocks."""
-    if within.low is None or within.high is None or len(centers) < 3:
+def _widened(within: Interval, blocks: Sequence[Samples], center: Callable[[Samples], Any]) -> Interval:
+    """Widen an interval to the one that follows from the spread of at least three blocks, weighted by their sizes."""
+    if within.low is None or within.high is None or len(blocks) < 3:
         return within
-    return _with_half(within, student95(len(centers) - 1) * float(np.std(centers, ddof=1)) / math.sqrt(len(centers)))
+    centers = np.array([center(block) for block in blocks])
+    weights = np.array([block.size for block in blocks]) / sum(block.size for block in blocks)
+    count = 1 / float((weights**2).sum())  # of blocks of equal size that show as much
+    if count < 2:  # nearly all samples are those of one block
+        return within
+    variance = float((weights**2 * (centers - weights @ centers) ** 2).sum()) * count / (count - 1)
+    return _with_half(within, student95(count - 1) * math.sqrt(variance))
 
 
 def _with_half(interval: Interval, half: float) -> Interval:

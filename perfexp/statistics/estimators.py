@@ -224,6 +224,26 @@ def mser5_cut(samples: ArrayLike) -> int:
     return int(np.argmin(error[: batches // 2 + 1])) * 5
 
 
+def transient_cut(samples: ArrayLike) -> int:
+    """How many of the first samples are a transient: MSER-5's cut, if the median before it differs from that after.
+
+    A difference above 3.5 standard errors counts, as for a drift. On its own, MSER-5 also cuts off the rare slow calls
+    of a steady series, whose mean is then too low.
+
+    Args:
+        samples: shape (n,).
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    cut = mser5_cut(x)
+    if not cut:
+        return 0
+    before, after = x[:cut], x[cut:]
+    tau = autocorrelation_time(after)
+    scatter = median_error(after, tau) * math.sqrt(after.size)  # the cut may be too short for one of its own
+    error = scatter * math.sqrt(1 / before.size + 1 / after.size)
+    return cut if abs(float(np.median(before) - np.median(after))) > _DRIFT_ERRORS * error else 0
+
+
 def drift(samples: ArrayLike) -> Drift | None:
     """Return the change of the median from the first to the last third of the samples, if there is one.
 
