@@ -20,6 +20,8 @@ _MINIMUM_BLOCK_SECONDS = 0.005
 _GROWTH = 0.1
 #: Blocks of a series that needs no more than the least samples and seconds, and blocks below which it goes on.
 _BLOCKS, _LEAST_BLOCKS = 8, 3
+#: Relative drift of the samples below which a series may end.
+_DRIFT_FLOOR = 0.0005
 #: Least overtime of a series without an interval; otherwise it is as long as the limit.
 _OVERTIME_SECONDS = 2.0
 #: Most calls of a fixed measurement: 800 MB of times.
@@ -100,7 +102,7 @@ class Precision:
     The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5 finds in the
     whole series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
     ≤ epsilon · median and n / τ ≥ `min_effective`; where a rate is computed from the mean, the mean's half-width has to
-    be as narrow. A series without an interval at `max_seconds` takes overtime until
+    be as narrow; and the samples must not drift. A series without an interval at `max_seconds` takes overtime until
     it has one: up to the same time again, but 2 s at least.
 
     Args:
@@ -298,7 +300,8 @@ class _PrecisionMonitor:
             *([blockwise.block_mean(blocks, tau)] if self._of_rate else []),
         ]
         widths = [interval.relative_half_width for interval in intervals]
-        return all(width is not None and width <= self._rule.epsilon for width in widths)
+        is_narrow = all(width is not None and width <= self._rule.epsilon for width in widths)
+        return is_narrow and estimators.drift(used, _DRIFT_FLOOR) is None
 
     def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:
         """Return whether an interval is missing: the median's, or the percentile's if enough samples are within reach.

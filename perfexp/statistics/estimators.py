@@ -244,14 +244,15 @@ def transient_cut(samples: ArrayLike) -> int:
     return cut if abs(float(np.median(before) - np.median(after))) > _DRIFT_ERRORS * error else 0
 
 
-def drift(samples: ArrayLike) -> Drift | None:
+def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
     """Return the change of the median from the first to the last third of the samples, if there is one.
 
     Args:
         samples: shape (n,), in the order of time.
+        floor: relative change below which it does not count.
 
     Returns:
-        None for a change of at most 0.2 % or at most 3.5 standard errors.
+        None for a change of at most the floor or at most 3.5 standard errors.
     """
     x = np.asarray(samples, dtype=np.float64)
     third = x.size // 3
@@ -266,7 +267,7 @@ def drift(samples: ArrayLike) -> Drift | None:
         return None
     error = math.hypot(median_error(first, tau), median_error(last, tau))
     relative = end / start - 1
-    if abs(relative) <= _DRIFT_FLOOR:
+    if abs(relative) <= floor:
         return None
     errors = abs(end - start) / error if error > 0 else math.inf
     return Drift(relative=relative, standard_errors=errors) if errors > _DRIFT_ERRORS else None
