@@ -24,6 +24,7 @@ FLOORS = (
     ("algorithms", "layers", "ranks"),
     ("measure", "profilers"),
     ("plan", "summaries"),
+    ("comparison",),
     ("tables",),
     ("plots",),
     ("reports",),

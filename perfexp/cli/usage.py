@@ -19,6 +19,7 @@ _COMMANDS = {
     "doctor": "whether this machine can measure, what is missing",
     "selfcheck": "how much processes differ on this machine",
     "show DIR": "report of a run",
+    "compare A B": "which run is faster, by how much, and whether they can be compared",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",
     "roofline DIR": "which ceiling limits the kernels or layers",

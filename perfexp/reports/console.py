@@ -129,6 +129,10 @@ class Console:
             self._grid(grid)
         self._section(_NOT_MEASURED, not_measured, style="red")
 
+    def show_lines(self, title: str, lines: Sequence[str]) -> None:
+        """Print a title and lines below it."""
+        self._section(title, lines)
+
     def error(self, message: str) -> None:
         """Print an error on stderr."""
         self._alert("error", "red", message)

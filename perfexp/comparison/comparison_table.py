@@ -1,0 +1,193 @@
+"""Comparison table: a comparison in words, as grids for the console and Markdown, and as lines of a CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from perfexp.comparison.comparability import Role
+from perfexp.comparison.document import Compared, Comparison, SideFacts, Verdict
+from perfexp.records import units
+from perfexp.statistics.estimators import Interval
+from perfexp.statistics.ratios import LEAST_CLUSTERS
+from perfexp.summaries.grid import Column, Grid, escape_markdown
+from perfexp.summaries.wording import percent, with_width
+
+#: Symbol of each verdict, since color alone does not show it.
+SYMBOLS = {
+    Verdict.BETTER: "▲",
+    Verdict.WORSE: "▼",
+    Verdict.SAME: "=",
+    Verdict.UNDECIDED: "?",
+    Verdict.NOT_COMPARABLE: "✕",
+}
+_FORMATS = {"seconds": units.format_seconds, "joules": lambda value, digits: f"{units.digits(value, digits)} J"}
+#: Digits of a figure, and of a ratio.
+_DIGITS, _RATIO_DIGITS = 4, 4
+#: Layers in a report; comparison.csv and comparison.json have all.
+_MOST_LAYERS = 10
+
+
+def title(comparison: Comparison, side: SideFacts) -> str:
+    """A line that names two sides and what they are compared for."""
+    baseline = comparison.sides[0]
+    subject = [f"{one.key} {one.baseline} → {one.other}" for one in side.differences if one.role is Role.SUBJECT]
+    return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
+
+
+def header(comparison: Comparison) -> list[str]:
+    """Lines above all tables: the sides, what all pairs have in common, and how verdicts are reached."""
+    lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
+    runs = "" if all(pair.includes_runs for pair in comparison.pairs) else _WITHOUT_RUNS
+    rule = f"margin ±{_bare(comparison.margin)}, 95 % intervals, false discovery rate {_bare(comparison.fdr)}{runs}"
+    return [*lines, *filter(None, [comparison.constant]), rule]
+
+
+_WITHOUT_RUNS = "; without a history of three runs, other runs may differ by more"
+
+
+def grid(comparison: Comparison, side: SideFacts) -> Grid:
+    """The ratios of one side to the baseline, the largest regressions of each measure first."""
+    pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    further = any(pair.further_processes for pair in pairs)
+    notes = [f"(+N): N more processes a side would decide (replicate={_replicate(pairs)})"] if further else []
+    notes += _means(comparison, side)
+    return Grid(
+        [
+            Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
+            Column("point", (pair.point for pair in pairs), prose=True, is_key=True),
+            Column(comparison.sides[0].name, (_figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
+            Column(side.name, (_figure(pair.other, pair.unit) for pair in pairs), rank=1),
+            Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
+            Column("verdict", map(verdict_of, pairs), prose=True),
+        ],
+        notes,
+    )
+
+
+def _means(comparison: Comparison, side: SideFacts) -> list[str]:
+    """The geometric means of a side's measures in one line; none without several pairs."""
+    means = [mean for mean in comparison.means if mean.side == side.name]
+    if not means:
+        return []
+    models = max(mean.models for mean in means)
+    texts = (f"{one.measure} {_ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))}" for one in means)
+
+    joined = ", ".join(text.removesuffix(", no interval") for text in texts)
+    return [
+        f"geometric mean over {units.counted(models, 'model')}: {joined}{'' if models >= LEAST_CLUSTERS else ' (no intervals below three models)'}"
+    ]
+
+
+def ratio_of(pair: Compared) -> str:
+    """The ratio of a pair with its interval, in words."""
+    return _ratio_text(Interval(value=pair.ratio, low=pair.low, high=pair.high))
+
+
+def verdict_of(pair: Compared) -> str:
+    """The verdict of a pair with its symbol, and what would decide it."""
+    if pair.verdict is Verdict.NOT_COMPARABLE:
+        return f"{SYMBOLS[pair.verdict]} {pair.word}"
+    why = f" (+{pair.further_processes})" if pair.further_processes else ""
+    if pair.verdict is Verdict.UNDECIDED and pair.low is None:
+        why = " (one process)"
+    return f"{SYMBOLS[pair.verdict]} {pair.word}{why}"
+
+
+def confounders(side: SideFacts) -> list[str]:
+    """Each confounder of a side in two lines: what differs, and what to do."""
+    lines = []
+    for one in side.differences:
+        if one.role is Role.CONFOUNDER:
+            of = f" ({', '.join(one.measures)} only)" if one.measures else ""
+            lines.append(f"{one.key}: {one.baseline} → {one.other}{of}{', allowed' if one.allowed else ''}")
+            lines += [] if one.allowed else [f"  help: {one.help}, or accept it with --allow {one.key}"]
+    return lines
+
+
+def alone(comparison: Comparison, side: SideFacts) -> list[str]:
+    """The points that only this side or only the baseline has in their comparison."""
+    return [f"{one.side}: {one.point}" for one in comparison.alone if side.name in (one.side, one.against)]
+
+
+def layers(comparison: Comparison, side: SideFacts, most: int = _MOST_LAYERS) -> Grid | None:
+    """The layers with the largest contributions to the differences of a side; None without layers."""
+    lines = [line for line in comparison.layers if line.side == side.name]
+    lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[:most]
+    if not lines:
+        return None
+    return Grid(
+        [
+            Column("layer", (line.layer for line in lines), prose=True, is_key=True),
+            Column("pass", (line.which for line in lines), prose=True, is_key=True),
+            Column("point", (line.point for line in lines), prose=True, rank=3),
+            Column(comparison.sides[0].name, (_figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
+            Column(side.name, (_figure(line.other_seconds, "seconds") for line in lines), rank=1),
+            Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
+            Column("share", (percent(line.share) for line in lines)),
+        ]
+    )
+
+
+def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
+    """One line per pair, with the names of comparison.json; lists become texts."""
+    lines = []
+    for pair in comparison.pairs:
+        line = msgspec.to_builtins(pair)
+        line["input_size"] = "x".join(map(str, pair.input_size))
+        line["processes"], line["other_processes"] = pair.processes
+        line["confounders"] = ";".join(pair.confounders)
+        lines.append(line)
+    return lines
+
+
+def markdown(comparison: Comparison) -> str:
+    """The whole comparison as Markdown."""
+    parts = ["# Comparison", *(f"* {escape_markdown(line)}" for line in header(comparison))]
+    for side in comparison.sides[1:]:
+        parts += ["", f"## {escape_markdown(title(comparison, side))}", "", grid(comparison, side).markdown()]
+        for heading, lines in sections(comparison, side):
+            parts += [f"### {heading}", "", *(f"* {escape_markdown(line.strip())}" for line in lines), ""]
+        if of_layers := layers(comparison, side):
+            parts += ["### layers that explain the difference", "", of_layers.markdown()]
+    return "\n".join(parts)
+
+
+def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, list[str]]]:
+    """Lists below a side's table, with their titles; empty ones are left out."""
+    neutral = [f"{one.key}: {one.baseline} → {one.other}" for one in side.differences if one.role is Role.NEUTRAL]
+    for heading, lines in (
+        ("what else differs", confounders(side)),
+        ("differs without effect", neutral),
+        ("only on one side", alone(comparison, side)),
+    ):
+        if lines:
+            yield heading, lines
+
+
+def _replicate(pairs: Sequence[Compared]) -> int:
+    """The number of processes that decides most pairs that processes decide."""
+    return max(max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes)
+
+
+def _ratio_text(ratio: Interval) -> str:
+    ends = "" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f} … {ratio.high:.3f}"
+    return with_width(ratio, units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1), ends)
+
+
+def _figure(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return units.format_bytes(value)
+    if unit in _FORMATS:
+        return _FORMATS[unit](value, _DIGITS)
+    return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1")
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds > 0 else '-'}{units.format_seconds(abs(seconds), 3)}"
+
+
+def _bare(fraction: float) -> str:
+    return f"{100 * fraction:g} %"

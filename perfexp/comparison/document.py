@@ -1,0 +1,145 @@
+"""Result of a comparison as versioned JSON, comparison.json."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from perfexp.comparison.comparability import Difference
+
+#: History: 1 — first version.
+SCHEMA_VERSION = 1
+
+
+class Verdict(StrEnum):
+    """Verdict on a pair of figures; reports name the first two as it suits the measure (FASTER, LESS, …)."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "same"
+    UNDECIDED = "undecided"
+    NOT_COMPARABLE = "not comparable"
+
+
+class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """One figure of two points.
+
+    Attributes:
+        side: name of the other side; the baseline is `A`.
+        point: identity in words, without what all pairs have in common.
+        curve: the same without the input size.
+        phase: `inference` or `train`.
+        model: name of the model, the cluster of the geometric mean.
+        input_size: height and width in pixels.
+        measure: `device`, `latency`, …; a record's metric for the others.
+        baseline: figure of the baseline in the unit, the geometric mean over its processes.
+        other: figure of the other side.
+        processes: number of processes of the baseline and of the other side.
+        ratio: other over baseline.
+        low: lower end of the ratio's 95 % interval; None without one.
+        high: upper end.
+        includes_runs: whether the interval includes how runs at other times differ.
+        p: p-value of a difference beyond the margin.
+        verdict: verdict.
+        word: the verdict as reports name it: FASTER, SLOWER, LESS, …
+        further_processes: how many more processes of each side would decide; None if unknown, or decided.
+        confounders: what differs and prevents a comparison, with allowed confounders.
+    """
+
+    side: str
+    point: str
+    curve: str
+    phase: str
+    model: str
+    input_size: tuple[int, int]
+    measure: str
+    unit: str
+    baseline: float
+    other: float
+    processes: tuple[int, int]
+    ratio: float
+    low: float | None
+    high: float | None
+    includes_runs: bool
+    p: float
+    verdict: Verdict
+    word: str
+    further_processes: int | None = None
+    confounders: tuple[str, ...] = ()
+
+
+class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """One side: its name, the folder that the user named, its runs, and what differs from the baseline."""
+
+    name: str
+    source: str
+    runs: tuple[str, ...]
+    differences: tuple[Difference, ...] = ()
+
+
+class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A point that only one side measured; `status` is that of this side."""
+
+    side: str
+    point: str
+    against: str
+
+
+class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Geometric mean of the ratios of one measure, with its 95 % interval over models (None with too few)."""
+
+    side: str
+    measure: str
+    ratio: float
+    low: float | None
+    high: float | None
+    pairs: int
+    models: int
+
+
+class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What a layer contributes to the difference of a pair's call.
+
+    Attributes:
+        which: pass: `forward`, …
+        baseline_seconds: median time with the gap before it; 0 where the baseline does not have the layer.
+        share: share of the difference of all layers.
+    """
+
+    side: str
+    point: str
+    layer: str
+    which: str
+    baseline_seconds: float
+    other_seconds: float
+    share: float
+
+
+class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Complete result of a comparison; comparison.json.
+
+    Attributes:
+        perfexp_version: version of perfexp that compared.
+        margin: relative difference up to which two figures count as the same.
+        fdr: tolerated share of false verdicts among all that are not UNDECIDED.
+        allowed: confounders that the user accepts.
+        constant: what all pairs have in common, in words.
+        pairs: all figures, the largest regressions of each measure first.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    perfexp_version: str
+    margin: float
+    fdr: float
+    allowed: tuple[str, ...]
+    constant: str
+    sides: tuple[SideFacts, ...]
+    pairs: tuple[Compared, ...]
+    means: tuple[Mean, ...]
+    alone: tuple[Alone, ...]
+    layers: tuple[LayerDifference, ...]
+
+    def to_json(self) -> bytes:
+        """The comparison as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"

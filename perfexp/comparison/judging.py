@@ -1,0 +1,271 @@
+"""Judging: ratios and verdicts of all pairs of two or more sides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from perfexp import __version__
+from perfexp.comparison import comparability, layer_differences, pairing
+from perfexp.comparison.comparability import Difference
+from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideFacts, Verdict
+from perfexp.comparison.measures import MEASURES, repeats
+from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
+from perfexp.errors import UserError
+from perfexp.records.record import Key, Record
+from perfexp.statistics import ratios
+from perfexp.statistics.distributions import ALPHA
+from perfexp.statistics.ratios import LogRatio, Repeats
+
+_WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the user chooses.
+
+    Attributes:
+        margin: relative difference up to which two figures count as the same.
+        fdr: tolerated share of false verdicts among all that are not UNDECIDED.
+        measures: the measures to compare.
+        allowed: accepted confounders.
+    """
+
+    margin: float = 0.01
+    fdr: float = 0.05
+    measures: Collection[str] = tuple(MEASURES)
+    allowed: Collection[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """One figure of a pair before its verdict."""
+
+    side: str
+    measure: str
+    points: tuple[Measurement, Measurement]
+    figures: tuple[Repeats, Repeats]
+    ratio: LogRatio
+    confounders: tuple[Difference, ...]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether no confounder prevents the comparison."""
+        return not any(difference.prevents(self.measure) for difference in self.confounders)
+
+
+def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
+    """Compare each side with the first one, the baseline.
+
+    A verdict needs both: the ratio's interval lies wholly beyond the margin (BETTER, WORSE) or within it (SAME), and
+    it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure.
+
+    Raises:
+        UserError: two sides contain the same run, or nothing of two sides can be paired.
+    """
+    baseline, *others = sides
+    _refuse_same_runs(sides)
+    matched = [(other, pairing.match(baseline, other)) for other in others]
+    every = [one for _, matching in matched for pair in matching.pairs for one in pair]
+    for other, matching in matched:
+        if not matching.pairs:
+            raise UserError(_nothing_in_common(baseline, other))
+    between = _Differences(settings.allowed)
+    drafts = list(_drafts(matched, between, settings.measures))
+    names = pairing.varying(pair[0] for _, matching in matched for pair in matching.pairs)
+    names = names or list(KEY_FIELDS[1:])
+    verdicts = _verdicts(drafts, settings)
+    pairs = [_compared(draft, verdict, names, settings) for draft, verdict in zip(drafts, verdicts, strict=True)]
+    return Comparison(
+        perfexp_version=__version__,
+        margin=settings.margin,
+        fdr=settings.fdr,
+        allowed=tuple(settings.allowed),
+        constant=_constant(every, names),
+        sides=(_facts(baseline), *(_facts(other, between.of(matching)) for other, matching in matched)),
+        pairs=tuple(sorted(pairs, key=_regressions_first)),
+        means=tuple(_means(drafts)),
+        alone=tuple(_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone),
+        layers=tuple(
+            line
+            for other, matching in matched
+            for one, two in matching.pairs
+            for line in layer_differences.of_pair(other.name, pairing.label(one, names), one, two)
+        ),
+    )
+
+
+def _drafts(
+    matched: Sequence[tuple[Side, Matching]], between: _Differences, measures: Collection[str]
+) -> Iterator[_Draft]:
+    """The ratios of all pairs by the measures that both points have; each record is evaluated once."""
+    figures: dict[int, dict[Key, dict[str, Repeats]]] = {}
+    for other, matching in matched:
+        for pair in matching.pairs:
+            for one in pair:
+                if id(one.record) not in figures:
+                    figures[id(one.record)] = repeats(one.record)
+            of_baseline, of_other = (figures[id(one.record)].get(one.key, {}) for one in pair)
+            for measure in (name for name in of_baseline if name in of_other and name in measures):
+                yield _Draft(
+                    side=other.name,
+                    measure=measure,
+                    points=pair,
+                    figures=(of_baseline[measure], of_other[measure]),
+                    ratio=ratios.log_ratio(of_other[measure], of_baseline[measure]),
+                    confounders=between.confounders(pair, measure),
+                )
+
+
+class _Differences:
+    """What differs between the runs of pairs; each pair of runs is examined once."""
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = allowed
+        self._known: dict[tuple[int, int], list[Difference]] = {}
+
+    def confounders(self, pair: tuple[Measurement, Measurement], measure: str) -> tuple[Difference, ...]:
+        """The confounders of a measure of a pair."""
+        one, two = pair
+        of_points = comparability.point_differences((one.record, one.key), (two.record, two.key), self._allowed)
+        return tuple(
+            difference
+            for difference in (*self._of_runs(one.record, two.record), *of_points)
+            if difference.role is comparability.Role.CONFOUNDER and measure in (difference.measures or (measure,))
+        )
+
+    def of(self, matching: Matching) -> tuple[Difference, ...]:
+        """What differs in any pair, each difference once."""
+        found = dict.fromkeys(
+            difference
+            for one, two in matching.pairs
+            for difference in (
+                *self._of_runs(one.record, two.record),
+                *comparability.point_differences((one.record, one.key), (two.record, two.key), self._allowed),
+            )
+        )
+        return tuple(sorted(found, key=lambda difference: list(comparability.Role).index(difference.role)))
+
+    def _of_runs(self, one: Record, two: Record) -> list[Difference]:
+        place = id(one), id(two)
+        if place not in self._known:
+            self._known[place] = comparability.differences(one, two, self._allowed)
+        return self._known[place]
+
+
+def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
+    verdicts = [Verdict.UNDECIDED if draft.is_comparable else Verdict.NOT_COMPARABLE for draft in drafts]
+    for measure in MEASURES:
+        numbers = [number for number, draft in enumerate(drafts) if draft.measure == measure and draft.is_comparable]
+        logs = [drafts[number].ratio for number in numbers]
+        beyond = ratios.benjamini_hochberg([log.p_beyond(settings.margin) for log in logs], settings.fdr)
+        within = ratios.benjamini_hochberg([log.p_within(settings.margin) for log in logs], settings.fdr)
+        for number, log, differs, agrees in zip(numbers, logs, beyond, within, strict=True):
+            if differs and log.p_beyond(settings.margin) <= ALPHA:
+                is_better = (log.value < 0) is MEASURES[measure].is_better_if_lower
+                verdicts[number] = Verdict.BETTER if is_better else Verdict.WORSE
+            elif agrees and log.p_within(settings.margin) <= ALPHA:
+                verdicts[number] = Verdict.SAME
+    return verdicts
+
+
+def _compared(draft: _Draft, verdict: Verdict, names: Sequence[str], settings: Settings) -> Compared:
+    measure, interval, point = MEASURES[draft.measure], draft.ratio.interval, draft.points[0]
+    baseline, other = draft.figures
+    further = None
+    if verdict is Verdict.UNDECIDED:
+        further = ratios.further_processes(other, baseline, draft.ratio, settings.margin)
+    return Compared(
+        side=draft.side,
+        point=pairing.label(point, names),
+        curve=pairing.label(point, [name for name in names if name != "input_size"]),
+        phase=point.key.phase,
+        model=point.features["model"],
+        input_size=point.key.input_size,
+        measure=draft.measure,
+        unit=measure.unit,
+        baseline=baseline.mean,
+        other=other.mean,
+        processes=(len(baseline.values), len(other.values)),
+        ratio=interval.value,
+        low=interval.low,
+        high=interval.high,
+        includes_runs=draft.ratio.has_runs,
+        p=draft.ratio.p_beyond(settings.margin),
+        verdict=verdict,
+        word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[verdict],
+        further_processes=further,
+        confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
+    )
+
+
+def _regressions_first(pair: Compared) -> tuple[str, int, float]:
+    worst_is_high = MEASURES[pair.measure].is_better_if_lower
+    return pair.side, list(MEASURES).index(pair.measure), -pair.ratio if worst_is_high else pair.ratio
+
+
+def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
+    """The geometric means of measures with several comparable pairs."""
+    groups: dict[tuple[str, str], list[_Draft]] = {}
+    for draft in drafts:
+        if draft.is_comparable:
+            groups.setdefault((draft.side, draft.measure), []).append(draft)
+    for (side, measure), group in groups.items():
+        clusters: dict[str, list[float]] = {}
+        for draft in group:
+            clusters.setdefault(draft.points[0].features["model"], []).append(draft.ratio.value)
+        mean = ratios.geometric_mean(clusters)
+        if len(group) > 1:
+            yield Mean(
+                side=side,
+                measure=measure,
+                ratio=mean.value,
+                low=mean.low,
+                high=mean.high,
+                pairs=len(group),
+                models=len(clusters),
+            )
+
+
+def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
+    """What all points of all sides have in common, in words."""
+    varying = pairing.varying(every)
+    features = dict.fromkeys(name for one in every for name in one.features)
+    same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
+    return pairing.label(every[0], same)
+
+
+def _facts(side: Side, differences: tuple[Difference, ...] = ()) -> SideFacts:
+    runs = dict.fromkeys(one.record.name for one in side.measurements)
+    return SideFacts(name=side.name, source=side.source, runs=tuple(runs), differences=differences)
+
+
+def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Measurement]) -> Alone:
+    name, one = alone
+    names = [name for name in (*one.features, *KEY_FIELDS) if name not in matching.subject]
+    against = other.name if name == baseline.name else baseline.name
+    return Alone(side=name, point=pairing.label(one, names), against=against)
+
+
+def _refuse_same_runs(sides: Sequence[Side]) -> None:
+    uids: dict[str, Side] = {}
+    for side in sides:
+        for record in {id(one.record): one.record for one in side.measurements}.values():
+            first = uids.setdefault(record.uid, side)
+            if first is not side:
+                raise UserError(
+                    f"{first.source} and {side.source} contain the same run ({record.name}, uid {record.uid}); "
+                    "compare two runs, or measure it again."
+                )
+
+
+def _nothing_in_common(baseline: Side, other: Side) -> str:
+    names = [*other.measurements[0].features, *KEY_FIELDS]
+    has = [
+        f"{side.source} has {'; '.join(dict.fromkeys(pairing.label(one, names) for one in side.measurements[:3]))}"
+        for side in (baseline, other)
+    ]
+    return (
+        f"No point of {baseline.source} and {other.source} can be paired: {', '.join(has)}. "
+        "Measure the same phase, input_size and batch_size."
+    )

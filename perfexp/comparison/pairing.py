@@ -1,0 +1,148 @@
+"""Pairing: match the points of two sides by key and by what their runs measure, unless that is what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfexp.diagnosis.environment import fact_at
+from perfexp.errors import UserError
+from perfexp.records.record import Key, Record, Status, without_replicate
+from perfexp.summaries.subject import field_text, subject
+
+#: Fields of a key that always have to agree, and what else identifies a measurement.
+KEY_FIELDS = ("phase", "input_size", "batch_size")
+FEATURES = ("model", "algorithm", "precision", "execution", "device")
+#: Axes of a sweep that these stand for; any other axis identifies a measurement, too.
+_COVERED = ("model", "algorithm", "precision", "execution", "gpu", *KEY_FIELDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A timed point of one side.
+
+    Attributes:
+        features: what its run measures, by name: model, algorithm, …, and the other axes of its sweep.
+    """
+
+    record: Record
+    key: Key
+    status: Status
+    features: dict[str, str]
+
+    def place(self, names: Sequence[str]) -> tuple[Any, ...]:
+        """Its identity by the fields that have to agree and by some features."""
+        fields = (getattr(self.key, field) for field in KEY_FIELDS)
+        return (*fields, *(self.features.get(name, "") for name in names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One argument of a comparison: the runs of a folder.
+
+    Attributes:
+        name: `A` for the baseline, then `B`, ….
+        source: what the user named.
+    """
+
+    name: str
+    source: str
+    measurements: tuple[Measurement, ...]
+
+    @classmethod
+    def of(cls, name: str, source: str, records: Iterable[Record]) -> Side:
+        """The side of some runs; raises UserError without any timed point."""
+        measurements = tuple(one for record in records for one in _measurements(record))
+        if not measurements:
+            raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
+        return cls(name=name, source=source, measurements=measurements)
+
+    def features(self, name: str) -> set[str]:
+        """The values of a feature."""
+        return {one.features.get(name, "") for one in self.measurements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """Points of a baseline and another side that belong together.
+
+    Attributes:
+        subject: names of the features that no two points of both sides share: what the comparison is about.
+        pairs: baseline and other side of each pair.
+        alone: points that only one side has, or that could not be measured on one side, with that side's name.
+    """
+
+    subject: tuple[str, ...]
+    pairs: tuple[tuple[Measurement, Measurement], ...]
+    alone: tuple[tuple[str, Measurement], ...]
+
+
+def match(baseline: Side, other: Side) -> Matching:
+    """Match the points of two sides.
+
+    A feature identifies points if both sides have a value of it in common. Otherwise it is the subject, and points
+    that differ in it belong together.
+
+    Raises:
+        UserError: a side has several points of one identity.
+    """
+    names = dict.fromkeys(name for side in (baseline, other) for one in side.measurements for name in one.features)
+    subject_names = tuple(name for name in names if not baseline.features(name) & other.features(name))
+    identity = [name for name in names if name not in subject_names]
+    sides = [_by_place(side, identity) for side in (baseline, other)]
+    pairs, alone = [], []
+    for place in dict.fromkeys((*sides[0], *sides[1])):
+        found = [side.get(place) for side in sides]
+        measured = [one for one in found if one and one.status is Status.OK]
+        if len(measured) == len(found):
+            pairs.append((measured[0], measured[1]))
+        else:
+            named = zip((baseline.name, other.name), found, strict=True)
+            alone += [(name, one) for name, one in named if one in measured]
+    return Matching(subject=subject_names, pairs=tuple(pairs), alone=tuple(alone))
+
+
+def varying(measurements: Iterable[Measurement]) -> list[str]:
+    """The names of fields and features that differ between measurements."""
+    every = list(measurements)
+    names = dict.fromkeys(name for one in every for name in one.features)
+    return [name for name in (*names, *KEY_FIELDS) if len({word(one, name) for one in every}) > 1]
+
+
+def word(one: Measurement, name: str) -> str:
+    """A field or a feature of a measurement as a word."""
+    return field_text(one.key, name, named=True) if name in KEY_FIELDS else one.features.get(name, "")
+
+
+def label(one: Measurement, names: Sequence[str]) -> str:
+    """Some fields and features of a measurement in words: `resnet18 · 224 · batch 4`."""
+    return " · ".join(text for name in names if (text := word(one, name)))
+
+
+def _measurements(record: Record) -> Iterable[Measurement]:
+    about = subject(record.plan, record.environment)
+    axes = record.sweep.axes if record.sweep else {}
+    others = {name: value for name, value in axes.items() if name.split(".")[0] not in _COVERED}
+    for point in record.points:
+        if point.key.is_timed and point.key == without_replicate(point.key):
+            texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")
+            features = dict(zip(FEATURES, texts, strict=True)) | others
+            count = fact_at(record.plan, "gpu.count")
+            yield Measurement(
+                record=record,
+                key=point.key,
+                status=point.status,
+                features=features if count in (None, 1) else features | {"gpus": str(count)},
+            )
+
+
+def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measurement]:
+    places: dict[tuple[Any, ...], Measurement] = {}
+    for one in side.measurements:
+        same = places.setdefault(one.place(names), one)
+        if same is not one:
+            differing = varying([same, one])
+            how = f"{label(same, differing)} and {label(one, differing)}" if differing else "runs of the same plan"
+            raise UserError(f"{side.source} has several results for {one.key} ({how}); name one run's folder.")
+    return places
