@@ -74,11 +74,9 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
         return []
     models = max(mean.models for mean in means)
     texts = (f"{one.measure} {_ratio_text(Interval(value=one.ratio, low=one.low, high=one.high))}" for one in means)
-
     joined = ", ".join(text.removesuffix(", no interval") for text in texts)
-    return [
-        f"geometric mean over {units.counted(models, 'model')}: {joined}{'' if models >= LEAST_CLUSTERS else ' (no intervals below three models)'}"
-    ]
+    few = "" if models >= LEAST_CLUSTERS else f"; no intervals below {LEAST_CLUSTERS} models"
+    return [f"geometric mean over {units.counted(models, 'model')}: {joined}{few}"]
 
 
 def ratio_of(pair: Compared) -> str:

@@ -12,7 +12,7 @@ from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideF
 from perfexp.comparison.measures import MEASURES, repeats
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
-from perfexp.records.record import Key, Record
+from perfexp.records.record import Key
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
@@ -51,7 +51,7 @@ class _Draft:
     @property
     def is_comparable(self) -> bool:
         """Whether no confounder prevents the comparison."""
-        return not any(difference.prevents(self.measure) for difference in self.confounders)
+        return all(difference.allowed for difference in self.confounders)
 
 
 def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
@@ -82,7 +82,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         fdr=settings.fdr,
         allowed=tuple(settings.allowed),
         constant=_constant(every, names),
-        sides=(_facts(baseline), *(_facts(other, between.of(matching)) for other, matching in matched)),
+        sides=(_facts(baseline), *(_facts(other, between.of_all(matching)) for other, matching in matched)),
         pairs=tuple(sorted(pairs, key=_regressions_first)),
         means=tuple(_means(drafts)),
         alone=tuple(_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone),
@@ -105,6 +105,7 @@ def _drafts(
             for one in pair:
                 if id(one.record) not in figures:
                     figures[id(one.record)] = repeats(one.record)
+            differences = between.of(pair)
             of_baseline, of_other = (figures[id(one.record)].get(one.key, {}) for one in pair)
             for measure in (name for name in of_baseline if name in of_other and name in measures):
                 yield _Draft(
@@ -113,44 +114,29 @@ def _drafts(
                     points=pair,
                     figures=(of_baseline[measure], of_other[measure]),
                     ratio=ratios.log_ratio(of_other[measure], of_baseline[measure]),
-                    confounders=between.confounders(pair, measure),
+                    confounders=tuple(one for one in differences if one.affects(measure)),
                 )
 
 
 class _Differences:
-    """What differs between the runs of pairs; each pair of runs is examined once."""
+    """What differs between the points of pairs; each pair of runs is examined once."""
 
     def __init__(self, allowed: Collection[str]) -> None:
         self._allowed = allowed
         self._known: dict[tuple[int, int], list[Difference]] = {}
 
-    def confounders(self, pair: tuple[Measurement, Measurement], measure: str) -> tuple[Difference, ...]:
-        """The confounders of a measure of a pair."""
+    def of(self, pair: tuple[Measurement, Measurement]) -> list[Difference]:
+        """What differs between the runs and between the points of a pair."""
         one, two = pair
-        of_points = comparability.point_differences((one.record, one.key), (two.record, two.key), self._allowed)
-        return tuple(
-            difference
-            for difference in (*self._of_runs(one.record, two.record), *of_points)
-            if difference.role is comparability.Role.CONFOUNDER and measure in (difference.measures or (measure,))
-        )
-
-    def of(self, matching: Matching) -> tuple[Difference, ...]:
-        """What differs in any pair, each difference once."""
-        found = dict.fromkeys(
-            difference
-            for one, two in matching.pairs
-            for difference in (
-                *self._of_runs(one.record, two.record),
-                *comparability.point_differences((one.record, one.key), (two.record, two.key), self._allowed),
-            )
-        )
-        return tuple(sorted(found, key=lambda difference: list(comparability.Role).index(difference.role)))
-
-    def _of_runs(self, one: Record, two: Record) -> list[Difference]:
-        place = id(one), id(two)
+        place = id(one.record), id(two.record)
         if place not in self._known:
-            self._known[place] = comparability.differences(one, two, self._allowed)
-        return self._known[place]
+            self._known[place] = comparability.differences(one.record, two.record, self._allowed)
+        of_points = comparability.point_differences((one.record, one.key), (two.record, two.key), self._allowed)
+        return [*self._known[place], *of_points]
+
+    def of_all(self, matching: Matching) -> tuple[Difference, ...]:
+        """What differs in any pair, each difference once."""
+        return tuple(dict.fromkeys(difference for pair in matching.pairs for difference in self.of(pair)))
 
 
 def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:

@@ -1,0 +1,177 @@
+"""What the verdicts of `perfexp compare` are worth on synthetic records whose truth is known.
+
+    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100]
+
+Each side is a run of eight processes with 30 calls each. For each scenario: the share of pairs with each verdict, the
+share of ratios whose 95 % interval holds the truth, and the median half-width. For sweeps of 100 points: the mean share
+of false verdicts among all FASTER and SLOWER ones. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from perfexp.comparison.document import Compared, Verdict
+from perfexp.comparison.judging import Settings, compare
+from perfexp.comparison.pairing import Side
+from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status
+
+CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
+#: Points of a sweep, those of them that truly differ, and by what factor.
+POINTS, CHANGED, CHANGE = 100, 10, 0.97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """How two commands differ, and how much their processes and runs do.
+
+    Attributes:
+        ratio: true ratio of the other side to the baseline.
+        processes: standard deviation between processes, of log seconds.
+        clock: slowness of a second clock state, in which half of the processes stay.
+        runs: standard deviation between runs.
+        history: earlier runs of each command.
+        count: processes of a run.
+    """
+
+    ratio: float = 1.0
+    processes: float = 0.005
+    clock: float = 0.0
+    runs: float = 0.0
+    history: int = 0
+    count: int = PROCESSES
+
+    def factors(self, rng: np.random.Generator) -> list[float]:
+        """The factors of one run's processes on the time of a call."""
+        clocks = np.log1p(self.clock) * rng.integers(0, 2, self.count)
+        run = self.runs * rng.standard_normal()
+        return np.exp(run + clocks + self.processes * rng.standard_normal(self.count)).tolist()
+
+
+SCENARIOS = {
+    "identical, 0.5 %": Scenario(),
+    "identical, 1 %": Scenario(processes=0.01),
+    "identical, sticky clocks 2 %": Scenario(clock=0.02),
+    "0.2 % faster, 0.5 %": Scenario(ratio=1 / 1.002),
+    "3 % faster, 0.5 %": Scenario(ratio=0.97),
+    "3 % faster, 1 %": Scenario(ratio=0.97, processes=0.01),
+    "identical, runs 2 %, no history": Scenario(runs=0.02),
+    "identical, runs 2 %, 5 earlier runs": Scenario(runs=0.02, history=5),
+    "identical, 1 %, three processes": Scenario(processes=0.01, count=3),
+}
+
+
+def record(name: str, points: Sequence[Sequence[float]], rng: np.random.Generator) -> Record:
+    """A record of `device` times.
+
+    Args:
+        points: for each point, the factor of each process on the time of a call.
+    """
+    found = []
+    for number, factors in enumerate(points):
+        for replicate, factor in enumerate(factors):
+            key = Key(
+                phase="inference",
+                input_size=(32 + number, 32 + number),
+                batch_size=1,
+                precision="fp32",
+                replicate=replicate,
+            )
+            samples = (CALL_SECONDS * factor * np.exp(CALL_NOISE * rng.standard_normal(CALLS))).tolist()
+            found.append(Point(key=key, status=Status.OK, series=[Series(name="device", samples=samples)]))
+    return Record(
+        uid=f"{name} {rng.integers(1 << 62)}",
+        name=name,
+        perfexp_version="0",
+        status=Status.OK,
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:01:00+00:00",
+        plan={"model": {"name": "resnet18"}, "algorithm": {"name": name}},
+        plan_hash="",
+        environment={"device": {"name": "NVIDIA H200", "kind": "cuda"}},
+        points=found,
+    )
+
+
+def judged(baseline: Record, other: Record) -> list[Compared]:
+    """The pairs of two records."""
+    sides = [Side.of(name, name, [one]) for name, one in (("A", baseline), ("B", other))]
+    return list(compare(sides, Settings(margin=MARGIN)).pairs)
+
+
+def pair(scenario: Scenario, seed: int) -> Compared:
+    """One run of each of two commands, compared."""
+    rng, records = np.random.default_rng(seed), []
+    for name, ratio in (("one", 1.0), ("two", scenario.ratio)):
+        runs = [[ratio * factor for factor in scenario.factors(rng)] for _ in range(scenario.history + 1)]
+        made = record(name, runs[-1:], rng)
+        earlier = [[(CALL_SECONDS * factor, CALL_SECONDS * factor) for factor in run] for run in runs[:-1]]
+        made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=earlier)] if earlier else []
+        records.append(made)
+    return judged(*records)[0]
+
+
+def sweep(seed: int) -> float:
+    """Share of false verdicts among FASTER and SLOWER in a sweep with a few points that truly differ."""
+    rng, scenario = np.random.default_rng(seed), Scenario(processes=0.01)
+    before = [scenario.factors(rng) for _ in range(POINTS)]
+    ratios = [CHANGE if number < CHANGED else 1.0 for number in range(POINTS)]
+    after = [[ratio * factor for factor in scenario.factors(rng)] for ratio in ratios]
+    differing = [
+        one.input_size[0] - 32
+        for one in judged(record("one", before, rng), record("two", after, rng))
+        if one.verdict in (Verdict.BETTER, Verdict.WORSE)
+    ]
+    return sum(number >= CHANGED for number in differing) / max(len(differing), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Shares of the pairs of a scenario by verdict, and of intervals that hold the truth."""
+
+    verdicts: dict[Verdict, float]
+    covered: float
+    half_width: float
+
+    @classmethod
+    def of(cls, scenario: Scenario, pairs: int) -> Shares:
+        """Simulate so many pairs."""
+        found = [pair(scenario, seed) for seed in range(pairs)]
+        counts = Counter(one.verdict for one in found)
+        held = sum((one.low or 0.0) <= scenario.ratio <= (one.high or np.inf) for one in found)
+        widths = [((one.high or np.inf) - (one.low or 0.0)) / 2 / one.ratio for one in found]
+        shares = {verdict: counts[verdict] / pairs for verdict in Verdict}
+        return cls(verdicts=shares, covered=held / pairs, half_width=float(np.median(widths)))
+
+    @property
+    def line(self) -> str:
+        """The shares as cells of a table."""
+        words = (Verdict.BETTER, Verdict.WORSE, Verdict.SAME, Verdict.UNDECIDED)
+        return " | ".join([*(f"{self.verdicts[word]:.1%}" for word in words), f"{self.covered:.1%}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--sweeps", type=int, default=100)
+    arguments = parser.parse_args()
+    print("| scenario | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median ± |")
+    print("|---|---|---|---|---|---|---|")
+    for name, scenario in SCENARIOS.items():
+        shares = Shares.of(scenario, arguments.pairs)
+        print(f"| {name} | {shares.line} | ±{shares.half_width:.2%} |", flush=True)
+    false = np.mean([sweep(seed) for seed in range(arguments.sweeps)])
+    print(f"\nfalse verdicts among FASTER and SLOWER in {arguments.sweeps} sweeps of {POINTS} points: {false:.1%}")
+
+
+if __name__ == "__main__":
+    main()
