@@ -96,39 +96,29 @@ def log_ratio(other: Repeats, baseline: Repeats) -> LogRatio:
     The variances add up; the degrees of freedom are those of Welch, "The generalization of Student's problem" (1947).
     """
     value = math.log(other.mean) - math.log(baseline.mean)
-    histories = _histories(other, baseline)
-    sides = [_Side.of(*side) for side in zip((other, baseline), histories, strict=True)]
-    terms = [side.total for side in sides]
-    if terms[0] is None or terms[1] is None:
+    is_shared = other.values in baseline.earlier or baseline.values in other.earlier
+    runs = dict.fromkeys((*baseline.earlier, *other.earlier, baseline.values, other.values)) if is_shared else {}
+    one, two = (
+        _Side.of(side, [run for run in runs or side.earlier if run != side.values]) for side in (other, baseline)
+    )
+    if one.total is None or two.total is None:
         return LogRatio(value=value)
-    known = [side for side in sides if side.has_runs]
-    if histories[0] and histories[0] is histories[1]:
-        parts = [(terms[0].variance + terms[1].variance, min(term.degrees for term in terms if term))]
-    else:
-        borrowed = known[0].between_runs if len(known) == 1 else 0.0
-        parts = [
-            (term.variance + (borrowed if side.has_runs else 0.0), term.degrees)
-            for side, term in zip(sides, terms, strict=True)
-            if term
-        ]
-    return _welch(value, parts, has_runs=bool(known))
+    terms = [(one.total.variance, one.total.degrees), (two.total.variance, two.total.degrees)]
+    has_runs = one.has_runs or two.has_runs
+    if is_shared:  # the same estimate twice
+        terms = [(one.total.variance + two.total.variance, min(one.total.degrees, two.total.degrees))]
+    elif one.has_runs != two.has_runs:
+        known = 0 if one.has_runs else 1
+        terms[known] = (terms[known][0] + (one, two)[known].between_runs, terms[known][1])
+    return _welch(value, terms, has_runs=has_runs)
 
 
-def _welch(value: float, parts: Sequence[tuple[float, float]], *, has_runs: bool) -> LogRatio:
+def _welch(value: float, terms: Sequence[tuple[float, float]], *, has_runs: bool) -> LogRatio:
     """The logarithm of a ratio by independent variances with their degrees of freedom."""
-    total = sum(part for part, _ in parts)
-    inverse = sum(part**2 / degrees for part, degrees in parts)
+    total = sum(term for term, _ in terms)
+    inverse = sum(term**2 / degrees for term, degrees in terms)
     degrees = min(total**2 / inverse, _MOST_DEGREES) if inverse else _MOST_DEGREES
     return LogRatio(value=value, error=math.sqrt(total), degrees=degrees, has_runs=has_runs)
-
-
-def _histories(other: Repeats, baseline: Repeats) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """The earlier runs of both sides; one list of all other runs if one side's run is in the history of the other."""
-    if other.values in baseline.earlier or baseline.values in other.earlier:
-        runs = dict.fromkeys((*baseline.earlier, *other.earlier, baseline.values, other.values))
-        shared = [run for run in runs if run not in (other.values, baseline.values)]
-        return shared, shared
-    return list(other.earlier), list(baseline.earlier)
 
 
 @dataclass(frozen=True)
@@ -142,20 +132,21 @@ class _Side:
     """
 
     total: Component | None
-    between_runs: float
-    has_runs: bool
+    between_runs: float = 0.0
+    has_runs: bool = False
 
     @classmethod
     def of(cls, side: Repeats, history: Sequence[Sequence[float]]) -> _Side:
         """The variance of a side with a history."""
         runs = [*history, side.values]
-        total, has_runs = variance.of_run(runs), len(runs) >= variance.LEAST_RUNS
+        total, processes = variance.of_run(runs), variance.between_processes(runs)
         if total is None:
-            return cls(total=side.between, between_runs=0.0, has_runs=False)
+            return cls(side.between)
         total = replace(total, variance=max(total.variance, side.within))
-        processes = variance.between_processes(runs)
+        if len(runs) < variance.LEAST_RUNS:
+            return cls(total)
         explained = processes.variance / len(side.values) if processes else 0.0
-        return cls(total, max(total.variance - explained, 0.0) if has_runs else 0.0, has_runs)
+        return cls(total, max(total.variance - explained, 0.0), has_runs=True)
 
 
 def further_processes(other: Repeats, baseline: Repeats, ratio: LogRatio, margin: float) -> int | None:

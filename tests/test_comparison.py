@@ -1,0 +1,261 @@
+"""Comparison: verdicts on synthetic records whose truth is known, histories, many pairs, and what is paired."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import comparison
+from benchmarks.comparison import SCENARIOS, Scenario, Shares, judged, record
+from perfexp.comparison import judging
+from perfexp.comparison.document import Verdict
+from perfexp.comparison.judging import Settings
+from perfexp.comparison.pairing import Side
+from perfexp.errors import UserError
+from perfexp.records.record import EarlierTime, Series, Status
+from perfexp.statistics import ratios
+from perfexp.statistics.ratios import Repeats
+from tests.simulation import adapted
+
+PAIRS = 200
+
+
+def shares(name):
+    return Shares.of(SCENARIOS[name], PAIRS)
+
+
+def differing(found):
+    return found.verdicts[Verdict.BETTER] + found.verdicts[Verdict.WORSE]
+
+
+@pytest.mark.parametrize("name", ["identical, 0.5 %", "identical, 1 %", "identical, sticky clocks 2 %"])
+def test_identical_sides_are_neither_faster_nor_slower_and_the_interval_holds_the_truth(name):
+    found = shares(name)
+    assert differing(found) <= 0.01
+    assert abs(found.covered - 0.95) <= adapted(0.97, 0.95, PAIRS) - 0.95
+
+
+def test_a_difference_far_below_the_margin_is_the_same():
+    found = shares("0.2 % faster, 0.5 %")
+    assert found.verdicts[Verdict.SAME] >= adapted(0.80, 0.83, PAIRS)
+    assert differing(found) == 0
+
+
+@pytest.mark.parametrize("name", ["3 % faster, 0.5 %", "3 % faster, 1 %"])
+def test_a_difference_far_above_the_margin_is_found(name):
+    found = shares(name)
+    assert found.verdicts[Verdict.BETTER] >= 0.90
+    assert found.verdicts[Verdict.WORSE] == 0
+
+
+def test_runs_that_differ_by_more_than_their_processes_need_a_history():
+    without, with_history = shares("identical, runs 2 %, no history"), shares("identical, runs 2 %, 5 earlier runs")
+    assert without.covered < 0.5
+    assert with_history.covered >= adapted(0.93, 0.95, PAIRS)
+    assert differing(with_history) <= 0.02
+
+
+def test_few_of_the_verdicts_of_a_sweep_of_100_points_are_false():
+    assert np.mean([comparison.sweep(seed) for seed in range(5)]) <= 0.05
+
+
+def repeats(*values, earlier=()):
+    return Repeats(values=values, earlier=tuple(map(tuple, earlier)))
+
+
+def test_the_ratio_of_two_samples_is_that_of_welchs_test():
+    """`scipy.stats.ttest_ind` on the logarithms."""
+    from scipy import stats
+
+    one, two = (1.0, 1.02, 0.99, 1.01), (1.1, 1.13, 1.08)
+    found = ratios.log_ratio(repeats(*two), repeats(*one))
+    expected = stats.ttest_ind(np.log(two), np.log(one), equal_var=False)
+    low, high = expected.confidence_interval(0.95)
+    assert found.degrees == pytest.approx(expected.df)
+    assert (found.interval.low, found.interval.high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert found.p_beyond(0.0) == pytest.approx(expected.pvalue)
+    assert not found.has_runs
+
+
+def test_a_side_without_a_history_varies_between_runs_as_the_other_does():
+    one, two = (1.0, 1.001, 0.999), (1.0, 1.002, 0.998)
+    history = [(0.95,) * 3, (1.05,) * 3, (1.02,) * 3]
+    neither, first = ratios.log_ratio(repeats(*two), repeats(*one)), repeats(*one, earlier=history)
+    either = ratios.log_ratio(repeats(*two), first)
+    both = ratios.log_ratio(repeats(*two, earlier=history), first)
+    assert either.has_runs and both.has_runs and not neither.has_runs
+    assert either.error == pytest.approx(both.error, rel=0.02)
+    assert either.error > 10 * neither.error
+    assert either.degrees == pytest.approx(3, rel=0.1)
+
+
+def test_runs_of_one_command_share_their_history():
+    history, one, two = [(0.95,) * 3, (1.05,) * 3], (1.0, 1.001, 0.999), (1.02, 1.021, 1.019)
+    found = ratios.log_ratio(repeats(*two, earlier=[*history, one]), repeats(*one, earlier=history))
+    means = [np.log(run).mean() for run in (*history, one, two)]
+    assert found.error == pytest.approx(math.sqrt(2 * np.var(means, ddof=1)), rel=0.01)
+    assert found.degrees == pytest.approx(3)
+
+
+def test_one_process_without_a_known_component_has_no_interval_and_no_verdict():
+    rng = np.random.default_rng(0)
+    [pair] = judged(record("one", [[1.0]], rng), record("two", [[0.5]], rng))
+    assert pair.verdict is Verdict.UNDECIDED
+    assert pair.ratio == pytest.approx(0.5, rel=0.01)
+    assert (pair.low, pair.high, pair.further_processes) == (None, None, None)
+
+
+def test_processes_of_other_points_stand_for_those_of_a_point_of_one_process():
+    rng = np.random.default_rng(0)
+    points = [[0.99, 1.0, 1.01], [1.0], [1.01, 1.0, 0.995]]
+    pairs = judged(record("one", points, rng), record("two", [[0.5 * one for one in p] for p in points], rng))
+    assert [pair.verdict for pair in pairs] == [Verdict.BETTER] * 3
+
+
+def test_the_named_number_of_processes_decides_four_of_five_times():
+    truth, spread = 1.02, 0.01
+    rng = np.random.default_rng(5)
+    side = lambda ratio, count: repeats(*(ratio * np.exp(spread * rng.standard_normal(count))))  # noqa: E731
+    exact = spread * np.array([1.0, 0.0, -1.0])
+    one, two = repeats(*np.exp(exact)), repeats(*(truth * np.exp(exact)))
+    ratio = ratios.log_ratio(two, one)
+    assert ratio.p_beyond(0.01) > 0.05
+    count = 3 + ratios.further_processes(two, one, ratio, 0.01)
+    decided = [ratios.log_ratio(side(truth, count), side(1.0, count)).p_beyond(0.01) <= 0.05 for _ in range(300)]
+    assert np.mean(decided) == pytest.approx(0.8, abs=0.08)
+    assert ratios.further_processes(two, one, ratio, math.expm1(ratio.value)) is None
+
+
+def test_the_false_discovery_rate_follows_benjamini_and_hochberg():
+    """The example of their paper, table 1: four hypotheses are rejected at 5 %."""
+    p_values = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344]
+    p_values += [0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
+    assert ratios.benjamini_hochberg(p_values, 0.05) == [True] * 4 + [False] * 11
+    assert ratios.benjamini_hochberg(p_values[::-1], 0.05) == [False] * 11 + [True] * 4
+    assert ratios.benjamini_hochberg([], 0.05) == []
+
+
+def test_the_geometric_mean_holds_for_other_models():
+    """Five models of four points each: the truth is within the interval about as often as stated."""
+    held = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        models = {
+            str(name): (0.05 * rng.standard_normal() + 0.01 * rng.standard_normal(4)).tolist() for name in range(5)
+        }
+        mean = ratios.geometric_mean(models)
+        held += mean.low <= 1 <= mean.high
+    assert 0.87 <= held / 200 <= 0.99
+    assert ratios.geometric_mean({"one": [0.0, 0.1]}).low is None
+
+
+# Pairs
+
+
+def sides(*records):
+    return [
+        Side.of(name, name, [one] if not isinstance(one, list) else one)
+        for name, one in zip("ABC", records, strict=False)
+    ]
+
+
+def compare(*records, **settings):
+    return judging.compare(sides(*records), Settings(**settings))
+
+
+def named(name, model="resnet18", *, points=((1.0, 1.001, 0.999),), batch_size=1):
+    made = record(name, points, np.random.default_rng(list(map(ord, name + model))))
+    made.plan["model"] = {"name": model}
+    for point in made.points:
+        point.key = type(point.key)(
+            phase="inference",
+            input_size=point.key.input_size,
+            batch_size=batch_size,
+            precision="fp32",
+            replicate=point.key.replicate,
+        )
+    return made
+
+
+def test_what_differs_between_all_runs_of_two_sides_is_the_subject():
+    found = compare([named("default"), named("default", "vgg16")], [named("fft", "vgg16"), named("fft")])
+    assert {(pair.model, pair.point) for pair in found.pairs} == {("resnet18", "resnet18"), ("vgg16", "vgg16")}
+    assert [(one.key, one.baseline, one.other) for one in found.sides[1].differences] == [
+        ("algorithm", "default", "fft")
+    ]
+    assert "inference · 32 · batch 1" in found.constant
+
+
+def test_what_both_sides_share_identifies_points():
+    found = compare([named("default"), named("fft")], [named("fft", "vgg16"), named("default", "vgg16")])
+    assert sorted(pair.point for pair in found.pairs) == ["default", "fft"]
+
+
+def test_points_of_one_side_are_listed():
+    two = named("two", points=[[1.0] * 3, [1.0] * 3])
+    two.points[0].status = Status.OOM
+    found = compare(named("one", points=[[1.0] * 3] * 3), two)
+    assert [(one.side, one.point.split(" · ")[-2], one.against) for one in found.alone] == [
+        ("A", "32", "B"),
+        ("A", "34", "B"),
+    ]
+    assert len(found.pairs) == 1
+
+
+def test_the_largest_regressions_come_first():
+    flat = [[1.0, 1.001, 0.999]] * 4
+    found = compare(
+        named("one", points=flat), named("two", points=[[f * c for c in flat[0]] for f in (1, 0.8, 1.3, 1.1)])
+    )
+    assert [round(pair.ratio, 1) for pair in found.pairs] == [1.3, 1.1, 1.0, 0.8]
+    assert [pair.word for pair in found.pairs] == ["SLOWER", "SLOWER", "SAME", "FASTER"]
+
+
+def test_each_further_side_is_compared_with_the_first():
+    found = compare(named("one"), named("two"), named("three"))
+    assert [pair.side for pair in found.pairs] == ["B", "C"]
+
+
+def test_a_higher_rate_is_faster():
+    """A loop of half the time has twice the samples/s."""
+    one, two = named("one"), named("two", points=[[0.5, 0.501, 0.499]])
+    for point in (*one.points, *two.points):
+        point.series.append(Series(name="throughput", samples=point.series[0].samples))
+        point.series.append(Series(name="latency", samples=point.series[0].samples))
+    found = {pair.measure: pair for pair in compare(one, two).pairs}
+    assert found.keys() == {"device", "latency", "p95", "throughput"}
+    assert {pair.word for pair in found.values()} == {"FASTER"}
+    assert found["throughput"].ratio == pytest.approx(2, rel=0.01)
+    assert found["p95"].ratio == pytest.approx(0.5, rel=0.02)
+
+
+def test_the_history_of_a_record_is_in_the_interval():
+    one, two = named("one"), named("two")
+    for made in (one, two):
+        runs = [[(5e-3 * factor,) * 2] * 3 for factor in (0.9, 1.1, 1.0)]
+        made.earlier = [EarlierTime(key=made.points[0].key, time="device", runs=runs)]
+    [pair] = compare(one, two).pairs
+    assert pair.includes_runs
+    assert pair.high / pair.low > 1.2
+
+
+def test_what_can_not_be_paired_is_refused():
+    with pytest.raises(UserError, match="batch 8"):
+        compare(named("one"), named("two", batch_size=8))
+    with pytest.raises(UserError, match="several results"):
+        compare([named("one"), named("two")], named("three"))
+    with pytest.raises(UserError, match="the same run"):
+        compare(one := named("one"), [one, named("two", "vgg16")])
+    empty = named("empty")
+    empty.points.clear()
+    with pytest.raises(UserError, match="no timed point"):
+        compare(named("one"), empty)
+
+
+def test_a_scenario_without_noise_has_the_ratio_that_it_states():
+    quiet = Scenario(ratio=0.9, processes=0.0)
+    assert comparison.pair(quiet, 0).ratio == pytest.approx(0.9, rel=0.002)
