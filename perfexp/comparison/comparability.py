@@ -233,6 +233,10 @@ def _leaves(value: Any, place: str) -> dict[str, Any]:
 
 
 def _text(values: Mapping[str, Any], places: list[str]) -> str:
-    prefixes = ("" if len(places) == 1 else f"{place.rpartition('.')[2]} " for place in places)
-    texts = (f"{value:g}" if isinstance(value := values.get(place), float) else str(value) for place in places)
-    return one_line(", ".join(prefix + text for prefix, text in zip(prefixes, texts, strict=True)))
+    leaves = {place.rpartition(".")[2] for place in places}
+    words = []
+    for place in places:
+        value = values.get(place)
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        words.append(text if len(leaves) == 1 else f"{place.rpartition('.')[2]} {text}")
+    return one_line(", ".join(dict.fromkeys(words)))

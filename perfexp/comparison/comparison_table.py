@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -61,7 +61,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
             Column(comparison.sides[0].name, (_figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
             Column(side.name, (_figure(pair.other, pair.unit) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
-            Column("verdict", map(verdict_of, pairs), prose=True),
+            Column("verdict", _flush_left(map(verdict_of, pairs))),
         ],
         notes,
     )
@@ -165,13 +165,24 @@ def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, lis
             yield heading, lines
 
 
+def _flush_left(texts: Iterable[str]) -> list[str]:
+    """Texts of one width, which do not wrap in a column of figures."""
+    lines = list(texts)
+    width = max(map(len, lines), default=0)
+    return [line.ljust(width) for line in lines]
+
+
 def _replicate(pairs: Sequence[Compared]) -> int:
     """The number of processes that decides most pairs that processes decide."""
     return max(max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes)
 
 
 def _ratio_text(ratio: Interval) -> str:
-    ends = "" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f} … {ratio.high:.3f}"
+    ends = (
+        ""
+        if ratio.low is None or ratio.high is None
+        else " … ".join(units.digits(end) for end in (ratio.low, ratio.high))
+    )
     return with_width(ratio, units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1), ends)
 
 

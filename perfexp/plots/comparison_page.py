@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from perfexp.comparison import comparison_table
-from perfexp.comparison.comparison_table import SYMBOLS, ratio_of, verdict_of
+from perfexp.comparison.comparison_table import ratio_of, verdict_of
 from perfexp.comparison.document import Compared, Comparison, LayerDifference, SideFacts, Verdict
 from perfexp.comparison.measures import MEASURES
 from perfexp.summaries.grid import Grid
@@ -17,8 +18,8 @@ from perfexp.summaries.subject import one_line
 
 #: Okabe and Ito's colors by verdict; each has a marker of its own as well.
 _STYLES = {
-    Verdict.BETTER: ("#009E73", "triangle-left"),
-    Verdict.WORSE: ("#D55E00", "triangle-right"),
+    Verdict.BETTER: ("#009E73", "triangle-up"),
+    Verdict.WORSE: ("#D55E00", "triangle-down"),
     Verdict.SAME: ("#0072B2", "square"),
     Verdict.UNDECIDED: ("#5f5f5f", "circle-open"),
     Verdict.NOT_COMPARABLE: ("#b0b0b0", "x"),
@@ -98,7 +99,7 @@ def _forest(comparison: Comparison, pairs: Sequence[Compared]) -> Any:
             x=[pair.ratio for pair in chosen],
             y=rows,
             mode="markers",
-            name=f"{SYMBOLS[verdict]} {chosen[0].word}",
+            name=chosen[0].word,
             marker={"color": color, "symbol": symbol, "size": 10},
             error_x={
                 "array": [(pair.high or pair.ratio) - pair.ratio for pair in chosen],
@@ -111,7 +112,11 @@ def _forest(comparison: Comparison, pairs: Sequence[Compared]) -> Any:
     is_long = len(pairs) > _MANY
     name, direction = pairs[0].measure, "lower" if MEASURES[pairs[0].measure].is_better_if_lower else "higher"
     _lay_out(figure, f"{name}, {pairs[0].side}/{comparison.sides[0].name}: {direction} is better", len(pairs), is_long)
-    figure.update_xaxes(title="ratio with its 95 % interval; the band is the margin", type="log", dtick=None)
+    ends = [end for pair in pairs for end in (pair.ratio, pair.low, pair.high) if end]
+    window = [math.log10(min(margin**-2, *ends)), math.log10(max(margin**2, *ends))]
+    room = 0.03 * (window[1] - window[0])
+    title = "ratio with its 95 % interval; the band is the margin"
+    figure.update_xaxes(title=title, type="log", range=[window[0] - room, window[1] + room])
     figure.update_yaxes(tickvals=list(range(len(pairs))), ticktext=labels, range=[len(pairs) - 0.5, -0.5])
     return figure
 
@@ -181,7 +186,7 @@ def _lay_out(figure: Any, title: str, rows: int, is_long: bool) -> None:
         height=_FRAME + 30 + rows * (_NARROW_ROW if is_long else _ROW),
         margin={"t": 46, "l": 10, "r": 10, "b": 50},
         legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-        showlegend=True,
+        showlegend=any(trace.name for trace in figure.data),
         hoverlabel={"align": "left", "bgcolor": "white"},
     )
     figure.update_yaxes(automargin=True, tickfont={"size": 10 if is_long else 12})

@@ -1,0 +1,325 @@
+"""`perfexp compare`: what is printed and written, confounders, and what is refused."""
+
+import csv
+import io
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.comparison import record
+from perfexp import commands
+from perfexp.commands.compare import _print
+from perfexp.comparison import comparability
+from perfexp.comparison.document import Comparison
+from perfexp.records import diagnostics
+from perfexp.records.record import Key, Metric, Point, Record, Status
+from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.reports.console import Console
+
+FLAT = [1.0, 1.001, 0.999]
+ENVIRONMENT = {
+    "perfexp": "1.0",
+    "host": "node1",
+    "cpu": {"name": "AMD EPYC", "governors": ["performance"]},
+    "packages": {"torch": "2.11.0"},
+    "device": {
+        "kind": "cuda",
+        "name": "NVIDIA H200",
+        "power_limit_watts": 700.0,
+        "application_clock_changed": False,
+        "ecc": True,
+        "mig": False,
+    },
+    "session": {
+        "threads": 8,
+        "interop_threads": 8,
+        "cudnn_allow_tf32": False,
+        "cudnn_benchmark": False,
+        "deterministic": False,
+    },
+}
+PLAN = {
+    "model": {"name": "resnet18"},
+    "algorithm": {"name": "default"},
+    "precision": {"name": "fp32"},
+    "execution": {"threads": None, "cudnn_benchmark": False, "deterministic": False},
+    "data": {"_target_": "perfexp.data.synthetic.Synthetic"},
+    "cache": "warm",
+}
+
+
+def made(points=(FLAT,), *, plan=None, environment=None, seed=0):
+    """A record of an H200, with other values at dotted places of its plan and its environment."""
+    found = record(f"run {seed}", points, np.random.default_rng(seed))
+    found.plan, found.environment = json.loads(json.dumps(PLAN)), json.loads(json.dumps(ENVIRONMENT))
+    for tree, changes in ((found.plan, plan), (found.environment, environment)):
+        for place, value in (changes or {}).items():
+            *folders, name = place.split(".")
+            node = tree
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            node[name] = value
+    return found
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save records in folders of their own; returns the folders' paths."""
+
+    def save(*records):
+        paths = []
+        for number, one in enumerate(records):
+            (tmp_path / f"run{number}").mkdir()
+            (tmp_path / f"run{number}" / "record.json").write_bytes(one.to_json())
+            paths.append(str(tmp_path / f"run{number}"))
+        return paths
+
+    return save
+
+
+@pytest.fixture
+def compared(saved, capsys):
+    """Compare records by the command; returns its JSON."""
+
+    def run(one, two, *options):
+        assert commands.run(["compare", *saved(one, two), "--json", *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+#: For each confounder: what differs in the plan and in the environment.
+CONFOUNDERS = {
+    "power_limit": ({}, {"device.power_limit_watts": 500.0}),
+    "clocks": ({}, {"device.application_clock_changed": True}),
+    "ecc": ({}, {"device.ecc": False}),
+    "mig": ({}, {"device.mig": True}),
+    "tf32": ({}, {"session.cudnn_allow_tf32": True}),
+    "cudnn_benchmark": ({}, {"session.cudnn_benchmark": True}),
+    "deterministic": ({}, {"session.deterministic": True}),
+    "threads": ({}, {"session.threads": 4}),
+    "interop_threads": ({}, {"session.interop_threads": 4}),
+    "data": ({"data.folder": "images"}, {}),
+    "cache": ({"cache": "flush"}, {}),
+    "perfexp": ({}, {"perfexp": "1.1"}),
+}
+
+
+@pytest.mark.parametrize("key", CONFOUNDERS)
+def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared, capsys, tmp_path):
+    plan, environment = CONFOUNDERS[key]
+    other = made([[0.5 * factor for factor in FLAT]], plan=plan, environment=environment, seed=1)
+    found = compared(made(), other)
+    assert [(pair["verdict"], pair["confounders"]) for pair in found["pairs"]] == [("not comparable", [key])]
+    assert found["means"] == []
+    paths = [str(tmp_path / f"run{number}") for number in range(2)]
+    assert commands.run(["compare", *paths]) == 0
+    text = capsys.readouterr().out
+    assert "✕ NOT COMPARABLE" in text
+    assert f"--allow {key}" in text
+    assert commands.run(["compare", *paths, "--allow", key]) == 0
+    text = capsys.readouterr().out
+    assert "▲ FASTER" in text
+    assert ", allowed" in text
+
+
+def test_every_confounder_has_a_test():
+    tested = {*CONFOUNDERS, "cpu", "device_method", "diagnostics"}
+    assert tested == set(comparability.ALLOWABLE)
+
+
+def with_latency(one):
+    for point in one.points:
+        point.series.append(msgspec.structs.replace(point.series[0], name="latency"))
+    return one
+
+
+def verdicts(found):
+    return {pair["measure"]: pair["verdict"] for pair in found["pairs"]}
+
+
+def test_another_cpu_concerns_the_times_of_the_host_only(compared):
+    other = with_latency(made(environment={"cpu.name": "Intel Xeon"}, seed=1))
+    found = verdicts(compared(with_latency(made()), other))
+    assert found["device"] == "same"
+    assert {found[name] for name in ("latency", "p95", "throughput")} == {"not comparable"}
+
+
+def test_a_queue_is_not_compared_with_a_graph(compared):
+    one, other = with_latency(made()), with_latency(made(seed=1))
+    for side, method in ((one, "queue"), (other, "graph")):
+        for point in side.points:
+            point.facts["device_method"] = method
+    found = verdicts(compared(one, other))
+    assert (found["device"], found["latency"]) == ("not comparable", "same")
+
+
+def test_a_figure_with_an_error_is_not_compared(compared):
+    other = made(seed=1)
+    other.points[1].doubts.append(diagnostics.make("precision_unavailable", precision="bf16", reason="too old"))
+    assert compared(made(), other)["pairs"][0]["confounders"] == ["diagnostics"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "environment"),
+    [
+        ({"algorithm.name": "fft"}, {}),
+        ({"precision.name": "tf32"}, {"session.cudnn_allow_tf32": True}),
+        ({"execution.threads": 4}, {"session.threads": 4}),
+        ({"execution.cudnn_benchmark": True}, {"session.cudnn_benchmark": True}),
+        ({}, {"packages.torch": "2.12.0"}),
+        ({}, {"device.name": "NVIDIA H100", "device.power_limit_watts": 350.0, "cpu.name": "Intel Xeon"}),
+        ({}, {"host": "node2"}),
+        ({}, {"device.ecc": None}),
+    ],
+)
+def test_the_subject_and_what_follows_from_it_is_no_confounder(plan, environment, compared):
+    assert verdicts(compared(made(), made(plan=plan, environment=environment, seed=1))) == {"device": "same"}
+
+
+def test_a_second_setting_beside_the_subject_is_a_confounder(compared):
+    other = made(plan={"algorithm.name": "fft", "execution.threads": 4}, environment={"session.threads": 4}, seed=1)
+    [pair] = compared(made(), other)["pairs"]
+    assert pair["confounders"] == ["threads"]
+
+
+def test_single_figures_are_compared_in_their_own_words(compared):
+    one, other = made(), made(seed=1)
+    for side, scale in ((one, 1.0), (other, 0.5)):
+        side.points[0].metrics = [
+            Metric(name="memory/peak_bytes", value=scale * 2**30, unit="bytes"),
+            Metric(name="energy/per_image_joules", value=scale, unit="joules"),
+            Metric(name="accuracy", value=None, unit="1"),
+        ]
+    found = {pair["measure"]: pair for pair in compared(one, other)["pairs"]}
+    assert found.keys() == {"device", "memory", "energy"}
+    assert (found["memory"]["ratio"], found["memory"]["low"], found["memory"]["word"]) == (0.5, None, "UNDECIDED")
+
+
+# Output
+
+
+def many(seed, scale=1.0):
+    """Six sizes, the layers of the first, and one that the other side has not."""
+    found = made([[scale * factor for factor in FLAT]] * (6 if scale == 1 else 5), seed=seed)
+    found.plan["algorithm"]["name"] = "default" if scale == 1 else "winograd_nonfused"
+    lines = [
+        {
+            "key": {"path": path, "which": "forward"},
+            "kind": "Conv2d",
+            "seconds": {"median": scale * seconds},
+            "gap_seconds": {"median": 0.0},
+        }
+        for path, seconds in (("layer1.conv1", 1e-3), ("layer1.conv2", 4e-3))
+    ]
+    key = Key(phase="inference_layers", input_size=(32, 32), batch_size=1, precision="fp32")
+    found.points.append(Point(key=key, status=Status.OK, facts={"layers": {"lines": lines}}))
+    return with_latency_of_timed(found)
+
+
+def with_latency_of_timed(found):
+    for point in found.points:
+        if point.series:
+            point.series.append(msgspec.structs.replace(point.series[0], name="latency"))
+    return found
+
+
+def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
+    paths, out = saved(many(0), many(1, 0.8)), tmp_path / "out"
+    assert commands.run(["compare", *paths, "--output", str(out)]) == 0
+    assert "comparison.html" in capsys.readouterr().out
+    found = msgspec.json.decode((out / "comparison.json").read_bytes(), type=Comparison)
+    assert found.schema_version == 1
+    assert len(found.pairs) == 5 * 4
+    assert [(one.layer, round(one.share, 6)) for one in found.layers] == [("layer1.conv2", 0.8), ("layer1.conv1", 0.2)]
+    lines = list(csv.DictReader(io.StringIO((out / "comparison.csv").read_text())))
+    assert [float(line["ratio"]) for line in lines] == [pair.ratio for pair in found.pairs]
+    text = (out / "comparison.md").read_text()
+    assert "winograd\\_nonfused" in text
+    assert "layer1.conv2" in text
+    page = (out / "comparison.html").read_text()
+    assert page.count("Plotly.newPlot") == 4 + 1 + 4  # ratios, layers, curves
+    assert 'src="http' not in page
+    assert commands.run(["compare", *paths, "--output", str(out)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_names_from_a_record_do_not_become_html(saved, tmp_path):
+    paths = saved(made(), made(plan={"algorithm.name": "<script>alert(1)</script>"}, seed=1))
+    assert commands.run(["compare", *paths, "--output", str(tmp_path / "out")]) == 0
+    assert "<script>alert" not in (tmp_path / "out" / "comparison.html").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_fits_the_terminal(width, saved, capsys):
+    paths = saved(many(0), many(1, 0.8))
+    assert commands.run(["compare", *paths, "--json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
+    out = io.StringIO()
+    _print(found, Console(out=out, err=out, width=width))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "▲ FASTER" in text
+    assert "0.800" in text
+    assert "only on one side" in text
+    assert "algorithm default → winograd_nonfused" in " ".join(text.split())
+    assert "not shown" not in text
+
+
+def test_a_sweep_is_one_side(tmp_path, capsys):
+    for name, scale in (("before", 1.0), ("after", 1.3)):
+        children = []
+        for number, model in enumerate(("resnet18", "vgg16")):
+            one = made([[scale * factor for factor in FLAT]], plan={"model.name": model}, seed=number + int(10 * scale))
+            folder = tmp_path / name / str(number)
+            folder.mkdir(parents=True)
+            (folder / "record.json").write_bytes(one.to_json())
+            children.append(SweepChild(job=number, name=model, directory=str(number), status=Status.OK))
+        sweep = Sweep(uid=name, name=name, started="2026-01-01T00:00:00+00:00", children=children)
+        (tmp_path / name / "sweep.json").write_bytes(sweep.to_json())
+    assert commands.run(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
+    text = capsys.readouterr().out
+    assert text.count("▼ SLOWER") == 2
+    assert "geometric mean over 2 models: device 1.3" in text
+
+
+# Refusals
+
+
+def refused(capsys, *arguments):
+    assert commands.run(["compare", *map(str, arguments)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_wrong_input_is_refused_in_one_line(saved, tmp_path, capsys):
+    one, two = saved(made(), made(seed=1))
+    (empty := tmp_path / "empty").mkdir()
+    assert "one side only" in refused(capsys, one)
+    assert "given twice" in refused(capsys, one, f"{one}/../run0")
+    assert f"in {empty}" in refused(capsys, one, empty)
+    assert "No record can be read" in refused(capsys, one, tmp_path / "missing")
+    (no_record := tmp_path / "notes.json").write_text("{}")
+    assert "is not a perfexp record" in refused(capsys, one, no_record)
+    newer = json.loads((tmp_path / "run1" / "record.json").read_text()) | {"schema_version": 99}
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "record.json").write_text(json.dumps(newer))
+    assert "schema version 99" in refused(capsys, one, tmp_path / "newer")
+    (copy := tmp_path / "copy.json").write_bytes((tmp_path / "run0" / "record.json").read_bytes())
+    assert "contain the same run" in refused(capsys, one, copy)
+    assert "margin" in refused(capsys, one, two, "--margin=nothing")
+    assert "Did you mean device" in refused(capsys, one, two, "--metric=devise")
+    assert "Did you mean power_limit" in refused(capsys, one, two, "--allow=power")
+    assert Record.load(tmp_path / "run0").name == "run 0"
+
+
+def test_a_sweep_with_a_run_of_a_newer_version_is_refused(tmp_path, saved, capsys):
+    [one, two] = saved(made(), made(seed=1))
+    record_file = tmp_path / "run1" / "record.json"
+    record_file.write_text(json.dumps(json.loads(record_file.read_text()) | {"schema_version": 99}))
+    children = [SweepChild(job=0, name="x", directory="run1", status=Status.OK)]
+    sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
+    (tmp_path / "sweep.json").write_bytes(sweep.to_json())
+    assert "schema version 99" in refused(capsys, one, tmp_path)
