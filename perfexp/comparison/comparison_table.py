@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -51,8 +51,12 @@ _WITHOUT_RUNS = "; without a history of three runs, other runs may differ by mor
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
     """The ratios of one side to the baseline, the largest regressions of each measure first."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
-    further = any(pair.further_processes for pair in pairs)
-    notes = [f"(+N): N more processes a side would decide (replicate={_replicate(pairs)})"] if further else []
+    further = [str(pair.further_processes or "") for pair in pairs]
+    notes = (
+        [f"+N: N more processes of each side would decide (at most replicate={_replicate(pairs)})"]
+        if any(further)
+        else []
+    )
     notes += _means(comparison, side)
     return Grid(
         [
@@ -61,7 +65,8 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
             Column(comparison.sides[0].name, (_figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
             Column(side.name, (_figure(pair.other, pair.unit) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
-            Column("verdict", _flush_left(map(verdict_of, pairs))),
+            Column("verdict", map(verdict_of, pairs), prose=True),
+            *([Column("+N", further, rank=3)] if any(further) else []),
         ],
         notes,
     )
@@ -85,13 +90,8 @@ def ratio_of(pair: Compared) -> str:
 
 
 def verdict_of(pair: Compared) -> str:
-    """The verdict of a pair with its symbol, and what would decide it."""
-    if pair.verdict is Verdict.NOT_COMPARABLE:
-        return f"{SYMBOLS[pair.verdict]} {pair.word}"
-    why = f" (+{pair.further_processes})" if pair.further_processes else ""
-    if pair.verdict is Verdict.UNDECIDED and pair.low is None:
-        why = " (one process)"
-    return f"{SYMBOLS[pair.verdict]} {pair.word}{why}"
+    """The verdict of a pair with its symbol."""
+    return f"{SYMBOLS[pair.verdict]} {pair.word}"
 
 
 def confounders(side: SideFacts) -> list[str]:
@@ -165,24 +165,13 @@ def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, lis
             yield heading, lines
 
 
-def _flush_left(texts: Iterable[str]) -> list[str]:
-    """Texts of one width, which do not wrap in a column of figures."""
-    lines = list(texts)
-    width = max(map(len, lines), default=0)
-    return [line.ljust(width) for line in lines]
-
-
 def _replicate(pairs: Sequence[Compared]) -> int:
     """The number of processes that decides most pairs that processes decide."""
     return max(max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes)
 
 
 def _ratio_text(ratio: Interval) -> str:
-    ends = (
-        ""
-        if ratio.low is None or ratio.high is None
-        else " … ".join(units.digits(end) for end in (ratio.low, ratio.high))
-    )
+    ends = " … ".join(units.digits(end) for end in (ratio.low, ratio.high) if end is not None)
     return with_width(ratio, units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1), ends)
 
 
