@@ -166,8 +166,9 @@ def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, lis
 
 
 def _replicate(pairs: Sequence[Compared]) -> int:
-    """The number of processes that decides most pairs that processes decide."""
-    return max(max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes)
+    """The number of processes that would decide all pairs that processes can decide."""
+    counts = (max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes)
+    return max(counts, default=0)
 
 
 def _ratio_text(ratio: Interval) -> str:
