@@ -133,7 +133,7 @@ def sweep(seed: int) -> tuple[float, float]:
     ratios = [CHANGE if number < CHANGED else 1 + MARGIN for number in range(POINTS)]
     after = [[ratio * factor for factor in scenario.factors(rng)] for ratio in ratios]
     differing = [
-        one.input_size[0] - _SMALLEST
+        one.key.input_size[0] - _SMALLEST
         for one in judged(record("one", before, rng), record("two", after, rng))
         if one.verdict in (Verdict.BETTER, Verdict.WORSE)
     ]

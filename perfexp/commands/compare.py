@@ -95,7 +95,8 @@ def _records(place: Path) -> list[Record]:
     """The records of a run or a sweep; raises `UserError` if there is none or one cannot be read."""
     if (place / SWEEP).is_file() and not (place / RECORD).is_file():
         sweep = Sweep.load(place)
-        runs = [folder for _, folder in folders.run_folders(sweep, place) if (folder / RECORD).exists()]
+        children = [folder for _, folder in folders.run_folders(sweep, place) if not folder.is_symlink()]
+        runs = [folder for folder in children if (folder / RECORD).exists()]
         if not runs:
             raise UserError(f"None of the runs of the sweep in {place} has a {RECORD}: perfexp status {place}.")
         return [Record.load(folder) for folder in runs]

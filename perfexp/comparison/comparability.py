@@ -60,7 +60,7 @@ class _Fact:
         environment: dotted places in a record's environment; an unknown value differs from nothing.
         plan: dotted places in its plan.
         follows: subjects with which the facts change anyway, so that they belong to the subject.
-        may_be_subject: whether a confounder is the subject of runs whose plans differ in nothing else.
+        may_be_subject: whether a confounder is the subject if the plans differ in it, and no subject but the commit.
     """
 
     role: Role
@@ -154,7 +154,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     for key, (before, after) in differing.items():
         fact = FACTS[key]
         is_varied = any(fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan)
-        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and not subjects):
+        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= {"commit"}):
             found.append(Difference(key=key, role=Role.SUBJECT, baseline=before, other=after))
         elif fact.role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))

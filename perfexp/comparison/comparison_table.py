@@ -134,8 +134,8 @@ def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
     lines = []
     for pair in comparison.pairs:
         line = msgspec.to_builtins(pair)
-        line["input_size"] = "x".join(map(str, pair.input_size))
         line["processes"], line["other_processes"] = pair.processes
+        line |= line.pop("key") | {"input_size": pair.key.size_label}
         line["confounders"] = ";".join(pair.confounders)
         lines.append(line)
     return lines

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from perfexp.comparison.comparability import Difference
+from perfexp.records.record import Key
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
@@ -29,19 +30,13 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         side: name of the other side; the baseline is `A`.
         point: identity in words, without what all pairs have in common.
         curve: the same without the input size.
-        phase: `inference` or `train`.
-        model: name of the model, the cluster of the geometric mean.
-        input_size: height and width in pixels.
-        measure: `device`, `latency`, …; a record's metric for the others.
+        key: key of the baseline's point.
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
-        other: figure of the other side.
         processes: number of processes of the baseline and of the other side.
         ratio: other over baseline.
-        low: lower end of the ratio's 95 % interval; None without one.
-        high: upper end.
+        low: lower end of the ratio's 95 % interval, up to `high`; None without one.
         includes_runs: whether the interval includes how runs at other times differ.
         p: p-value of a difference beyond the margin.
-        verdict: verdict.
         word: the verdict as reports name it: FASTER, SLOWER, LESS, …
         further_processes: how many more processes of each side would decide; None if unknown, or decided.
         confounders: what differs and prevents a comparison, with allowed confounders.
@@ -50,9 +45,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     side: str
     point: str
     curve: str
-    phase: str
     model: str
-    input_size: tuple[int, int]
+    key: Key
     measure: str
     unit: str
     baseline: float

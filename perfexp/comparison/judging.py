@@ -165,9 +165,8 @@ def _compared(draft: _Draft, verdict: Verdict, names: Sequence[str], settings: S
         side=draft.side,
         point=pairing.label(point, names),
         curve=pairing.label(point, [name for name in names if name != "input_size"]),
-        phase=point.key.phase,
         model=point.features["model"],
-        input_size=point.key.input_size,
+        key=point.key,
         measure=draft.measure,
         unit=measure.unit,
         baseline=baseline.mean,
@@ -202,15 +201,9 @@ def _means(drafts: Sequence[_Draft]) -> Iterator[Mean]:
             clusters.setdefault(draft.points[0].features["model"], []).append(draft.ratio.value)
         mean = ratios.geometric_mean(clusters)
         if len(group) > 1:
-            yield Mean(
-                side=side,
-                measure=measure,
-                ratio=mean.value,
-                low=mean.low,
-                high=mean.high,
-                pairs=len(group),
-                models=len(clusters),
-            )
+            low, high = mean.low, mean.high
+            counts = {"pairs": len(group), "models": len(clusters)}
+            yield Mean(side=side, measure=measure, ratio=mean.value, low=low, high=high, **counts)
 
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
@@ -236,12 +229,11 @@ def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Me
 def _refuse_same_runs(sides: Sequence[Side]) -> None:
     uids: dict[str, Side] = {}
     for side in sides:
-        for record in {id(one.record): one.record for one in side.measurements}.values():
-            first = uids.setdefault(record.uid, side)
-            if first is not side:
+        for one in side.measurements:
+            if (first := uids.setdefault(one.record.uid, side)) is not side:
                 raise UserError(
-                    f"{first.source} and {side.source} contain the same run ({record.name}, uid {record.uid}); "
-                    "compare two runs, or measure it again."
+                    f"{first.source} and {side.source} contain the same run ({one.record.name}, uid {one.record.uid}); "
+                    "name two different runs."
                 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -24,60 +24,43 @@ _STYLES = {
     Verdict.UNDECIDED: ("#5f5f5f", "circle-open"),
     Verdict.NOT_COMPARABLE: ("#b0b0b0", "x"),
 }
+#: Colors of the sides of a curve, the baseline first.
 _SIDES = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-#: Height in pixels of a row of few pairs and of many, and of what surrounds the rows.
-_ROW, _NARROW_ROW, _MANY, _FRAME = 26, 15, 40, 110
-#: Layers and points with plots of layers; comparison.json has all.
-_MOST_LAYERS, _MOST_POINTS, _LABEL = 15, 6, 48
+#: Height in pixels of a row of few and of many pairs, and of what surrounds the rows.
+_ROW, _NARROW_ROW, _MANY, _FRAME = 26, 15, 40, 140
+#: Layers and points in plots of layers (comparison.json has all), and sizes from which there is a curve.
+_MOST_LAYERS, _MOST_POINTS, _LEAST_SIZES = 15, 6, 3
 _STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1300px; padding: 0 1em }
-table { border-collapse: collapse; display: block; overflow-x: auto }
-h2 { border-top: 1px solid #ccc; padding-top: .6em }
+table { display: block; overflow-x: auto } h2 { border-top: 1px solid #ccc; padding-top: .6em }
 td, th { padding: .1em .7em; text-align: left; white-space: nowrap } .note { color: #a33c00 }"""
 
 
 def page(comparison: Comparison) -> bytes:
-    """Ratios, curves over the size and layers of all sides; the same comparison gives the same bytes."""
-    body = [f"<p>{'<br>'.join(map(_text, comparison_table.header(comparison)))}</p>"]
-    figures = _Figures()
+    """Ratios, layers and curves over the size; the same comparison gives the same bytes."""
+    parts: list[Any] = ["<h1>Comparison</h1>", f"<p>{'<br>'.join(map(_text, comparison_table.header(comparison)))}</p>"]
     for side in comparison.sides[1:]:
-        body.append(f"<h2>{_text(comparison_table.title(comparison, side))}</h2>")
+        parts.append(f"<h2>{_text(comparison_table.title(comparison, side))}</h2>")
         for heading, lines in comparison_table.sections(comparison, side):
-            items = "".join(f"<li>{_text(line)}</li>" for line in lines)
-            fold = f"<details{' open' * (len(lines) < _MOST_POINTS)}><summary>{heading}</summary>"
-            body.append(f"{fold}<ul>{items}</ul></details>")
-        body += [figures.draw(figure) for figure in _of_side(comparison, side)]
-        body += _table(comparison_table.grid(comparison, side))
-    body += [figures.draw(figure) for figure in _curves(comparison)]
+            parts.append(f"<details open><summary>{heading}</summary>{'<br>'.join(map(_text, lines))}</details>")
+        parts += [*_of_side(comparison, side), _table(comparison_table.grid(comparison, side))]
+    parts += _curves(comparison)
     title = _text(f"Comparison of {', '.join(side.source for side in comparison.sides)}")
-    return (
-        f"<!DOCTYPE html><html><head><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style></head>"
-        f"<body><h1>Comparison</h1>{''.join(body)}</body></html>"
-    ).encode()
+    head = f"<meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+    return f"<!DOCTYPE html><html><head>{head}</head><body>{''.join(_drawn(parts))}</body></html>".encode()
 
 
-class _Figures:
-    """Figures as HTML; the first one brings plotly with it."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def draw(self, figure: Any) -> str:
-        """One figure as a part of the page."""
-        self._number += 1
-        return str(
-            figure.to_html(
-                include_plotlyjs=self._number == 1,
-                full_html=False,
-                div_id=f"figure{self._number}",
-                config={"displaylogo": False, "responsive": True},
-            )
-        )
+def _drawn(parts: Sequence[Any]) -> Iterator[str]:
+    """Texts as they are and figures as HTML; the first figure brings plotly with it."""
+    options = {"full_html": False, "config": {"displaylogo": False, "responsive": True}}
+    first = next((number for number, part in enumerate(parts) if not isinstance(part, str)), None)
+    for number, part in enumerate(parts):
+        is_text = isinstance(part, str)
+        yield part if is_text else part.to_html(include_plotlyjs=number == first, div_id=f"part{number}", **options)
 
 
 def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
     for measure in MEASURES:
-        pairs = [pair for pair in comparison.pairs if (pair.side, pair.measure) == (side.name, measure)]
-        if pairs:
+        if pairs := [pair for pair in comparison.pairs if (pair.side, pair.measure) == (side.name, measure)]:
             yield _forest(comparison, pairs)
     points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name)
     for point in list(points)[:_MOST_POINTS]:
@@ -86,117 +69,103 @@ def _of_side(comparison: Comparison, side: SideFacts) -> Iterator[Any]:
 
 def _forest(comparison: Comparison, pairs: Sequence[Compared]) -> Any:
     """Ratios with their intervals, the largest regression on top, and the band of the margin."""
-    figure, labels = go.Figure(), [_text(pair.point) for pair in pairs]
-    margin = 1 + comparison.margin
+    figure, margin = go.Figure(), 1 + comparison.margin
     figure.add_vrect(x0=1 / margin, x1=margin, fillcolor="#0072B2", opacity=0.12, line_width=0)
     figure.add_vline(x=1, line_color="#202020", line_width=1)
     for verdict, (color, symbol) in _STYLES.items():
-        rows = [number for number, pair in enumerate(pairs) if pair.verdict is verdict]
-        if not rows:
-            continue
-        chosen = [pairs[number] for number in rows]
-        figure.add_scatter(
-            x=[pair.ratio for pair in chosen],
-            y=rows,
-            mode="markers",
-            name=chosen[0].word,
-            marker={"color": color, "symbol": symbol, "size": 10},
-            error_x={
-                "array": [(pair.high or pair.ratio) - pair.ratio for pair in chosen],
-                "arrayminus": [pair.ratio - (pair.low or pair.ratio) for pair in chosen],
-                "color": color,
-            },
-            hovertext=[_hover(pair) for pair in chosen],
-            hoverinfo="text",
-        )
-    is_long = len(pairs) > _MANY
-    name, direction = pairs[0].measure, "lower" if MEASURES[pairs[0].measure].is_better_if_lower else "higher"
-    _lay_out(figure, f"{name}, {pairs[0].side}/{comparison.sides[0].name}: {direction} is better", len(pairs), is_long)
+        rows = {number: pair for number, pair in enumerate(pairs) if pair.verdict is verdict}
+        if rows:
+            figure.add_scatter(
+                x=[pair.ratio for pair in rows.values()],
+                y=list(rows),
+                mode="markers",
+                name=next(iter(rows.values())).word,
+                marker={"color": color, "symbol": symbol, "size": 10},
+                error_x={
+                    "array": [(pair.high or pair.ratio) - pair.ratio for pair in rows.values()],
+                    "arrayminus": [pair.ratio - (pair.low or pair.ratio) for pair in rows.values()],
+                    "color": color,
+                },
+                hovertext=[_hover(pair) for pair in rows.values()],
+                hoverinfo="text",
+            )
+    direction = "lower" if MEASURES[pairs[0].measure].is_better_if_lower else "higher"
+    title = f"{pairs[0].measure}, {pairs[0].side}/{comparison.sides[0].name}: {direction} is better"
+    _lay_out(figure, title, [pair.point for pair in pairs])
     ends = [end for pair in pairs for end in (pair.ratio, pair.low, pair.high) if end]
-    window = [math.log10(min(margin**-2, *ends)), math.log10(max(margin**2, *ends))]
-    room = 0.03 * (window[1] - window[0])
-    title = "ratio with its 95 % interval; the band is the margin"
-    figure.update_xaxes(title=title, type="log", range=[window[0] - room, window[1] + room])
-    figure.update_yaxes(tickvals=list(range(len(pairs))), ticktext=labels, range=[len(pairs) - 0.5, -0.5])
+    low, high = math.log10(min(margin**-2, *ends)), math.log10(max(margin**2, *ends))
+    room = 0.03 * (high - low)
+    about = "ratio with its 95 % interval; the band is the margin"
+    figure.update_xaxes(title=about, type="log", range=[low - room, high + room])
     return figure
 
 
 def _layers(lines: Sequence[LayerDifference]) -> Any:
     """The layers with the largest contributions to a difference, as bars."""
     figure, shown = go.Figure(), lines[:_MOST_LAYERS]
-    differences = [line.other_seconds - line.baseline_seconds for line in shown]
+    milliseconds = [1e3 * (line.other_seconds - line.baseline_seconds) for line in shown]
     figure.add_bar(
-        x=[1e3 * difference for difference in differences],
+        x=milliseconds,
         y=list(range(len(shown))),
         orientation="h",
-        marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in differences],
+        marker_color=[_STYLES[Verdict.WORSE if value > 0 else Verdict.BETTER][0] for value in milliseconds],
         text=[f"{line.share:.0%}" for line in shown],
-        hovertext=[
-            _text(f"{line.layer} {line.which}: {1e3 * line.baseline_seconds:.4g} → {1e3 * line.other_seconds:.4g} ms")
-            for line in shown
-        ],
-        hoverinfo="text",
+        hoverinfo="x",
     )
-    rest = f" (largest {len(shown)} of {len(lines)})" if len(lines) > len(shown) else ""
-    _lay_out(figure, f"layers that explain the difference, {_text(shown[0].point)}{rest}", len(shown), False)
+    title = f"layers that explain the difference, {shown[0].point}: {len(shown)} of {len(lines)}"
+    _lay_out(figure, title, [f"{line.layer} {line.which}" for line in shown])
     figure.update_xaxes(title=f"{shown[0].side} - A in ms; the text is the share of the whole difference")
-    labels = [_text(f"{line.layer} {line.which}"[-_LABEL:]) for line in shown]
-    figure.update_yaxes(tickvals=list(range(len(shown))), ticktext=labels, range=[len(shown) - 0.5, -0.5])
     return figure
 
 
 def _curves(comparison: Comparison) -> Iterator[Any]:
-    """All sides over the input size, for measures with at least three sizes."""
+    """All sides over the input size, for measures with several sizes."""
+    names = [side.name for side in comparison.sides]
     for measure in MEASURES:
         pairs = [pair for pair in comparison.pairs if pair.measure == measure]
-        if len({pair.input_size for pair in pairs}) < _LEAST_SIZES:
+        if len({pair.key.input_size for pair in pairs}) < _LEAST_SIZES:
             continue
-        figure, unit = go.Figure(), pairs[0].unit
-        factor = 1e3 if unit == "seconds" else 1.0
-        for side, curve in dict.fromkeys((pair.side, pair.curve) for pair in pairs):
-            same = [pair for pair in pairs if (pair.side, pair.curve) == (side, curve)]
-            same.sort(key=lambda pair: pair.input_size[0] * pair.input_size[1])
-            pixels = [(pair.input_size[0] * pair.input_size[1]) ** 0.5 for pair in same]
-            is_first = side == comparison.sides[1].name
-            for name, values in ((comparison.sides[0].name, [pair.baseline for pair in same]),) * is_first + (
-                (side, [pair.other for pair in same]),
-            ):
-                color = _SIDES[(ord(name) - ord("A")) % len(_SIDES)]
-                figure.add_scatter(
-                    x=pixels,
-                    y=[factor * value for value in values],
-                    mode="lines+markers",
-                    name=_text(f"{name} {curve}".strip()),
-                    line={"color": color},
-                )
-        _lay_out(figure, f"{measure} over the input size", 12, False)
+        lines: dict[tuple[str, str], dict[int, float]] = {}
+        for pair in sorted(pairs, key=lambda pair: pair.key.pixels):
+            for name, value in ((names[0], pair.baseline), (pair.side, pair.other)):
+                lines.setdefault((name, pair.curve), {})[pair.key.pixels] = value
+        figure, is_time = go.Figure(), pairs[0].unit == "seconds"
+        for (name, curve), values in sorted(lines.items()):
+            figure.add_scatter(
+                x=[math.sqrt(pixels) for pixels in values],
+                y=[1e3 * value if is_time else value for value in values.values()],
+                mode="lines+markers",
+                name=_text(f"{name} {curve}".strip()),
+                line={"color": _SIDES[names.index(name) % len(_SIDES)]},
+            )
+        _lay_out(figure, f"{measure} over the input size")
         figure.update_xaxes(title="input size in pixels (square root of height × width)", type="log")
-        figure.update_yaxes(title=f"{measure} in {'ms' if unit == 'seconds' else unit}", type="log")
+        figure.update_yaxes(title=f"{measure} in {'ms' if is_time else pairs[0].unit}", type="log")
         yield figure
 
 
-#: Sizes from which there is a curve.
-_LEAST_SIZES = 3
-
-
-def _lay_out(figure: Any, title: str, rows: int, is_long: bool) -> None:
+def _lay_out(figure: Any, title: str, rows: Sequence[str] = ()) -> None:
+    """Set the title and the height; `rows` are the labels of a vertical axis from 0, the first one on top."""
+    is_long = len(rows) > _MANY
     figure.update_layout(
         template="plotly_white",
-        title={"text": title, "font": {"size": 15}},
-        height=_FRAME + 30 + rows * (_NARROW_ROW if is_long else _ROW),
+        title={"text": _text(title), "font": {"size": 15}},
+        height=_FRAME + (len(rows) or 12) * (_NARROW_ROW if is_long else _ROW),
         margin={"t": 46, "l": 10, "r": 10, "b": 50},
         legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         showlegend=any(trace.name for trace in figure.data),
-        hoverlabel={"align": "left", "bgcolor": "white"},
     )
-    figure.update_yaxes(automargin=True, tickfont={"size": 10 if is_long else 12})
+    if rows:
+        ticks = {"tickvals": list(range(len(rows))), "ticktext": list(map(_text, rows))}
+        font = {"size": 10 if is_long else 12}
+        figure.update_yaxes(range=[len(rows) - 0.5, -0.5], automargin=True, tickfont=font, **ticks)
 
 
-def _table(grid: Grid) -> Iterable[str]:
+def _table(grid: Grid) -> str:
     lines = [("th", [column.title for column in grid.columns]), *(("td", cells) for cells in grid.lines)]
     cells = ("".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in line) for tag, line in lines)
-    yield f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
-    yield from (f"<p class=note>{_text(note)}</p>" for note in grid.notes)
+    notes = "".join(f"<p class=note>{_text(note)}</p>" for note in grid.notes)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>{notes}"
 
 
 def _hover(pair: Compared) -> str:
