@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -26,8 +26,9 @@ SYMBOLS = {
 _FORMATS = {"seconds": units.format_seconds, "joules": lambda value, digits: f"{units.digits(value, digits)} J"}
 #: Digits of a figure, and of a ratio.
 _DIGITS, _RATIO_DIGITS = 4, 4
-#: Layers in a report; comparison.csv and comparison.json have all.
+#: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
+_WITHOUT_RUNS = "; without a history of three runs, other runs may differ by more"
 
 
 def title(comparison: Comparison, side: SideFacts) -> str:
@@ -40,23 +41,19 @@ def title(comparison: Comparison, side: SideFacts) -> str:
 def header(comparison: Comparison) -> list[str]:
     """Lines above all tables: the sides, what all pairs have in common, and how verdicts are reached."""
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
-    runs = "" if all(pair.includes_runs for pair in comparison.pairs) else _WITHOUT_RUNS
+    measured = [pair for pair in comparison.pairs if pair.low is not None]
+    runs = "" if all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
     rule = f"margin ±{_bare(comparison.margin)}, 95 % intervals, false discovery rate {_bare(comparison.fdr)}{runs}"
     return [*lines, *filter(None, [comparison.constant]), rule]
-
-
-_WITHOUT_RUNS = "; without a history of three runs, other runs may differ by more"
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
     """The ratios of one side to the baseline, the largest regressions of each measure first."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     further = [str(pair.further_processes or "") for pair in pairs]
-    notes = (
-        [f"+N: N more processes of each side would decide (at most replicate={_replicate(pairs)})"]
-        if any(further)
-        else []
-    )
+    counts = [max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes]
+    wanted = f"+N: N more processes of each side would probably decide (replicate={max(counts, default=0)} for all)"
+    notes = [wanted] if counts else []
     notes += _means(comparison, side)
     return Grid(
         [
@@ -66,7 +63,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
             Column(side.name, (_figure(pair.other, pair.unit) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
             Column("verdict", map(verdict_of, pairs), prose=True),
-            *([Column("+N", further, rank=3)] if any(further) else []),
+            *([Column("+N", further, rank=3)] if counts else []),
         ],
         notes,
     )
@@ -163,12 +160,6 @@ def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, lis
     ):
         if lines:
             yield heading, lines
-
-
-def _replicate(pairs: Sequence[Compared]) -> int:
-    """The number of processes that would decide all pairs that processes can decide."""
-    counts = (max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes)
-    return max(counts, default=0)
 
 
 def _ratio_text(ratio: Interval) -> str:
