@@ -201,10 +201,8 @@ def test_points_of_one_side_are_listed():
     two = named("two", points=[[1.0] * 3, [1.0] * 3])
     two.points[0].status = Status.OOM
     found = compare(named("one", points=[[1.0] * 3] * 3), two)
-    assert [(one.side, one.point.split(" · ")[-2], one.against) for one in found.alone] == [
-        ("A", "32", "B"),
-        ("A", "34", "B"),
-    ]
+    alone = [(one.side, one.point.split(" · ")[-2], one.against, one.status) for one in found.alone]
+    assert alone == [("A", "32", "B", Status.OOM), ("A", "34", "B", None)]
     assert len(found.pairs) == 1
 
 

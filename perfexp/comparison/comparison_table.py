@@ -104,7 +104,8 @@ def confounders(side: SideFacts) -> list[str]:
 
 def alone(comparison: Comparison, side: SideFacts) -> list[str]:
     """The points that only this side or only the baseline has in their comparison."""
-    return [f"{one.side}: {one.point}" for one in comparison.alone if side.name in (one.side, one.against)]
+    found = [one for one in comparison.alone if side.name in (one.side, one.against)]
+    return [f"{one.side}: {one.point}{f' ({one.against}: {one.status.value})' if one.status else ''}" for one in found]
 
 
 def layers(comparison: Comparison, side: SideFacts, most: int = _MOST_LAYERS) -> Grid | None:

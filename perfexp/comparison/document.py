@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from perfexp.comparison.comparability import Difference
-from perfexp.records.record import Key
+from perfexp.records.record import Key, Status
 
 #: History: 1 — first version.
 SCHEMA_VERSION = 1
@@ -73,11 +73,12 @@ class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
 
 class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A point that only one side measured; `status` is that of this side."""
+    """A point that only one side measured; `status` is that of the other side (`against`), if it tried."""
 
     side: str
     point: str
     against: str
+    status: Status | None
 
 
 class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -219,11 +219,11 @@ def _facts(side: Side, differences: tuple[Difference, ...] = ()) -> SideFacts:
     return SideFacts(name=side.name, source=side.source, runs=tuple(runs), differences=differences)
 
 
-def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Measurement]) -> Alone:
-    name, one = alone
+def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Measurement, Status | None]) -> Alone:
+    name, one, missing = alone
     names = [name for name in (*one.features, *KEY_FIELDS) if name not in matching.subject]
     against = other.name if name == baseline.name else baseline.name
-    return Alone(side=name, point=pairing.label(one, names), against=against)
+    return Alone(side=name, point=pairing.label(one, names), against=against, status=missing)
 
 
 def _refuse_same_runs(sides: Sequence[Side]) -> None:

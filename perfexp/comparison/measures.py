@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,35 +48,22 @@ MEASURES = {
 }
 
 
-class _Place(NamedTuple):
-    key: Key
-    measure: str
-
-
 def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
     """The figures of each timed point of a record by measure, for those that are above 0."""
-    points = {point.key: point for point in record.points if point.key.is_timed and point.status is Status.OK}
+    found: dict[Key, dict[str, Repeats]] = {}
+    points: dict[Key, Point] = {}
+    for point in record.points:
+        if point.key.is_timed and point.key.replicate == 0 and point.status is Status.OK:
+            values = {name: _value(point, measure.metric) for name, measure in MEASURES.items() if measure.metric}
+            points[point.key] = point
+            found[point.key] = {name: Repeats(values=(value,)) for name, value in values.items() if value is not None}
     earlier = {(time.key, time.time, time.method): time for time in record.earlier}
-    found: dict[_Place, Repeats] = {}
     for key, name, series in series_of_processes(record):
-        if key not in points:
-            continue
-        method = points[key].facts.get("device_method") if name == "device" else None
-        history = earlier.get((key, name, method))
-        if name != "throughput":
-            found[_Place(key, name)] = _medians(series, history)
-        if name == "latency":
-            found[_Place(key, "p95")] = _percentiles(series, found[_Place(key, name)])
-        if name != "device":  # `throughput` comes last and replaces `latency`, as in a row's samples_per_second
-            found[_Place(key, "throughput")] = _rates(series, history, points[key])
-    found |= {
-        _Place(key, name): Repeats(values=(value,))
-        for key, point in points.items()
-        if key.replicate == 0
-        for name, measure in MEASURES.items()
-        if measure.metric and (value := _value(point, measure.metric)) is not None
-    }
-    return _by_key(_with_components({place: one for place, one in found.items() if min(one.values) > 0}))
+        if key in found:
+            method = points[key].facts.get("device_method") if name == "device" else None
+            found[key] |= _times(name, series, earlier.get((key, name, method)), samples_per_call(points[key]))
+    positive = {key: {name: one for name, one in of.items() if min(one.values) > 0} for key, of in found.items()}
+    return _with_components(positive)
 
 
 def _value(point: Point, name: str) -> float | None:
@@ -85,17 +71,21 @@ def _value(point: Point, name: str) -> float | None:
     return metric.value if metric else None
 
 
-def _medians(series: list[Series], history: EarlierTime | None) -> Repeats:
-    earlier = tuple(tuple(median for median, _ in run) for run in history.runs) if history else ()
-    return _repeats([blockwise.block_median(blocks_of(one)) for one in series], earlier)
-
-
-def _rates(series: list[Series], history: EarlierTime | None, point: Point) -> Repeats:
-    """Samples per second; their intervals are as wide as those of the mean time."""
-    samples = samples_per_call(point)
-    earlier = tuple(tuple(samples / mean for _, mean in run) for run in history.runs) if history else ()
-    times = _repeats([blockwise.block_mean(blocks_of(one)) for one in series], ())
-    return replace(times, values=tuple(samples / value for value in times.values), earlier=earlier)
+def _times(name: str, series: list[Series], history: EarlierTime | None, samples: int) -> dict[str, Repeats]:
+    """The figures of one kind of time, for a number of samples per call."""
+    runs = history.runs if history else []
+    found = {}
+    if name != "throughput":
+        medians = [blockwise.block_median(blocks_of(one)) for one in series]
+        found[name] = _repeats(medians, [[median for median, _ in run] for run in runs])
+    if name == "latency":
+        found["p95"] = _percentiles(series, found[name])
+    if name != "device":  # `throughput` comes last and replaces `latency`, as in a row's samples_per_second
+        processes = [blockwise.block_mean(blocks_of(one)) for one in series]
+        means = _repeats(processes, [[mean for _, mean in run] for run in runs])
+        rates = [tuple(samples / value for value in run) for run in (means.values, *means.earlier)]
+        found["throughput"] = replace(means, values=rates[0], earlier=tuple(rates[1:]))
+    return found
 
 
 def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
@@ -105,24 +95,22 @@ def _percentiles(series: list[Series], medians: Repeats) -> Repeats:
     return Repeats(values=values, earlier=tuple(tuple(scale * median for median in run) for run in medians.earlier))
 
 
-def _repeats(processes: list[Interval], earlier: tuple[tuple[float, ...], ...]) -> Repeats:
+def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
     widths = [one.relative_half_width or 0.0 for one in processes]
     within = sum((width / Z95) ** 2 for width in widths) / len(widths) ** 2
-    usable = all(value > 0 for run in earlier for value in run)
-    return Repeats(values=tuple(one.value for one in processes), within=within, earlier=earlier if usable else ())
+    is_usable = all(value > 0 for run in earlier for value in run)
+    values = tuple(one.value for one in processes)
+    return Repeats(values=values, within=within, earlier=tuple(map(tuple, earlier)) if is_usable else ())
 
 
-def _with_components(found: Mapping[_Place, Repeats]) -> dict[_Place, Repeats]:
-    """Give each figure the variance between processes of the figures of its phase and measure (anchors)."""
+def _with_components(found: Mapping[Key, dict[str, Repeats]]) -> dict[Key, dict[str, Repeats]]:
+    """Give each figure the variance between processes that all figures of its phase and measure show (anchors)."""
     groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    for place, one in found.items():
-        groups.setdefault((place.key.phase, place.measure), []).append(one.values)
-    components = {group: variance.between_processes(values) for group, values in groups.items()}
-    return {place: replace(one, between=components[place.key.phase, place.measure]) for place, one in found.items()}
-
-
-def _by_key(found: Mapping[_Place, Repeats]) -> dict[Key, dict[str, Repeats]]:
-    by_key: dict[Key, dict[str, Repeats]] = {}
-    for place in sorted(found, key=lambda place: list(MEASURES).index(place.measure)):
-        by_key.setdefault(place.key, {})[place.measure] = found[place]
-    return by_key
+    for key, figures in found.items():
+        for name, one in figures.items():
+            groups.setdefault((key.phase, name), []).append(one.values)
+    between = {group: variance.between_processes(values) for group, values in groups.items()}
+    return {
+        key: {name: replace(one, between=between[key.phase, name]) for name, one in figures.items()}
+        for key, figures in found.items()
+    }

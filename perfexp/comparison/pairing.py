@@ -70,12 +70,12 @@ class Matching:
     Attributes:
         subject: names of the features that no two points of both sides share: what the comparison is about.
         pairs: baseline and other side of each pair.
-        alone: points that only one side has, or that could not be measured on one side, with that side's name.
+        alone: points that only one side measured: that side's name, the point, and the other side's status if it tried.
     """
 
     subject: tuple[str, ...]
     pairs: tuple[tuple[Measurement, Measurement], ...]
-    alone: tuple[tuple[str, Measurement], ...]
+    alone: tuple[tuple[str, Measurement, Status | None], ...]
 
 
 def match(baseline: Side, other: Side) -> Matching:
@@ -98,8 +98,9 @@ def match(baseline: Side, other: Side) -> Matching:
         if len(measured) == len(found):
             pairs.append((measured[0], measured[1]))
         else:
+            missing = next((one.status for one in found if one and one not in measured), None)
             named = zip((baseline.name, other.name), found, strict=True)
-            alone += [(name, one) for name, one in named if one in measured]
+            alone += [(name, one, missing) for name, one in named if one and one in measured]
     return Matching(subject=subject_names, pairs=tuple(pairs), alone=tuple(alone))
 
 
