@@ -12,7 +12,7 @@ from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideF
 from perfexp.comparison.measures import MEASURES, repeats
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
-from perfexp.records.record import Key
+from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
@@ -238,12 +238,8 @@ def _refuse_same_runs(sides: Sequence[Side]) -> None:
 
 
 def _nothing_in_common(baseline: Side, other: Side) -> str:
-    names = [*other.measurements[0].features, *KEY_FIELDS]
     has = [
-        f"{side.source} has {'; '.join(dict.fromkeys(pairing.label(one, names) for one in side.measurements[:3]))}"
+        f"{side.source} has {'; '.join(dict.fromkeys(pairing.label(one, KEY_FIELDS) for one in side.measurements[:3]))}"
         for side in (baseline, other)
     ]
-    return (
-        f"No point of {baseline.source} and {other.source} can be paired: {', '.join(has)}. "
-        "Measure the same phase, input_size and batch_size."
-    )
+    return f"No points can be paired: {', '.join(has)}. Measure the same phase, input_size and batch_size."
