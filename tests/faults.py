@@ -221,6 +221,13 @@ class Trial:
                     process.kill()
         return outcome
 
+    def report(self) -> str:
+        """What was done, what did not hold, what was printed, and the end of each run's log."""
+        logs = [(path, path.read_text(errors="replace")) for path in sorted(self.run.rglob("run.log"))]
+        ends = [f"{path.relative_to(self.folder)}:\n" + "\n".join(text.splitlines()[-30:]) for path, text in logs]
+        printed = (self.folder / "printed.txt").read_text(errors="replace")[-3000:]
+        return "\n".join([self.outcome.text, *self.outcome.problems, printed, *ends])
+
     def _go(self) -> None:
         fault, outcome = self.fault, self.outcome
         own = () if self.torch else (f"+gpu.script.lock_name={self.lock_name}",)
