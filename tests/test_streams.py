@@ -23,7 +23,7 @@ ENDING = some_of(
     itertools.product(
         ("--help", "--version", "list models", "env", "--cfg job model=fake"), ("| true", ">&-", "> /dev/full")
     ),
-    7,
+    5,
 )
 
 
@@ -46,7 +46,7 @@ def is_complete(folder):
     return record.status is Status.OK and len(record.points) == 3 and (folder / "x" / "report.md").is_file()
 
 
-@pytest.mark.parametrize("where", ["| true", "| head -1", ">&-", "> /dev/full"])
+@pytest.mark.parametrize("where", some_of(["| true", "| head -1", ">&-", "> /dev/full"], 2))
 def test_a_run_goes_on_without_its_stdout_and_says_so_once(tmp_path, where):
     code, told = shell(f"{UNDRAWN} {FAKE} {where}", tmp_path)
     assert code == 0, told
@@ -55,7 +55,7 @@ def test_a_run_goes_on_without_its_stdout_and_says_so_once(tmp_path, where):
     assert line.startswith("warning: stdout is closed")
 
 
-@pytest.mark.parametrize("where", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2> /dev/full"])
+@pytest.mark.parametrize("where", some_of(["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2> /dev/full"], 2))
 def test_a_run_goes_on_without_its_stderr(tmp_path, where):
     code, told = shell(f"{UNDRAWN} {FAKE} {where}", tmp_path)
     assert (code, told) == (0, "")
