@@ -254,7 +254,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
 def typed(plain: Mapping[str, Any]) -> Plan:
     """Turn plain data into a Plan; raises UserError for an unknown key, or a value of the wrong type."""
     try:
-        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PlanSchema), dict(plain)))
+        plan = OmegaConf.to_object(OmegaConf.unsafe_merge(OmegaConf.structured(PlanSchema), dict(plain)))
     except OmegaConfBaseException as error:
         raise UserError(f"The plan is not valid: {str(error).splitlines()[0]}.") from error
     assert isinstance(plan, PlanSchema)
