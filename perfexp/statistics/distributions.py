@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 
 #: Two-sided error probability of every interval.
 ALPHA = 0.05
