@@ -11,7 +11,7 @@ ALPHA = 0.05
 Z95 = 1.96
 
 
-@cache  # every block of every point needs it, mostly for the same few numbers
+@lru_cache(maxsize=1000)  # every block of every point needs it, mostly for the same few numbers
 def student95(degrees: float) -> float:
     """Return the two-sided 95 % point of Student's t distribution.
 
