@@ -11,12 +11,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from perfexp import kernels
 from perfexp.algorithms import Backend
 from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
-from perfexp.algorithms.convolution_plan import Plan, guess, plan
-from perfexp.algorithms.coverage import EngineFacts, LayerStatus, PassReport
+from perfexp.algorithms.convolution_plan import guess, plan
+from perfexp.algorithms.coverage import EngineFacts, LayerStatus, Pass, PassReport
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
-from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
+from perfexp.algorithms.engines import SEARCH, TORCH, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.switches import SWITCHED
 from perfexp.convolutions.convolution import Convolution
@@ -81,11 +80,6 @@ def first_able(supports: Sequence[Support], problem: Problem) -> tuple[Choice, l
 def joined(reasons: Iterable[str]) -> str:
     """Different reasons in one text."""
     return "; ".join(dict.fromkeys(reasons))
-
-
-def engines_of(choice: Choice) -> Engines:
-    """The engines of a choice; passes that do not run are torch's."""
-    return Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +159,10 @@ class Cudnn(Support):
             if self.workspace_bytes is not None and size > self.workspace_bytes:
                 limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
                 reason = f"it needs {format_bytes(size)} of workspace, more than {limit}"
-            else:
-                _try(which, cudnn_plan, problem)
+            else:  # cuDNN may refuse a problem after reporting a workspace
+                even = problem.even()
+                with unset_fake_temporarily(), torch.inference_mode():
+                    cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
         except CudnnError as error:
             reason = f"cuDNN: {error}"
         except torch.OutOfMemoryError:
@@ -182,13 +178,6 @@ class Cudnn(Support):
         return self.backward.get(which, data if which is Pass.backward_data else weights)
 
 
-def _try(which: Pass, cudnn_plan: Plan, problem: Problem) -> None:
-    """Run a plan once, since cuDNN may refuse a problem after reporting a workspace; raises `CudnnError` then."""
-    even = problem.even()
-    with unset_fake_temporarily(), torch.inference_mode():
-        cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class OfTorch(Support):
     """Torch's own convolution under a global setting, where torch then selects the expected implementation."""
@@ -196,7 +185,12 @@ class OfTorch(Support):
     name: str
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        taken = _taken_by_torch(problem)
+        even = problem.even()
+        *moves, groups = even.settings
+        with unset_fake_temporarily():
+            inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
+            selected = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
+        taken = str(selected).rpartition(".")[2]
         if not _KINDS[self.name](taken):
             return PassChoice(reason=f"torch takes {taken} for it")
         return PassChoice(engine=SEARCH if self.name == "benchmark" else self.name)
@@ -207,16 +201,6 @@ _KINDS: dict[str, Callable[[str], bool]] = {
     "onednn": lambda taken: taken.startswith("Mkldnn"),
     "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
 }
-
-
-def _taken_by_torch(problem: Problem) -> str:
-    """Torch's name of the implementation that it would select."""
-    even = problem.even()
-    *moves, groups = even.settings
-    with unset_fake_temporarily():
-        inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
-        taken = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
-    return str(taken).rpartition(".")[2]
 
 
 def no_kernels(device: torch.device) -> str | None:

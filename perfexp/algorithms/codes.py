@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
 
 
 class Math(IntEnum):

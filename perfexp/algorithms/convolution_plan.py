@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from perfexp.algorithms.codes import CODES, Math
+from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.cudnn import CudnnError, Library, current_device, library
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.replays import Replays
 from perfexp.convolutions.convolution import Convolution, Pair
 

@@ -7,13 +7,20 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from perfexp.algorithms.passes import Pass
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
 #: Layers that a diagnostic names before it counts the rest.
 _NAMED = 3
+
+
+class Pass(StrEnum):
+    """One convolution of a layer: the outputs, the gradient of the inputs, or the gradient of the weights."""
+
+    forward = "forward"
+    backward_data = "backward_data"
+    backward_filter = "backward_filter"
 
 
 class LayerStatus(StrEnum):

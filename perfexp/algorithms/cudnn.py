@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from perfexp.algorithms.codes import DATA_TYPES, Math
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
 from perfexp.errors import PerfexpError
 
 _NCHW, _NHWC = 0, 1
@@ -83,7 +83,8 @@ class Library:
             getattr(functions, name).argtypes = types
         functions.cudnnGetErrorString.restype = c_char_p
         self._functions = functions
-        self._handles: dict[tuple[int, int], _Handle] = {}
+        self._handles: dict[tuple[int, int], int] = {}
+        self._streams: dict[int, int] = {}
         self.run = {each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()}
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
@@ -109,12 +110,12 @@ class Library:
             with nullcontext() if device == current_device() else torch.cuda.device(device):
                 self.call("cudnnCreate", byref(made))
             assert made.value is not None
-            handle = self._handles[key] = _Handle(made.value)
+            handle = self._handles[key] = made.value
         stream = current_stream(device)
-        if stream != handle.stream:
-            self.call("cudnnSetStream", handle.address, stream)
-            handle.stream = stream
-        return handle.address
+        if stream != self._streams.get(handle):
+            self.call("cudnnSetStream", handle, stream)
+            self._streams[handle] = stream
+        return handle
 
     def one_and_zero(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """Scaling factors of the result and of its previous value, in float64 for float64 and otherwise in float32."""
@@ -181,14 +182,6 @@ class Library:
         self.call(f"cudnnCreate{kind}Descriptor", byref(made))
         assert made.value is not None
         return made.value
-
-
-class _Handle:
-    """A handle and its current stream."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-        self.stream: int | None = None
 
 
 #: The index of torch's current device.

@@ -14,8 +14,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from perfexp.algorithms.convolution_plan import Plan, Shape, plan
+from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.operators import CUDNN, DEFAULT, Settings
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, is_channels_last

@@ -18,8 +18,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
 
 #: Words in kernel names that identify an algorithm.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}

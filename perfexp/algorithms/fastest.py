@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from perfexp.algorithms import T
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
+from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
-from perfexp.algorithms.isolated_thread import Threads
 from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
@@ -40,6 +42,40 @@ _HOPELESS = 1.5
 
 Run = Callable[[], Any]
 _Winners = dict[Pass, PassChoice]
+
+
+class Threads:
+    """Isolated threads by name, which have the grad mode and device of their caller and end with `end`.
+
+    Torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches (`benchmark`) or calls
+    the heuristic: for the same shape, whichever of the two ran first in a thread decides for both (ATen's Conv_v8.cpp).
+    """
+
+    def __init__(self) -> None:
+        self._threads: defaultdict[str, ThreadPoolExecutor] = defaultdict(partial(ThreadPoolExecutor, 1))
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work`, backward passes included, in a thread and return its result or raise its error."""
+        inferring, recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+        def run() -> T:
+            if device is not None:
+                torch.cuda.set_device(device)
+            with (
+                torch.inference_mode(inferring),
+                torch.set_grad_enabled(recorded),
+                torch.autograd.set_multithreading_enabled(False),
+            ):
+                return work()
+
+        return self._threads[name].submit(run).result()
+
+    def end(self) -> None:
+        """Shut all threads down."""
+        for thread in self._threads.values():
+            thread.shutdown()
+        self._threads.clear()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +114,7 @@ class Fastest(Support):
         winners = self._known.get(key) or self._read(key, passes, problem)
         if winners is None:
             with torch.no_grad():
-                winners = self.threads["race"](partial(hold_race, problem, passes))
+                winners = self.threads.run("race", partial(hold_race, problem, passes))
             now = datetime.now(UTC).isoformat(timespec="seconds")
             entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
             self.choices.add(key, entry)
@@ -192,11 +228,7 @@ class Fastest(Support):
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
         """The thread of an engine: torch's search must not use the cached choice of its heuristic."""
-        return self.threads["search"] if name == BENCHMARK else _here
-
-
-def _here(work: Callable[[], Any]) -> Any:
-    return work()
+        return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:

@@ -11,12 +11,11 @@ import torch
 from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
-from perfexp.algorithms.backends import Choice, Support, engines_of, first_able, joined
+from perfexp.algorithms.backends import Choice, Support, first_able, joined
 from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.coverage import LayerReport
+from perfexp.algorithms.coverage import LayerReport, Pass
 from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
 from perfexp.algorithms.operators import CUDNN
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import Seen
 from perfexp.convolutions.convolution import Convolution
@@ -149,7 +148,13 @@ class Layer:
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
         engines, called, _ = self._decision(inputs, weight)
-        if called is not None and _is_plain(inputs):
+        # the tensors' addresses suffice for cuDNN where no subclass, dispatch mode or autocast is active
+        if (
+            called is not None
+            and type(inputs) is torch.Tensor
+            and not torch._C._len_torch_dispatch_stack()
+            and not torch.is_autocast_enabled("cuda")
+        ):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
         return _computed(engines, inputs, weight, bias, self._settings)
@@ -223,7 +228,7 @@ class Layer:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
-            engines = engines_of(choice)
+            engines = Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
             # cuDNN's descriptors describe dense tensors only
             dense = all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
@@ -251,15 +256,6 @@ def _computed(
     if engines is not None:
         return engines.compute(Convolution.of(weight.shape, *settings), inputs, weight, bias)
     return conv2d(inputs, weight, bias, *settings)
-
-
-def _is_plain(inputs: torch.Tensor) -> bool:
-    """Whether calling cuDNN with the tensors' addresses suffices: no subclass, dispatch mode or autocast is active."""
-    return (
-        type(inputs) is torch.Tensor
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.is_autocast_enabled("cuda")
-    )
 
 
 class _Intercepted(TorchFunctionMode):

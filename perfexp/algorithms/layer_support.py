@@ -12,9 +12,9 @@ import torch
 from perfexp.algorithms import Backend
 from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, first_able, supports_of
 from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import BENCHMARK, DEFAULT
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.switches import Switches
 from perfexp.convolutions.portable import ALGORITHMS, canonical
@@ -175,16 +175,14 @@ def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> d
         return {which.value: _pass_entry(None, refused, {}) for which in problem.passes}
     with Switches.now().of(name).set():
         choice, reasons = first_able(supports, problem)
-    backends = [_backend_of(name, support) for support in supports]
+    # by default torch's own, as oneDNN is
+    kinds = {Cudnn: Backend.cudnn, Kernels: Backend.triton}
+    backends = [
+        (Backend.cudnn if name == BENCHMARK else kinds.get(type(support), Backend.torch)).value for support in supports
+    ]
     chosen = backends[len(reasons)] if len(reasons) < len(backends) else None
     passed_over = dict(zip(backends, reasons, strict=False)) if chosen else {}
     return {which.value: _pass_entry(chosen, pass_choice, passed_over) for which, pass_choice in choice.items()}
-
-
-def _backend_of(name: str, support: Support) -> str:
-    if isinstance(support, Cudnn) or name == BENCHMARK:
-        return Backend.cudnn.value
-    return (Backend.triton if isinstance(support, Kernels) else Backend.torch).value
 
 
 def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]) -> dict[str, Any]:

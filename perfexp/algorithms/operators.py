@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 from perfexp import kernels
 from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution_plan import Shape, plan
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
 from perfexp.convolutions.convolution import Convolution, Pair
 
 DEFAULT, BENCHMARK = "default", "benchmark"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
 from perfexp.convolutions.convolution import Convolution, Pair
 
 
