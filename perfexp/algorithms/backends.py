@@ -149,7 +149,6 @@ class Cudnn(Support):
             return PassChoice(reason=f"cuDNN: {error}")
 
     def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
-        """The choice of one algorithm, or torch's own with the reason."""
         reason, size = None, 0
         if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
             return PassChoice(reason=f"{algorithm} is not deterministic")
@@ -213,14 +212,9 @@ def no_kernels(device: torch.device) -> str | None:
 def supports_of(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support]:
-    """Backends of an algorithm on a device, the most native one first; none for `default`.
+    """Backends of an algorithm on a device, the most native one first; none for `default`. See `Cudnn` for `backward`.
 
-    Args:
-        backend: the only backend to use, or `auto`.
-        backward: see `Cudnn`.
-
-    Raises:
-        UserError: no backend has the algorithm.
+    It raises `UserError` if the backend, or for `auto` each of them, lacks the algorithm.
     """
     if name == DEFAULT:
         return []

@@ -18,14 +18,12 @@ from perfexp.convolutions.convolution import Convolution, Pair
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The problem of a plan.
+    """The problem of a plan; pairs are down and across.
 
     Attributes:
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        stride: down and across.
-        padding: zeros down and across, the same on both sides.
-        dilation: down and across.
+        padding: zeros, the same on both sides.
         channels_last: whether the tensors are stored as NHWC.
     """
 
@@ -54,11 +52,8 @@ watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = Non
 class Plan:
     """Computes one pass, for dense tensors in the memory format of the shape.
 
-    Attributes:
-        workspace_bytes: memory that a call takes from torch's allocator.
-
-    Raises:
-        CudnnError: cuDNN cannot compute it by this algorithm.
+    It raises `CudnnError` if cuDNN cannot compute it by this algorithm. `workspace_bytes` is the memory that a call
+    takes from torch's allocator.
     """
 
     def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
@@ -126,11 +121,7 @@ _plans: dict[Any, Plan | str] = {}
 
 
 def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
-    """The plan of a shape; plans and refusals are cached.
-
-    Raises:
-        CudnnError: cuDNN cannot compute it by this algorithm.
-    """
+    """The plan of a shape; raises `CudnnError` if cuDNN refuses. Plans and refusals are cached."""
     key = (which, algorithm, shape)
     found = _plans.get(key)
     if found is None:
@@ -145,14 +136,7 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
 
 
 def guess(which: Pass, shape: Shape, limit: int | None) -> str:
-    """The first choice of cuDNN's heuristic within the workspace limit.
-
-    Args:
-        limit: bytes of workspace, or None for any.
-
-    Raises:
-        CudnnError: there is no such choice.
-    """
+    """The first choice of cuDNN's heuristic within a limit of workspace bytes; raises `CudnnError` without one."""
     cudnn, names = library(), {code: name for name, code in CODES[which].items()}
     ranked = cudnn.guesses(which, cudnn.handle(shape.device), descriptors_of(which, shape, cudnn))
     for code, size in ranked:

@@ -77,12 +77,9 @@ class PassReport(EngineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """Report of one layer for inputs of one shape.
+    """Report of one layer for inputs of one shape, with the calls and passes in one call of the model.
 
-    Attributes:
-        calls: number of calls in one call of the model.
-        math: cuDNN's math type (`default`, `tensor_op`, `fma`); None where cuDNN did not compute.
-        passes: passes that ran; none where nothing was computed.
+    `math` is cuDNN's math type (`default`, `tensor_op`, `fma`), None where cuDNN did not compute.
     """
 
     name: str
@@ -151,7 +148,6 @@ class AlgorithmReport:
         return max(known, default=None)
 
     def _named(self, status: LayerStatus) -> str:
-        """The layers of which a pass has a status, with their reasons."""
         layers = [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
         rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
         return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)

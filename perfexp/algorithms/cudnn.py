@@ -69,11 +69,7 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions; any status other than success raises `CudnnError`.
-
-    Raises:
-        CudnnError: functions are missing.
-    """
+    """cuDNN's functions; any status other than success raises `CudnnError`, as missing functions do."""
 
     def __init__(self, functions: Any) -> None:
         missing = [name for name in _SIGNATURES if not hasattr(functions, name)]
@@ -144,13 +140,7 @@ class Library:
         dtype: torch.dtype,
         math: Math,
     ) -> int:
-        """A descriptor of a convolution; sums are float32, or float64 for float64.
-
-        Args:
-            padding: zeros down and across.
-            stride: down and across.
-            dilation: steps down and across.
-        """
+        """A descriptor of a convolution; pairs are down and across. Sums are float32, or float64 for float64."""
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
         self.call(
@@ -161,11 +151,7 @@ class Library:
         return descriptor
 
     def workspace_bytes(self, which: Pass, handle: int, descriptors: Sequence[int], code: int) -> int:
-        """Memory that an algorithm needs beyond its tensors; `descriptors` are those of `descriptors_of`.
-
-        Raises:
-            CudnnError: the algorithm cannot compute it.
-        """
+        """Memory that an algorithm needs beyond its tensors (see `descriptors_of`); `CudnnError` if it is not able."""
         size = c_size_t()
         self.call(f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize", handle, *descriptors, code, byref(size))
         return size.value
@@ -213,11 +199,7 @@ def why_no_cudnn(device: torch.device) -> str | None:
 
 @cache
 def library() -> Library:
-    """The cuDNN that torch has loaded.
-
-    Raises:
-        CudnnError: there is none, or it has no v7 interface.
-    """
+    """The cuDNN that torch has loaded; raises `CudnnError` if there is none, or without its v7 interface."""
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if version is None:
         raise CudnnError("this torch has no cuDNN")

@@ -108,7 +108,6 @@ class Fastest(Support):
     def _remembered(
         self, problem: Problem, passes: tuple[Pass, ...], hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners]
     ) -> _Winners:
-        """The cached choice for such a problem, or the winner of a new race."""
         kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
         key = f"{kind} {' '.join(passes)}"
         winners = self._known.get(key) or self._read(key, passes, problem)
@@ -153,7 +152,6 @@ class Fastest(Support):
             raise ValueError(engine)
 
     def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
-        """The winner of one pass on an NVIDIA GPU."""
         (which,) = passes
         try:
             return {which: self._raced(which, problem.even())}
@@ -199,7 +197,6 @@ class Fastest(Support):
         return {passes[0]: PassChoice(engine=winner, errors=errors, seconds=seconds), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
-        """Engines that can compute a pass on an NVIDIA GPU."""
         yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
         for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
@@ -237,7 +234,6 @@ def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
 
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
-    """A call of an engine for a pass of a problem with symmetric padding."""
     operators, settings, (first, second) = torch.ops.perfexp, (*problem.settings, problem.channels_last), tensors
     if which is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)

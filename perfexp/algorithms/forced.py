@@ -277,10 +277,7 @@ def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, st
     Args:
         layers: names of each layer; a shared module has several.
         name: algorithm of layers without a match.
-        patterns: algorithms by layer name or shell pattern (`features.*`).
-
-    Raises:
-        UserError: a pattern matches no layer.
+        patterns: algorithms by layer name or shell pattern (`features.*`); `UserError` for one without a layer.
     """
     for pattern in patterns:
         if not any(_fits(pattern, names) for names in layers):
@@ -307,7 +304,6 @@ def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
 
 
 def _refusal(reasons: Mapping[str, str], asked: int) -> str:
-    """A sentence with the layers that cannot be computed, and the reasons."""
     named = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_NAMED]]
     rest = [f"{len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
     count = f"{len(reasons)} of {asked} convolutions" if asked else "A convolution"

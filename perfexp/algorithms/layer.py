@@ -144,7 +144,6 @@ class Layer:
         return ran or [LayerReport(name=self.name, requested=self.requested)]
 
     def _conv_forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Replacement of `torch.nn.Conv2d._conv_forward`."""
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
         engines, called, _ = self._decision(inputs, weight)
@@ -266,7 +265,6 @@ class _Intercepted(TorchFunctionMode):
         self._layer = layer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`; the mode is off inside."""
         if function is conv2d:
             return self._layer.functional(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))

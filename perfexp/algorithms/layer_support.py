@@ -37,7 +37,6 @@ def survey(
 
     Args:
         key: the point that sets the inputs: phase, input size, batch size.
-        backend: the only backend to query, or None for all.
         backward: cuDNN algorithms by backward pass, in place of the defaults of a forward algorithm.
         progress: called with the name of the next layer.
 
@@ -106,7 +105,6 @@ class _Placed(torch.nn.Module):
 
 
 def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
-    """The problems of each 2-D convolution in a forward pass of the model, by layer name."""
     training = key.phase == "train"
     module.train(training)
     inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
@@ -132,7 +130,6 @@ def _pass_forward(session: Any, module: torch.nn.Module, inputs: torch.Tensor, *
 
 @contextmanager
 def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
-    """While entered, each 2-D convolution has a recorder of its problems."""
     recorders: dict[str, _Recorder] = {}
     layers = []
     for name, child in module.named_modules():
@@ -161,7 +158,6 @@ def _names(device: torch.device) -> list[str]:
 def _supports(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support] | str:
-    """Backends of an algorithm, or the reason why there is none."""
     try:
         return supports_of(name, backend, device, workspace_bytes, backward)
     except UserError as error:

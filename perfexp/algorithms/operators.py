@@ -61,7 +61,6 @@ class Settings(NamedTuple):
 
 @contextmanager
 def _searching(engine: str) -> Iterator[None]:
-    """While entered, torch searches for its fastest algorithm if the engine is `benchmark`."""
     before = torch._C._get_cudnn_benchmark()
     torch._C._set_cudnn_benchmark(before or engine == BENCHMARK)
     try:

@@ -168,9 +168,14 @@ class Window:
     @property
     def difference(self) -> float | None:
         """Relative difference of the integral from the counter."""
-        if not self.counter_watts.value or self.integral_watts.value is None:
-            return None
-        return self.integral_watts.value / self.counter_watts.value - 1
+        return difference(self.counter_watts, self.integral_watts).value
+
+
+def difference(counter_watts: Reading, integral_watts: Reading) -> Reading:
+    """Relative difference of an integral from a counter."""
+    if not counter_watts.value or integral_watts.value is None:
+        return Reading(None, counter_watts.reason or integral_watts.reason)
+    return Reading(integral_watts.value / counter_watts.value - 1)
 
 
 def uncertainty(start: Tick, end: Tick) -> float:
