@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 
 from perfexp.layers.events import Mark, Scope
 from perfexp.layers.outline import ModuleNames, Outline, computes_again
-from perfexp.work.names import name_of, path_of
-from perfexp.work.tape import Call
+from perfexp.work.tape import Call, name_of, path_of
 
 #: A range with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from perfexp.work.names import is_whole, original_of, path_of
-from perfexp.work.tape import Call, Operation, Recorder, recording
+from perfexp.work.tape import Call, Operation, Recorder, is_whole, original_of, path_of, recording
 
 
 class Opaque(Exception):

@@ -86,8 +86,7 @@ class Listing:
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
     """Read the wanted metrics of a file.
 
-    Raises:
-        UserError: the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
+    It raises `UserError` if the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
     """
     try:
         content = untrusted.read_bytes(path.resolve(), _MAX_BYTES)
@@ -159,7 +158,12 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
     launches, negative = dict[tuple[str, ...], Launch](), list[str]()
     for cell in cells:
         if cell.launch not in launches:
-            launches[cell.launch] = _launch(cell.columns)
+            launches[cell.launch] = Launch(
+                kernel=cell.columns[_KERNEL],
+                stack=_ranges(cell.columns, "Push/Pop_Range"),
+                spans=_ranges(cell.columns, "Start/Stop_Range"),
+                capability=cell.columns.get("CC", ""),
+            )
         if cell.name == _PRODUCT:
             listing.product = listing.product or cell.text.strip()
         if cell.name not in needed:
@@ -277,15 +281,6 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
         for column, match in matches:
             if "__" in match[1]:
                 yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
-
-
-def _launch(columns: Mapping[str, str]) -> Launch:
-    return Launch(
-        kernel=columns[_KERNEL],
-        stack=_ranges(columns, "Push/Pop_Range"),
-        spans=_ranges(columns, "Start/Stop_Range"),
-        capability=columns.get("CC", ""),
-    )
 
 
 def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:

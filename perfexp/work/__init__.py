@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
+#: Autograd's node that accumulates a parameter's gradient; it has no sequence number.
+ACCUMULATE = "AccumulateGrad"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfexp.work import ACCUMULATE
 from perfexp.work.kernel_calls import Kernel, kernel_of
-from perfexp.work.names import is_whole, name_of, original_of, path_of, plain
 from perfexp.work.tensors import storage_of, tensors_in
+
+#: Python's names of operators that work from the right or in place.
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
 
 @dataclass(kw_only=True)
@@ -232,3 +235,49 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         returned = func(*args, **keywords)
         self._recorder.ran(func, args, keywords, returned)
         return returned
+
+
+def original_of(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that `torch.compile` wrapped, or the module itself."""
+    original = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    return module if original is None else original
+
+
+def plain(name: str) -> str:
+    """Common name of an operation: `add` for `__iadd__`, `__radd__`, `add_` and `add`."""
+    bare = name.strip("_")
+    if name.startswith("__") and bare[:1] in ("i", "r") and bare[1:] in _ARITHMETIC:
+        bare = bare[1:]
+    return bare
+
+
+def name_of(function: Any) -> str:
+    """Name of a torch function, or of the property that it reads or writes."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
+    return plain(name)
+
+
+def is_whole(module: torch.nn.Module, is_model: bool) -> bool:
+    """Whether a call without inner module calls is one row: torch's own layers, and modules without submodules."""
+    if type(module).__module__.startswith("torch.nn"):
+        return True
+    return not is_model and not module._modules
+
+
+def path_of(name: str) -> str:
+    """Path of a module from its name in `named_modules`, without the wrappers of compiled modules."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
+    """All nodes of the autograd graph of nested tensors, except those that accumulate the gradients of parameters."""
+    waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+    seen: dict[torch.autograd.graph.Node, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen and not node.name().endswith(ACCUMULATE):
+            seen[node] = None
+            waiting += [following for following, _ in node.next_functions if following is not None]
+    return list(seen)
