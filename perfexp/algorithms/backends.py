@@ -118,11 +118,7 @@ class Kernels(Portable):
 
 @dataclass(frozen=True, kw_only=True)
 class Cudnn(Support):
-    """An algorithm of cuDNN's, or its heuristic's first choice.
-
-    Attributes:
-        backward: algorithms of the backward passes that replace the defaults of the forward algorithm.
-    """
+    """An algorithm of cuDNN's, or its heuristic's first choice; `backward` names others for some backward passes."""
 
     name: str
     workspace_bytes: int | None = None

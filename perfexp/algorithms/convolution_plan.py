@@ -73,9 +73,7 @@ class Plan:
     def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """The result of the pass, on the current stream.
 
-        Args:
-            first: the inputs; for the gradient of the inputs, the weights.
-            second: the weights; in the backward passes, the gradient of the outputs.
+        `first` are the inputs, or for their gradient the weights; `second` the weights, or the gradient of the outputs.
         """
         if current_device() != self._device:
             with torch.cuda.device(self._device):
@@ -93,7 +91,6 @@ class Plan:
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
-        """Enqueue on the current stream, by addresses."""
         handle = self._cudnn.handle(self._device)
         status = self._call(
             handle, self._one, self._first, first, self._second, second, self._how, self._code,

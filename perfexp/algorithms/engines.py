@@ -39,10 +39,7 @@ class Engines:
     ) -> torch.Tensor:
         """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
 
-        Args:
-            inputs: (N, C, H, W) or (C, H, W).
-            weight: (O, C / G, kernel height, kernel width).
-            bias: (O,), or None.
+        Inputs are (N, C, H, W) or (C, H, W), weights (O, C / G, kernel height, kernel width), the bias (O,) or None.
         """
         if self.forward.startswith(f"{TORCH}."):
             return ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].run(convolution, inputs, weight, bias)

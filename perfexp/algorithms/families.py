@@ -54,7 +54,6 @@ def bare(kernel: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """The text outside of angle and round brackets."""
     depth, kept = 0, []
     for character in text:
         if character in "<(":

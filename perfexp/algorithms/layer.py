@@ -59,10 +59,7 @@ class Layer:
 
     Only two attributes of the instance are covered: `_conv_forward`, or `forward` where the module's class overrides
     the forward pass; then the algorithm computes the calls of `torch.nn.functional.conv2d` in it. Weights, hooks, names
-    and the class are unchanged.
-
-    Args:
-        supports: backends in order of preference; none for `default`.
+    and the class are unchanged. `supports` are backends in order of preference, none for `default`.
     """
 
     def __init__(

@@ -44,10 +44,8 @@ def survey(
         JSON values: `algorithms`, the names; `unused`, layers that compute nothing; `layers`, one entry per distinct
             problem with `names`, `convolution`, `input_shape`, `dtype`, `channels_last`, and `algorithms`. The latter
             has, by algorithm and pass, `backend` and `engine` or the `reason` why there is none, `workspace_bytes`
-            where known, and `passed_over`, the reasons of backends that were queried before.
-
-    Raises:
-        UserError: the model is not a torch model, computes no 2-D convolution, or cannot take such inputs.
+            where known, and `passed_over`, the reasons of backends that were queried before. A model that is not of
+            torch, computes no 2-D convolution, or cannot take such inputs is a `UserError`.
     """
     module = getattr(session, "module", None)
     if not isinstance(module, torch.nn.Module):

@@ -26,12 +26,7 @@ _KERNELS = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.wi
 
 
 class Settings(NamedTuple):
-    """How a convolution moves over its inputs, as the operators' arguments have it.
-
-    Attributes:
-        padding: zeros down and across, the same on both sides.
-        channels_last: whether the result is stored as NHWC.
-    """
+    """How a convolution moves over its inputs, with the same padding on both sides, and the result's memory format."""
 
     stride: Pair
     padding: Pair

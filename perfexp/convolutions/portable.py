@@ -25,13 +25,7 @@ _PRODUCTS = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm in torch operations.
-
-    Attributes:
-        strided: whether it computes strides and dilations other than 1.
-        kernel: the only size of a kernel that it computes, or None.
-        largest: largest side of a kernel, or None.
-    """
+    """An algorithm in torch operations: its only `kernel` or `largest` side, whether it takes strides and dilations."""
 
     compute: Compute
     spectral: bool = False

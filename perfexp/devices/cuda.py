@@ -278,8 +278,7 @@ def open_device(
 ) -> CudaDevice:
     """The device that a file of the gpu group describes; raises `DeviceMismatch` if the machine has none.
 
-    Args:
-        match: regular expression for the driver's product name.
+    `match` is a regular expression for the driver's product name.
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else None
     if device_name is None or (match is not None and not re.search(match, device_name, re.IGNORECASE)):

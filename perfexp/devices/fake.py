@@ -84,13 +84,9 @@ class FakeDevice(Device):
         self._pending: deque[float] = deque()
 
     def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
-        """Enqueue work.
+        """Enqueue work; return its completion time on the device, in simulated seconds.
 
-        Args:
-            host_seconds: host time of enqueuing; `enqueue_seconds` by default.
-
-        Returns:
-            Completion time on the device, in simulated seconds.
+        The host spends `host_seconds` on it, by default `enqueue_seconds`.
         """
         if self.lost:
             raise RuntimeError("scripted: the device is lost")

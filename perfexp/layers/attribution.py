@@ -26,12 +26,7 @@ _PASSES = {
 
 
 class Attributed(NamedTuple):
-    """A kernel with its row.
-
-    Attributes:
-        call: index of the call that launched it; None if unknown.
-        key: key of its row; None where it could not be joined.
-    """
+    """A kernel with the index of its call and the key of its row; None where it could not be joined."""
 
     kernel: Event
     call: int | None

@@ -121,8 +121,6 @@ def _parts(step: Step) -> None:
 
 @dataclass
 class _Rounds:
-    """Profiles of a few calls each."""
-
     step: Step
     device: Device
     marker: Marker

@@ -82,7 +82,6 @@ class Stamps:
 
     @property
     def _row(self) -> Key:
-        """The current row."""
         return self._rows[-1] if self._rows else in_no_module(None)
 
     def _key(self, mark: Mark) -> Key:

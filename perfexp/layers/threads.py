@@ -106,7 +106,6 @@ class Host:
         return parents
 
     def _open_at(self, thread: int, moment_ns: int) -> int | None:
-        """The innermost event that is open in a thread."""
         last = bisect_right(self.events, moment_ns, key=lambda event: event.start_ns) - 1
         while last >= 0 and self.events[last].thread != thread:
             last -= 1
@@ -117,7 +116,6 @@ class Host:
         return ((index, mark) for index, mark in enumerate(self.marks) if mark is not None and mark.scope is scope)
 
     def _module_around(self, index: int) -> int | None:
-        """The range of the module that calls another one."""
         for outer in self.upwards(self._parents[index]):
             mark = self.marks[outer]
             if mark is not None and mark.scope is Scope.module:

@@ -58,7 +58,6 @@ class Power:
 
 
 def _part(window: Window, track: Track) -> Part:
-    """The mean power of one meter, if it is reliable."""
     doubts: list[Diagnostic] = []
     counter, integral, name = window.counter_watts, window.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
@@ -130,7 +129,6 @@ def _facts(each: Window, track: Track) -> dict[str, Any]:
 
 
 def _columns(samples: Sequence[tuple[float, float]], start: float, name: str) -> dict[str, list[float]]:
-    """Times since the start, to the microsecond, and values."""
     return {
         "seconds": [round(seconds - start, 6) for seconds, _ in samples],
         name: [round(value, 6) for _, value in samples],

@@ -52,8 +52,6 @@ class Rules:
 
 @dataclass
 class _Watched:
-    """A track during the watch."""
-
     track: Track
     rules: Rules
     start: Tick | None = None
@@ -114,7 +112,6 @@ class _Watched:
         return max(self.rules.patience_seconds, _PATIENT_TICKS * (self.track.tick_seconds or 0.0))
 
     def _next_tight(self, start: Tick) -> float:
-        """Time of the next series of tight readings of the counter."""
         period = self.track.tick_seconds or 0.0
         guard = min(0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds), period / 2 or math.inf)
         return self._expected(start) - guard

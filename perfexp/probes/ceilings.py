@@ -25,12 +25,8 @@ _SLOW_SECONDS = 0.2
 def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = None) -> dict[str, float]:
     """Return the FLOP/s of a matrix product in a precision, and the bytes per second, read and written, of a copy.
 
-    Measuring them takes a second or two, once for this device and this torch.
-
-    Args:
-        device: a device of torch with nothing running.
-        precision: precision of the matrix product.
-        cache: cache of earlier results; by default the user's.
+    Measuring them takes a second or two on a device with nothing running, once for this device and this torch. Earlier
+    results come from a cache, by default the user's.
     """
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
@@ -48,7 +44,6 @@ def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = 
 
 
 def _identity(device: Device) -> Mapping[str, Any]:
-    """Return what the rates depend on."""
     return {
         "device": device.name,
         "lock_name": device.lock_name,

@@ -90,9 +90,7 @@ class Fit(NamedTuple):
 def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
     """Return how many calls a sample needs on an asynchronous device, and how many such samples fit its launch queue.
 
-    Args:
-        device: an asynchronous device.
-        flush: enqueued before each sample, or None; with it every sample is one call.
+    With `flush`, which is enqueued before each sample, every sample is one call.
     """
     # the first calls may still allocate memory, which synchronizes, and data from the host may be slow to issue
     fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
@@ -112,9 +110,7 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
 def issue_seconds(call: Call, device: Device, calls: int) -> float:
     """Return the host time of issuing a call while the launch queue is never full, seconds per call.
 
-    Args:
-        device: an asynchronous device.
-        calls: calls that fit its launch queue.
+    `calls` of them fit the launch queue of an asynchronous device.
     """
     fills = []
     for _ in range(_ISSUE_FILLS):

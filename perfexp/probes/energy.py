@@ -43,11 +43,7 @@ class Energy:
 class EnergyProcedure:
     """Measures the energy of calls, one point after the other.
 
-    Attributes:
-        detected: meters of the device.
-        rules: lengths and rates of the readings.
-        sleep: waits on the host.
-        beside: reads the meters while the device is kept busy.
+    It waits on the host by `sleep`, and reads the meters by `beside` while the device is kept busy.
     """
 
     device: Device
@@ -158,7 +154,6 @@ def _times(first: Reading, second: Reading) -> Reading:
 
 
 def _above(watts: Reading, idle_watts: Reading) -> Reading:
-    """Return the power beyond the idle power."""
     if watts.value is None or idle_watts.value is None:
         return watts if watts.value is None else Reading(None, f"the idle power is not known: {idle_watts.reason}")
     if watts.value <= idle_watts.value:

@@ -39,8 +39,7 @@ class Filled(NamedTuple):
 class Lead:
     """Watches whether the host stays ahead: it has to enqueue each sample to its end before the device begins it.
 
-    Args:
-        start: event that has just been recorded behind the wait.
+    The event `start` has just been recorded behind the wait.
     """
 
     def __init__(self, device: Device, start: Event) -> None:
@@ -85,9 +84,7 @@ class Hold:
     def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
         """Fill the queue until the device waits long enough, in a few attempts.
 
-        Args:
-            chunk: fills the queue with a number of samples behind a wait of a number of seconds.
-            samples: number of samples.
+        `chunk` fills it with a number of samples behind a wait of a number of seconds.
         """
         for _ in range(_HOLD_ATTEMPTS):
             wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
@@ -171,7 +168,6 @@ class Chain:
         return np.concatenate(taken)
 
     def _chunk(self, samples: int, hold_seconds: float) -> Filled:
-        """Fill the queue once."""
         device = self.device
         while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
             self._events.append(device.new_event())

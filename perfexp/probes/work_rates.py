@@ -73,7 +73,6 @@ def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
 
 
 def _part(point: Point, work: Work, most: float, name: str) -> Metric:
-    """Return the rate of the undisturbed loop as a part of a highest rate."""
     call = loop_interval(point)
     if call is None:
         return Metric(name=name, value=None, unit="1", reason="nothing was timed")

@@ -54,7 +54,6 @@ def call(step: Step, marks: Marks, whole: str) -> None:
 
 
 def _outline(procedure: Procedure, step: Step) -> Outline:
-    """The modules in a call, found by a rehearsal."""
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
         raise UserError("profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph.")

@@ -103,7 +103,6 @@ def _work(connection: sqlite3.Connection) -> Iterator[Work]:
 
 
 def _ranges(connection: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:
-    """Name, start and end of the process ranges."""
     columns = _columns(connection, "NVTX_EVENTS")
     if not columns:
         return

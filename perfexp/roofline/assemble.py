@@ -142,10 +142,7 @@ def _roofline(
 ) -> Roofline:
     """A roofline without notes.
 
-    Args:
-        parts: name, label, place and load of each kernel or layer, the slowest first.
-        ranges: name, owner and load of each range or pass.
-        launches: kernel, ranges and load of each launch.
+    Parts have name, label, place and load, the slowest first; ranges name, owner, load; launches kernel, ranges, load.
     """
 
     def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
@@ -186,7 +183,6 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
-    """Raise a UserError that names the metrics that no launch has."""
     missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
     if all(work.flops is None and work.sm_share is None for work in counted):
         unsized = sorted({name for work in counted for name in work.lacking})
@@ -226,7 +222,6 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
-    """The roofline of a record's layers: analytic FLOPs and bytes, measured times."""
     kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
     timed = sorted((line for line in lines if seconds_of(line) > 0), key=lambda line: (-seconds_of(line), _layer(line)))
     if not timed:

@@ -28,9 +28,7 @@ ACCUMULATE = "AccumulateGrad"
 class Geometry:
     """A convolution of any number of dimensions, with its operator's arguments.
 
-    Attributes:
-        padding: zeros on each side in each direction, without those that `padding="same"` or another padding mode adds
-            by a separate operator.
+    `padding` is the zeros on each side, without those that a separate operator adds (`padding="same"`, other modes).
     """
 
     in_channels: int

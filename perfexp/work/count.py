@@ -131,11 +131,7 @@ def _reached(outputs: Any) -> tuple[set[int], list[str]]:
 
 
 class _RowMaker:
-    """Makes rows of a recorded call.
-
-    Args:
-        reached: sequence numbers of the autograd nodes that a backward pass reaches; None without a backward pass.
-    """
+    """Makes rows of a recorded call; `reached` are numbers of nodes in the backward pass, None without one."""
 
     def __init__(self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None) -> None:
         self._unread, self._own, self._reached = dict(parameters), own, reached

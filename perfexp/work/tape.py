@@ -64,11 +64,7 @@ class Call:
 
 
 class Recorder:
-    """Receiver of `recording`.
-
-    Attributes:
-        saves_values: whether operations hold their arguments and results.
-    """
+    """Receiver of `recording`, whose operations hold their arguments and results if it `saves_values`."""
 
     saves_values = False
 
@@ -120,14 +116,7 @@ class Recorder:
 
 
 class Tape(Recorder):
-    """Records a call of a model with the work of its operators.
-
-    Args:
-        weights: storages of the model's parameters and buffers.
-
-    Attributes:
-        root: call of the model itself, once it has been called.
-    """
+    """Records a call of a model, and as `root` its own call; `weights` are storages of parameters and buffers."""
 
     saves_values = True
 
