@@ -24,7 +24,7 @@ from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
 from perfexp.algorithms.switches import SWITCHED, Switches
-from perfexp.convolutions import constants
+from perfexp.convolutions.convolution import clear_constants
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError, did_you_mean
@@ -121,7 +121,7 @@ class Forced:
 
     def begin_point(self) -> None:
         self._refused.clear()
-        constants.clear()
+        clear_constants()
         replays.forget()
         for layer in self._layers:
             layer.forget()

@@ -66,17 +66,11 @@ def as_torch_does(
     data type and memory format of its result.
     """
     kind = inputs.device.type
-    if not torch.is_autocast_enabled(kind):
-        return _as_torch_does(compute, convolution, inputs, weight, bias)
-    dtype = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False):
-        cast = None if bias is None else _cast(bias, dtype)
-        return _as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
-
-
-def _as_torch_does(
-    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            cast = None if bias is None else _cast(bias, dtype)
+            return as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
     batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
     if batched.shape[0] == 0:  # not all operations take an empty batch
         settings = (convolution.stride, 0, convolution.dilation, convolution.groups)

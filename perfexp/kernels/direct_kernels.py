@@ -9,7 +9,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 from perfexp.convolutions.convolution import wide as wide_type
-from perfexp.kernels.launch import INT32, Launch, Problem, Recipe, power_of_two
+from perfexp.kernels.launch import INT32, Launch, Problem, Recipe
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
@@ -160,7 +160,7 @@ class _Tiling:
 
     def fitted(self, problem: Problem) -> _Tiling:
         """The tiling narrowed to a group's outputs, with freed threads moved to pixels and channels shared evenly."""
-        quads = power_of_two(-(-problem.convolution.out_group // 4))
+        quads = triton.next_power_of_2(-(-problem.convolution.out_group // 4))
         width, along_quads = min(self.quads, quads), min(self.quad_threads, quads)
         while width * along_quads > quads:
             width, along_quads = (width // 2, along_quads) if width > 1 else (width, along_quads // 2)
@@ -226,7 +226,7 @@ def _tiled(problem: Problem, tiling: _Tiling) -> Recipe:
 def _by_channel(problem: Problem) -> Recipe:
     convolution = problem.convolution
     outputs = convolution.out_channels
-    output_threads = min(32, power_of_two(outputs)) if problem.last else 1
+    output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1
     pixel_threads, pixels = _THREADS // output_threads, 4 if problem.pixels > _THREADS // output_threads else 1
     blocks = -(-outputs // output_threads)
     grid = (-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1)

@@ -186,8 +186,3 @@ def _seconds(plan: Plan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3 / _CALLS)
     return min(times)
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is not below a positive number."""
-    return 1 << (number - 1).bit_length()

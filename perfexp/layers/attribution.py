@@ -8,8 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from perfexp.layers import Key, Pass
-from perfexp.layers.events import Event, Scope
-from perfexp.layers.threads import EVALUATE, Host
+from perfexp.layers.events import EVALUATE, Event, Host, Scope
 from perfexp.work import ACCUMULATE
 
 _BACKWARD = "backward"

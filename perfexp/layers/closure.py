@@ -32,25 +32,20 @@ def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
     if not times.call_seconds:
         return times
     if clean_seconds:
-        times.closure = closure_of(times, clean_seconds)
+        profiled = float(np.median(times.call_seconds))
+        rows = [*times.rows, *times.unattributed]
+        gap_share = _sum(row.gap_seconds for row in rows) / sum(times.call_seconds)
+        times.closure = Closure(
+            clean_seconds=clean_seconds,
+            profiled_seconds=profiled,
+            relative=profiled / clean_seconds - 1,
+            gap_share=gap_share,
+            unattributed_share=unattributed_share(times),
+            tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
+        )
     found = [_disagree(times), _unattributed(times), _unheld(times)]
     times.doubts = [*times.doubts, *(doubt for doubt in found if doubt is not None)]
     return times
-
-
-def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
-    """The sum against the time without profiling; see `close`."""
-    profiled = float(np.median(times.call_seconds))
-    whole = sum(times.call_seconds)
-    gap_share = _sum(row.gap_seconds for row in [*times.rows, *times.unattributed]) / whole
-    return Closure(
-        clean_seconds=clean_seconds,
-        profiled_seconds=profiled,
-        relative=profiled / clean_seconds - 1,
-        gap_share=gap_share,
-        unattributed_share=unattributed_share(times),
-        tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
-    )
 
 
 def _disagree(times: LayerTimes) -> Diagnostic | None:

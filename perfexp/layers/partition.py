@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from perfexp.layers import Key
 from perfexp.layers.attribution import Attributed, attribute
-from perfexp.layers.events import Event
-from perfexp.layers.threads import Host
+from perfexp.layers.events import Event, Host
 
 
 @dataclass
@@ -112,7 +111,8 @@ def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed]
 
     for each in inside:
         spent(each).ran(each.kernel.name, 1, 0)
-    moments = sorted({begin, end, *_between(inside, begin, end)})
+    edges = (edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns) if begin < edge < end)
+    moments = sorted({begin, end, *edges})
     following = 0
     running: list[int] = []
     for start, stop in pairwise(moments):
@@ -128,8 +128,3 @@ def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed]
         for place, index in enumerate(running):
             spent(inside[index]).ran(inside[index].kernel.name, 0, share + (rest if place == 0 else 0))
     return times
-
-
-def _between(inside: Iterable[Attributed], begin: int, end: int) -> set[int]:
-    edges = {edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns)}
-    return {edge for edge in edges if begin < edge < end}

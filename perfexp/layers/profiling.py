@@ -17,12 +17,11 @@ from perfexp.devices import Device
 from perfexp.layers import LayerTimes, Method, Pass
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
-from perfexp.layers.events import Event, Scope
+from perfexp.layers.events import Event, Host, Scope
 from perfexp.layers.marking import Marker, Ranges, marking, ranged
 from perfexp.layers.outline import Opaque, outline_of
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.table import times_of
-from perfexp.layers.threads import Host
 from perfexp.modes import Step
 from perfexp.probes.depth import samples_in_queue
 from perfexp.probes.timing import undisturbed
