@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from perfexp import kernels
 from perfexp.algorithms import Backend
-from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
 from perfexp.algorithms.convolution_plan import guess, plan
 from perfexp.algorithms.coverage import EngineFacts, LayerStatus, Pass, PassReport
-from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
+from perfexp.algorithms.cudnn import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE, CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import SEARCH, TORCH, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
 from perfexp.algorithms.problem import Problem
-from perfexp.algorithms.switches import SWITCHED
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import UserError
@@ -26,6 +25,8 @@ from perfexp.records.units import format_bytes
 #: Algorithms with Triton kernels.
 _KERNELS = ("direct", "winograd")
 
+#: Algorithms that apply to a whole model and cannot be chosen for one layer.
+SWITCHED = ("benchmark", "onednn", "native")
 #: The choice of cuDNN's heuristic, layer by layer.
 GUESS = "guess"
 
@@ -196,6 +197,41 @@ _KINDS: dict[str, Callable[[str], bool]] = {
     "onednn": lambda taken: taken.startswith("Mkldnn"),
     "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
 }
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Global torch settings for convolutions."""
+
+    benchmark: bool
+    onednn: bool
+
+    @classmethod
+    def now(cls) -> Switches:
+        """The current settings."""
+        return cls(torch._C._get_cudnn_benchmark(), torch._C._get_mkldnn_enabled())
+
+    def of(self, algorithm: str) -> Switches:
+        """The settings for an algorithm, most of which need none; raises `UserError` where torch lacks oneDNN."""
+        if algorithm == "benchmark":
+            return replace(self, benchmark=True)
+        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise UserError("this torch has no oneDNN; choose algorithm=default.")
+        return replace(self, onednn=algorithm == "onednn") if algorithm in ("onednn", "native") else self
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Apply these settings while entered."""
+        before = Switches.now()
+        self._put()
+        try:
+            yield
+        finally:
+            before._put()
+
+    def _put(self) -> None:
+        torch._C._set_cudnn_benchmark(self.benchmark)
+        torch._C._set_mkldnn_enabled(self.onednn)
 
 
 def no_kernels(device: torch.device) -> str | None:

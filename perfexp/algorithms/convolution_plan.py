@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from perfexp.algorithms.codes import CODES, Math
 from perfexp.algorithms.coverage import Pass
-from perfexp.algorithms.cudnn import CudnnError, Library, current_device, library
+from perfexp.algorithms.cudnn import CODES, CudnnError, Library, Math, current_device, library
 from perfexp.algorithms.replays import Replays
 from perfexp.convolutions.convolution import Convolution, Pair
 

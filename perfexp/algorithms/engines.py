@@ -41,9 +41,9 @@ class Engines:
 
         Inputs are (N, C, H, W) or (C, H, W), weights (O, C / G, kernel height, kernel width), the bias (O,) or None.
         """
-        if self.forward.startswith(f"{TORCH}."):
-            return ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].run(convolution, inputs, weight, bias)
-        return as_torch_does(self._operator, convolution, inputs, weight, bias)
+        backend, _, name = self.forward.partition(".")
+        by = ALGORITHMS[name].compute if backend == TORCH else self._operator
+        return as_torch_does(by, convolution, inputs, weight, bias)
 
     def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
         left, right, top, bottom = convolution.padding

@@ -13,17 +13,15 @@ import torch
 
 from perfexp import __version__
 from perfexp.algorithms import Backend, Objective, OnUnsupported, T, replays
-from perfexp.algorithms.backends import GUESS, Support, supports_of
-from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.backends import GUESS, SWITCHED, Support, Switches, supports_of
 from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus, Pass
-from perfexp.algorithms.cudnn import why_no_cudnn
+from perfexp.algorithms.cudnn import CODES, why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
 from perfexp.algorithms.fastest import Fastest, Threads
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
-from perfexp.algorithms.switches import SWITCHED, Switches
 from perfexp.convolutions.convolution import clear_constants
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.devices.cpu import processor_name

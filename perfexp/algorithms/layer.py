@@ -12,8 +12,8 @@ from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
 from perfexp.algorithms.backends import Choice, Support, first_able, joined
-from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.coverage import LayerReport, Pass
+from perfexp.algorithms.cudnn import math_of
 from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
 from perfexp.algorithms.operators import CUDNN
 from perfexp.algorithms.problem import Problem

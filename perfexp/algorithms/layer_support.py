@@ -10,13 +10,22 @@ from typing import Any
 import torch
 
 from perfexp.algorithms import Backend
-from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, first_able, supports_of
-from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.backends import (
+    GUESS,
+    Choice,
+    Cudnn,
+    Kernels,
+    PassChoice,
+    Support,
+    Switches,
+    first_able,
+    supports_of,
+)
 from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import BENCHMARK, DEFAULT
 from perfexp.algorithms.problem import Problem
-from perfexp.algorithms.switches import Switches
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.errors import UserError
 from perfexp.models import Batch

@@ -13,9 +13,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from perfexp import kernels
-from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution_plan import Shape, plan
 from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import math_of
 from perfexp.convolutions.convolution import Convolution, Pair
 
 DEFAULT, BENCHMARK = "default", "benchmark"

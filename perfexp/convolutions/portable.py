@@ -50,12 +50,6 @@ class Portable:
             return f"the dilation is {_times(convolution.dilation)}, not 1"
         return None
 
-    def run(
-        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would; see `as_torch_does`."""
-        return as_torch_does(self.compute, convolution, inputs, weight, bias)
-
 
 def as_torch_does(
     compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

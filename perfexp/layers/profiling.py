@@ -18,8 +18,7 @@ from perfexp.layers import LayerTimes, Method, Pass
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
 from perfexp.layers.events import Event, Host, Scope
-from perfexp.layers.marking import Marker, Ranges, marking, ranged
-from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.marking import Marker, Opaque, Ranges, marking, outline_of, ranged
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.table import times_of
 from perfexp.modes import Step

@@ -16,8 +16,7 @@ from perfexp.layers import Key, LayerTimes, Method, Pass
 from perfexp.layers.attribution import in_no_module
 from perfexp.layers.closure import close
 from perfexp.layers.events import Mark, Scope
-from perfexp.layers.marking import Marker, marking
-from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.marking import Marker, Opaque, marking, outline_of
 from perfexp.layers.partition import CallTimes, Spent
 from perfexp.layers.table import times_of
 from perfexp.modes import Step

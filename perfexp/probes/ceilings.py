@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,11 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
     for side in _SIDES[device.kind]:
         first, second = (torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2))
         out = torch.empty_like(first)
-        seconds = _fastest(_product(first, second, out), device)
+        seconds = _fastest(partial(torch.mm, first, second, out=out), device)
         rates.append(2 * side**3 / seconds)
         if seconds > _SLOW_SECONDS:
             break
     return max(rates)
-
-
-def _product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    return lambda: torch.mm(first, second, out=out)
 
 
 def _bytes_per_second(device: Device) -> float:

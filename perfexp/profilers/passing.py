@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfexp.errors import Unsupported, UserError
 from perfexp.layers.events import Mark, Scope
-from perfexp.layers.marking import Ranges, marking
-from perfexp.layers.outline import Opaque, Outline, outline_of
+from perfexp.layers.marking import Opaque, Outline, Ranges, marking, outline_of
 from perfexp.modes import Step, graphed
 from perfexp.profilers import WHOLE, Marks, Place, Profiler, part_name, profiled_key
 from perfexp.records.record import Key

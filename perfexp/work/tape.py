@@ -63,6 +63,29 @@ class Call:
         return self.whole and not any(isinstance(step, Call) for step in self.steps)
 
 
+class ModuleNames:
+    """Paths and call numbers of a model's modules."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.paths = {module: path_of(name) for name, module in model.named_modules()}
+        self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
+
+    def next_call(self, module: torch.nn.Module, again: bool = False) -> Call:
+        """The next call of a module; those of recomputation (`again`) are numbered separately.
+
+        A call without inner module calls is one row of torch's own layers, and of modules without submodules.
+        """
+        number, kind = self._calls[module, again], type(module).__name__
+        self._calls[module, again] += 1
+        whole = type(module).__module__.startswith("torch.nn") or not (module is self.model or module._modules)
+        return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
+
+    def restart(self) -> None:
+        """Begin the next call of the model."""
+        self._calls.clear()
+
+
 class Recorder:
     """Receiver of `recording`, whose operations hold their arguments and results if it `saves_values`."""
 
@@ -123,10 +146,8 @@ class Tape(Recorder):
     def __init__(self, model: torch.nn.Module, weights: Collection[int]) -> None:
         super().__init__()
         self.root: Call | None = None
-        self._model = model
-        self._paths = {module: path_of(name) for name, module in model.named_modules()}
+        self._names = ModuleNames(model)
         self._weights = set(weights)
-        self._calls: Counter[torch.nn.Module] = Counter()
         # storages are unique by address only while they are alive
         self._alive: list[Any] = []
 
@@ -135,14 +156,8 @@ class Tape(Recorder):
         original = original_of(module)
         if original is not module:
             return original(*args, **keywords)
-        call = Call(
-            path=self._paths.get(module, type(module).__name__),
-            number=self._calls[module],
-            kind=type(module).__name__,
-            whole=is_whole(module, module is self._model),
-            given=(args, keywords),
-        )
-        self._calls[module] += 1
+        call = self._names.next_call(module)
+        call.given = (args, keywords)
         self.root = self.root or call
         call.returned = self._step_into(call, module, args, keywords)
         return call.returned
@@ -246,13 +261,6 @@ def name_of(function: Any) -> str:
     if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     return plain(name)
-
-
-def is_whole(module: torch.nn.Module, is_model: bool) -> bool:
-    """Whether a call without inner module calls is one row: torch's own layers, and modules without submodules."""
-    if type(module).__module__.startswith("torch.nn"):
-        return True
-    return not is_model and not module._modules
 
 
 def path_of(name: str) -> str:

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfexp.layers import Pass
 from perfexp.layers.events import Event, Scope
-from perfexp.layers.marking import Ranges, marking, ranged
-from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.marking import Opaque, Ranges, marking, outline_of, ranged
 from perfexp.layers.partition import divide
 from perfexp.layers.profiling import event_of
 from perfexp.work.count import count
