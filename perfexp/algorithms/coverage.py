@@ -62,7 +62,6 @@ class PassReport(EngineFacts):
 
     Attributes:
         selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
-        status: whether the engine is the requested one.
         flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
         ran: algorithm of the observed kernels; None without profiling.
     """

@@ -33,11 +33,9 @@ class FakeDevice(Device):
     pending launches, the host waits for the oldest to end, as with a CUDA stream.
 
     Args:
-        asynchronous: whether launches return before their work is done.
         tick_seconds: resolution of the event clock.
         record_host_seconds: host time of recording an event.
         synchronize_seconds: host time of a synchronization beyond the wait itself.
-        queue_depth: maximum number of pending launches.
         graph_gap_seconds: device time between two separately launched kernels; a captured graph saves it.
         clock_hertz: frequencies of the clock, which take turns every `clock_seconds`; empty for no readings.
         clock_noise: relative standard deviation of a reading of the clock, with the seed `clock_seed`.
@@ -45,9 +43,7 @@ class FakeDevice(Device):
         warming_share: relative growth of the duration of work while the device warms up by 30 °C; 0 for no thermometer.
         warming_seconds: time constant of the warming, in working time.
 
-    Attributes:
-        cold: whether the cache was flushed since the last call that used it.
-        lost: whether it was lost; set by a scripted fault.
+    It is `cold` if the cache was flushed since the last call that used it, and `lost` after a scripted fault.
     """
 
     kind = "fake"

@@ -122,8 +122,7 @@ class Recipe:
 
     Attributes:
         prepare: function of the weights and the buffer of prepared weights; None if `launch` takes the original ones.
-        size: number of elements of the prepared weights.
-        dtype: data type of the prepared weights.
+        size: number of elements of the prepared weights, of data type `dtype`.
     """
 
     launch: Launch

@@ -53,8 +53,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         path: path of the module, as in `perfexp.work.Row`; None outside of the model's modules.
-        operation: index of the operation in that call; None for a whole module, and for module code outside of any
-            operation.
+        operation: index of the operation in that call; None for a whole module, and for its code outside of operations.
         kind: class of the module or name of the operation; outside of the modules, the part of the call.
     """
 

@@ -24,8 +24,7 @@ class Event(NamedTuple):
     Attributes:
         start_ns: start on a clock that host and device share, nanoseconds.
         place: stream of the device, or the operating system's thread number; 0 for the profiler's own work.
-        correlation: number that a kernel shares with the runtime call that launched it; operators have their own
-            numbers.
+        correlation: number that a kernel shares with the runtime call that launched it; operators have their own.
         linked: correlation of the innermost operator around a kernel's or runtime call's launch; 0 for none.
         sequence: autograd's number of the next node when an operator begins, or a node's own number; -1 for none.
         forward_thread: thread of a node's forward operator; 0 for other events.

@@ -42,11 +42,6 @@ class CallTimes:
     unattributed: dict[str, Spent]
     starved: bool
 
-    @property
-    def sum_ns(self) -> int:
-        """Sum of rows, gaps and unattributed time, which equals the span."""
-        return sum(spent.busy_ns + spent.gap_ns for of in (self.rows, self.unattributed) for spent in of.values())
-
 
 def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
     """The kernels of a profile with their rows, in the order in which the device began them."""
@@ -64,8 +59,7 @@ def divide(
 
     Args:
         events: kernels, operators, and the ranges of `perfexp.layers.events`.
-        held: whether a spin kernel held the queue until the first call was issued; that call then begins at the end of
-            the spin, otherwise with its first kernel.
+        held: whether a spin kernel held the queue; the first call then begins at its end, else with its first kernel.
         rowed: adds the rows of kernels whose launches do not identify them.
     """
     everything = list(events)

@@ -91,8 +91,7 @@ def profile_layers(
     Args:
         clean_seconds: `device` time of a call without a profiler, or None.
         first: whether this is the first profile of the process.
-        capture: captures the step as a graph, or returns None where that is impossible; for calls beyond the queue's
-            depth.
+        capture: captures the step, a call beyond the queue's depth, as a graph, or returns None if that is impossible.
     """
     try:
         with step.active():

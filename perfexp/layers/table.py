@@ -36,8 +36,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         parameters: elements that this row is the first to read; forward pass only.
         arithmetic_intensity: FLOPs per byte of the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
-        ran: cuDNN algorithm of these kernels, or several candidates (`fft or fft_tiling`); only for forward passes with
-            a cuDNN algorithm, and None for unknown kernels.
+        ran: cuDNN algorithm of a forward pass's kernels, or several (`fft or fft_tiling`); None for unknown kernels.
     """
 
     key: Key | None

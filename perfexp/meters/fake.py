@@ -53,11 +53,9 @@ class FakeMeter:
 
     Args:
         now: scripted clock, seconds.
-        curve: true power.
         spend: advances that clock; a query advances it by `query_seconds`. None for queries without cost.
         tick_seconds: period of the counter's updates.
         phase_seconds: time of the first tick.
-        wrap_joules: energy at which the counter wraps.
         stuck_seconds: time at which the counter stops.
         fails_seconds: time from which queries fail.
         gain: factor of the wrong power.

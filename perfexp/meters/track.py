@@ -35,13 +35,9 @@ class Tick(NamedTuple):
 class Track:
     """Queries a meter and stores every answer with the time of the middle of the query.
 
-    Args:
-        tick_seconds: period of the counter, if known.
-
     Attributes:
         readings: seconds and joules, continued across wraps of the counter.
-        no_energy: why the counter is no longer queried; empty while it is.
-        no_power: why the power is no longer queried; empty while it is.
+        no_energy, no_power: why the counter, or the power, is no longer queried; empty while it is.
         powers: seconds and watts.
     """
 

@@ -102,7 +102,13 @@ class _Watched:
     def _read(self, start: Tick, now: float) -> None:
         """Read the counter; a tick, or too long a time without one, may end the window."""
         if self.track.ask_energy():
-            self._maybe_end(start, self.track.ticks[-1])
+            rules, tick = self.rules, self.track.ticks[-1]
+            seconds = tick.seconds - start.seconds
+            # the window may be short by the uncertainty of its ends
+            if seconds >= rules.window_seconds - (start.width_seconds + tick.width_seconds) / 2 and (
+                uncertainty(start, tick) <= rules.uncertainty or seconds >= rules.longest_windows * rules.window_seconds
+            ):
+                self.end = tick
         elif self.track.ticks and not self.track.no_energy:
             waited = now - self.track.ticks[-1].seconds
             if waited > self._patience():
@@ -125,15 +131,6 @@ class _Watched:
         # a measured period is imprecise, and an observed tick is a little late
         ticks = math.ceil(max(self.rules.window_seconds / period, seen + 0.5) - 0.05)
         return start.seconds + ticks * period
-
-    def _maybe_end(self, start: Tick, tick: Tick) -> None:
-        """End the window if it is long enough with precise ends, or too long."""
-        rules, seconds = self.rules, tick.seconds - start.seconds
-        # the window may be short by the uncertainty of its ends
-        if seconds < rules.window_seconds - (start.width_seconds + tick.width_seconds) / 2:
-            return
-        if uncertainty(start, tick) <= rules.uncertainty or seconds >= rules.longest_windows * rules.window_seconds:
-            self.end = tick
 
 
 @dataclass

@@ -17,7 +17,6 @@ class ProbeContext:
     """What a probe may inspect.
 
     Attributes:
-        key: key of the point.
         step: its call, with the state after the last call (`step.state.outputs`, `.loss`).
         session: the loaded model; the module of a torch model is `session.module`.
     """

@@ -34,16 +34,13 @@ def samples_in_queue(
 ) -> int:
     """Return how many samples fit the launch queue with room to spare, found by filling it while it is held.
 
+    The result is 0 if not even one fits an asynchronous device: the call has more launches than the queue has places,
+    it synchronizes, or the host needs longer than `hold_seconds` to issue it.
+
     Args:
-        device: an asynchronous device.
         calls_per_sample: k; each sample also has an event.
         flush: enqueued before each sample, with one more event; or None.
         most: most samples to try.
-        hold_seconds: time for which the queue is held.
-
-    Returns:
-        0 if not even one sample fits: the call has more launches than the queue has places, it synchronizes, or the
-        host needs longer to issue it.
     """
     held, mark = device.new_event(), device.new_event()
 

@@ -191,7 +191,6 @@ def rules_for(
     Args:
         window_seconds: least length of the window; None for 1 s, or 5 s with an epsilon of at most 0.5 %.
         epsilon: relative half-width that the stopping rule requires of the times, if any.
-        rules: all other rules.
     """
     if window_seconds is None:
         window_seconds = 5.0 if epsilon is not None and epsilon <= 0.005 else 1.0

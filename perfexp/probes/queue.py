@@ -24,7 +24,6 @@ class Filled(NamedTuple):
     """One fill of the device's queue.
 
     Attributes:
-        seconds: samples.
         host_seconds: time that the host needed to fill the queue.
         needed_seconds: time that the device should have waited to find every sample enqueued to its end.
         starved: whether the device began a sample that was not enqueued to its end.
@@ -146,7 +145,6 @@ class Chain:
         chunk: samples that fit the queue at once.
         calls_per_sample: k.
         flush: enqueued before each sample, outside of its time; each sample then has two events of its own.
-        held: length of the hold.
     """
 
     call: Call
@@ -210,10 +208,7 @@ class Segments:
     """Times the named segments of a call by events between them, in a pass of its own.
 
     Attributes:
-        segments: names and segments, in order.
-        chunk: calls per pre-filled queue; 0 without pre-filling, so that a segment includes the time in which the
-            device waits for the host.
-        held: length of the hold.
+        chunk: calls per pre-filled queue; 0 without it, so that a segment includes the device's waits for the host.
         taken: seconds of each segment so far, arrays of shape (calls, segments).
     """
 

@@ -39,7 +39,6 @@ class Collector:
     """Takes one series block by block.
 
     Attributes:
-        name: name of the series.
         block: function that takes a number of samples and returns their seconds per call.
         begin: returns the series' monitor, for the seconds that the device has just worked on the same calls.
         calls_per_sample: k.

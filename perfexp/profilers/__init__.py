@@ -162,8 +162,6 @@ class Profiler:
     torch; `watching` and `observations` run in the worker.
 
     Args:
-        warmup: calls before the profiled ones.
-        steps: number of profiled calls.
         modules: whether the modules of the model have ranges too.
         all_points: whether each timed point has a profile; otherwise only the first one of each phase.
         top: rows of the tables of kernels and operators in the record.
