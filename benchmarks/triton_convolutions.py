@@ -138,7 +138,7 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
         print(f"{label:<57} {errors}{ours:8.1f} {theirs:8.1f} {ours / theirs:6.2f} {first:5.1f} s", flush=True)
         for number, plan in enumerate(plans(kind, inputs, weight, convolution) if all_plans else ()):
             error = float((plan(inputs, weight).double() - true).norm() / true.norm())
-            constants = " ".join(map(str, plan.constants))
+            constants = " ".join(map(str, plan.launch.constants))
             spent = microseconds(lambda plan=plan: plan(inputs, weight))
             print(f"    plan {number} {error:8.1e} {spent:8.1f} µs  {constants}", flush=True)
     return good

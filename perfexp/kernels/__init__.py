@@ -86,7 +86,7 @@ def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Co
     layout = torch.channels_last if last else torch.contiguous_format
     outputs = torch.empty(shape, dtype=inputs.dtype, device="meta", memory_format=layout)
     if outputs.numel() == 0:
-        return [Plan(None, outputs)]
+        return [Plan(outputs=Layout.of(outputs))]
     processors = _PROCESSORS
     if inputs.device.type == "cuda":
         processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count
@@ -101,8 +101,8 @@ def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Co
         tf32=_tf32(name, inputs),
         interpreted=interpreted(),
     )
-    kernels = import_module(f"perfexp.kernels.{name}_kernels")
-    return [Plan(recipe, outputs) for recipe in kernels.recipes(problem)]
+    candidates: list[Plan] = import_module(f"perfexp.kernels.{name}_kernels").plans(problem)
+    return candidates
 
 
 def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]) -> Plan:

@@ -238,7 +238,7 @@ def launches(name, convolution, batch, dtype, tf32, last):
         outputs=launch.Layout.of(outputs), last=last, processors=132, tf32=tf32,
     )  # fmt: skip
     kernels = importlib.import_module(f"perfexp.kernels.{name}_kernels")
-    for recipe in kernels.recipes(problem):
+    for recipe in kernels.plans(problem):
         steps = [(recipe.launch, (inputs, weight, outputs))]
         if recipe.prepare is not None:
             prepared = torch.empty(recipe.size, dtype=recipe.dtype)
@@ -340,7 +340,7 @@ class TestInterpreted:
         monkeypatch.setattr(launch, "INT32", 0)
         inputs, weight = tensors(convolution)
         for plan in kernels.plans(name, inputs, weight, convolution):
-            assert True in plan.constants
+            assert True in plan.launch.constants
             assert error(plan(inputs, weight), reference(inputs, weight, convolution)) <= BOUNDS[torch.float32]
 
     @pytest.mark.parametrize("last", [False, True])
