@@ -22,11 +22,12 @@ from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import UserError
 from perfexp.records.units import format_bytes
 
-#: Algorithms with Triton kernels.
-_KERNELS = ("direct", "winograd")
-
-#: Algorithms that apply to a whole model and cannot be chosen for one layer.
-SWITCHED = ("benchmark", "onednn", "native")
+#: Algorithms that apply to a whole model and cannot be chosen for one layer, by torch's name of what it then takes.
+SWITCHED: dict[str, Callable[[str], bool]] = {
+    "benchmark": lambda taken: taken.startswith("Cudnn"),
+    "onednn": lambda taken: taken.startswith("Mkldnn"),
+    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
+}
 #: The choice of cuDNN's heuristic, layer by layer.
 GUESS = "guess"
 
@@ -187,16 +188,9 @@ class OfTorch(Support):
             inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
             selected = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
         taken = str(selected).rpartition(".")[2]
-        if not _KINDS[self.name](taken):
+        if not SWITCHED[self.name](taken):
             return PassChoice(reason=f"torch takes {taken} for it")
         return PassChoice(engine=SEARCH if self.name == "benchmark" else self.name)
-
-
-_KINDS: dict[str, Callable[[str], bool]] = {
-    "benchmark": lambda taken: taken.startswith("Cudnn"),
-    "onednn": lambda taken: taken.startswith("Mkldnn"),
-    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
-}
 
 
 @dataclass(frozen=True)
@@ -255,7 +249,7 @@ def supports_of(
     if name in SWITCHED:
         return [OfTorch(name=name)]
     cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
-    no_triton = no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}"
+    no_triton = no_kernels(device) if name in kernels.ALGORITHMS else f"there is no Triton kernel for {name}"
     no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
     candidates: list[tuple[Backend, Support, str | None]] = [
         (Backend.cudnn, cudnn, why_no_cudnn(device)),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from perfexp import kernels
 from perfexp.algorithms import T
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
 from perfexp.algorithms.coverage import Pass
@@ -84,11 +85,8 @@ class Fastest(Support):
 
     On an NVIDIA GPU each pass has a race of its own between torch's choice, torch's search, cuDNN's algorithms and
     Triton kernels. Elsewhere the algorithms in torch operations compete; they include their own backward passes, so the
-    three passes of training are one race.
-
-    Attributes:
-        max_error: largest relative L2 error against float64; None for the data type's usual error.
-        reuse: whether to reuse winners of earlier processes.
+    three passes of training are one race. `max_error` limits the relative L2 error against float64, by default to the
+    data type's usual one; winners of earlier processes may be reused.
     """
 
     device: Device
@@ -202,7 +200,7 @@ class Fastest(Support):
         for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
             yield choice.engine, choice
         if no_kernels(problem.device) is None:
-            choices = (Kernels(name=name).candidate(which, problem) for name in ("direct", "winograd"))
+            choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
     def _winner(
@@ -260,9 +258,8 @@ def race(
 ) -> dict[str, float]:
     """Median seconds of each call, in device time where available; hopeless calls stop after two rounds.
 
-    Args:
-        calls: calls by name, each of which has run before; the first one is never dropped.
-        where: maps a name to the function that runs its work, in this thread or an isolated one.
+    Each call has run before; the first one is never dropped. `where` maps a name to the function that runs its work, in
+    this thread or an isolated one.
     """
     blocks = {name: where(name)(partial(_block, call, device)) for name, call in calls.items()}
     first = next(iter(calls))

@@ -22,7 +22,7 @@ DEFAULT, BENCHMARK = "default", "benchmark"
 CUDNN, TRITON = "cudnn", "triton"
 
 #: Triton kernels by engine.
-_KERNELS = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.winograd}
+_KERNELS = {f"{TRITON}.{name}": kernel for name, kernel in kernels.ALGORITHMS.items()}
 
 
 class Settings(NamedTuple):

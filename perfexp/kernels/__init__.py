@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from perfexp.convolutions.convolution import Convolution
-from perfexp.convolutions.portable import ALGORITHMS, is_channels_last, misfit
+from perfexp.convolutions.portable import ALGORITHMS as PORTABLE
+from perfexp.convolutions.portable import is_channels_last, misfit
 from perfexp.kernels.launch import Layout, Plan, Problem, fastest
 
 #: Oldest Triton version with this launch interface.
@@ -75,7 +76,7 @@ def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: 
 
 def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> list[Plan]:
     """All candidate plans of a shape, the likeliest to be fast first; raises `ValueError` if the kernels have none."""
-    reason = misfit(convolution, inputs.shape) or ALGORITHMS[name].supports(convolution, inputs.dtype)
+    reason = misfit(convolution, inputs.shape) or PORTABLE[name].supports(convolution, inputs.dtype)
     if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
         reason = f"inputs are {inputs.dtype} on {inputs.device}, weights {weight.dtype} on {weight.device}"
     reason = reason or available(inputs.device)
@@ -127,5 +128,5 @@ def _version() -> tuple[int, ...]:
         return ()
 
 
-direct = partial(compute, "direct")
-winograd = partial(compute, "winograd")
+#: The algorithms that have kernels: functions of inputs, weights and convolution.
+ALGORITHMS = {name: partial(compute, name) for name in ("direct", "winograd")}

@@ -88,11 +88,9 @@ class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The profiled call against the call without profiling.
+    """The profiled call against the call without profiling (`device` on a GPU, `latency` on a CPU).
 
-    Attributes:
-        clean_seconds: time without profiling (`device` on a GPU, `latency` on a CPU).
-        tolerance: largest absolute `relative` that counts as closed.
+    It closes up to an absolute `relative` of `tolerance`.
     """
 
     clean_seconds: float

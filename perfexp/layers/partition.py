@@ -29,11 +29,9 @@ class Spent:
 
 @dataclass
 class CallTimes:
-    """The division of one call.
+    """The division of one call, from the end of the previous work to the end of its last kernel.
 
-    Attributes:
-        span_ns: time from the end of the previous work to the end of its last kernel.
-        starved: whether the device began it before the host had issued all of it.
+    It is starved if the device began it before the host had issued all of it.
     """
 
     number: int

@@ -54,7 +54,25 @@ class Power:
 
     def facts(self) -> list[dict[str, Any]]:
         """Facts of each meter: identity, window, and all answers by time since the window began."""
-        return [_facts(*both) for both in zip(self.windows, self._tracks, strict=True)]
+        return [
+            {
+                "name": track.meter.name,
+                "covers": track.meter.covers,
+                "power_kind": track.meter.power_kind.value,
+                "window_seconds": each.seconds,
+                "window_uncertainty": each.uncertainty,
+                "counter_watts": each.counter_watts.value,
+                "integral_watts": each.integral_watts.value,
+                "difference": each.difference,
+                "integral_uncertainty": each.integral_uncertainty,
+                "tick_seconds": track.tick_seconds,
+                "query_seconds": track.query_seconds,
+                "wraps": track.wraps,
+                "counter": _columns(track.readings, each.start_seconds, "joules"),
+                "power": _columns(track.powers, each.start_seconds, "watts"),
+            }
+            for each, track in zip(self.windows, self._tracks, strict=True)
+        ]
 
 
 def _part(window: Window, track: Track) -> Part:
@@ -107,25 +125,6 @@ def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Dia
     metered_ms, timed_ms = call_seconds * 1e3, clean.value * 1e3
     difference = metered_ms / timed_ms - 1
     return [diagnostics.make("energy_pace", metered_ms=metered_ms, timed_ms=timed_ms, difference=difference)]
-
-
-def _facts(each: Window, track: Track) -> dict[str, Any]:
-    return {
-        "name": track.meter.name,
-        "covers": track.meter.covers,
-        "power_kind": track.meter.power_kind.value,
-        "window_seconds": each.seconds,
-        "window_uncertainty": each.uncertainty,
-        "counter_watts": each.counter_watts.value,
-        "integral_watts": each.integral_watts.value,
-        "difference": each.difference,
-        "integral_uncertainty": each.integral_uncertainty,
-        "tick_seconds": track.tick_seconds,
-        "query_seconds": track.query_seconds,
-        "wraps": track.wraps,
-        "counter": _columns(track.readings, each.start_seconds, "joules"),
-        "power": _columns(track.powers, each.start_seconds, "watts"),
-    }
 
 
 def _columns(samples: Sequence[tuple[float, float]], start: float, name: str) -> dict[str, list[float]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -153,8 +152,3 @@ class Turns:
         until = self._device.now_ns() + round(seconds * 1e9)
         while (left := until - self._device.now_ns()) > 0:
             self._feeder.feed((left + 1) * 1e-9)
-
-
-def pass_time(device: FakeDevice) -> Callable[[float], float]:
-    """A function that advances the host's time of a scripted device by its seconds, without work."""
-    return partial(device.launch, 0.0)

@@ -20,11 +20,9 @@ _LEAST_POWERS = 5
 
 
 class Tick(NamedTuple):
-    """A change of the counter.
+    """A change of the counter, within an interval from the reading before it to the reading that shows it.
 
-    Attributes:
-        seconds: middle of the interval of the change, by the host's clock.
-        width_seconds: length of the interval, from the reading before the change to the reading that shows it.
+    `seconds` is the middle of that interval by the host's clock, `width_seconds` its length.
     """
 
     seconds: float
@@ -146,12 +144,9 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Figures of a meter between two ticks.
+    """Figures of a meter between two ticks, with relative standard uncertainties of the length and of the integral.
 
-    Attributes:
-        uncertainty: relative standard uncertainty of the length; each end lies within a width, and a uniform
-            distribution of width w has the standard deviation w/√12.
-        integral_uncertainty: relative standard uncertainty of the integral.
+    Each end lies within a width, and a uniform distribution of width w has the standard deviation w/√12.
     """
 
     start_seconds: float

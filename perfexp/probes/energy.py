@@ -186,11 +186,9 @@ def _only_of_idle(idle: Power, power: Power) -> list[Diagnostic]:
 def rules_for(
     *, window_seconds: float | None = None, epsilon: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """Return rules with a window that suits the stopping rule.
+    """Return rules with a window of at least `window_seconds`, by default one that suits the stopping rule.
 
-    Args:
-        window_seconds: least length of the window; None for 1 s, or 5 s with an epsilon of at most 0.5 %.
-        epsilon: relative half-width that the stopping rule requires of the times, if any.
+    That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`epsilon`).
     """
     if window_seconds is None:
         window_seconds = 5.0 if epsilon is not None and epsilon <= 0.005 else 1.0

@@ -68,10 +68,7 @@ class Hold:
 
     A device that is slower than its host needs to wait for the first sample only, a faster one for all of them. If the
     device makes the host wait (the queue is full, the call synchronizes), no hold is long enough: it is limited to a
-    few times the fastest fill so far.
-
-    Attributes:
-        starved: fills that were taken although the device did not wait long enough.
+    few times the fastest fill so far. Fills that the device did not wait long enough for are counted as `starved`.
     """
 
     starved: int = 0
@@ -105,13 +102,10 @@ class Hold:
 
 @dataclass
 class Loop:
-    """Times a pipelined loop by events around every k calls: its sustained wall time per call.
+    """Times a pipelined loop by events around every k calls (`calls_per_sample`): its sustained wall time per call.
 
     A first call fills the pipeline before each block. Beyond the queue's depth the host waits for the device, which
     does not change the loop's time.
-
-    Attributes:
-        calls_per_sample: k.
     """
 
     call: Call

@@ -199,9 +199,7 @@ class Profiler:
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """Results of the profile, after the worker has ended; raises `ProfilerFailed` if there is none.
 
-        Args:
-            said: log of tool and worker.
-            observations: values of the worker's `observations`; empty if it failed before.
+        `said` is the log of tool and worker; `observations` are the worker's, empty if it failed before.
         """
         return Found()
 

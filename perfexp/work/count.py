@@ -40,16 +40,14 @@ def count(
     submodules and is not the model itself. Otherwise each torch function that its code calls is a row (`x + y`,
     `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted by their ordinary code, not by
     the fused operators of inference. A recurrent network is counted by the matrix products of its definition. A fused
-    operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step).
+    operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step). It raises
+    `Inconclusive` if the model depends on values, or exceeds tensors without memory, and `MODULE_ERRORS` if the model
+    cannot take these inputs.
 
     Args:
         inputs: positional arguments, nested or not: tensors, `torch.Size` for a tensor of that shape (in the data type
             and on the device of the first parameter), and any other values.
         backward: whether to count the backward pass of a loss on all outputs.
-
-    Raises:
-        Inconclusive: the model depends on values, or exceeds tensors without memory.
-        RuntimeError, ValueError, AssertionError, IndexError: the model cannot take these inputs.
     """
     model = original_of(model)
     if isinstance(model, torch.jit.ScriptModule):

@@ -25,9 +25,7 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul
 class Operation:
     """A torch function that a module's code called, or an operator outside of functions.
 
-    Attributes:
-        dispatched: whether any operator ran, including one that makes a view.
-        number: index among the dispatched operations of its call; None where no operator ran (the shape of a tensor).
+    It is dispatched if any operator ran, one that makes a view included; its number counts those of its call.
     """
 
     name: str
