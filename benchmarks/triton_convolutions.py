@@ -119,7 +119,7 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
     def of_torch(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return conv2d(inputs if even else pad(inputs, case.padding), weight, *settings)
 
-    compute = getattr(kernels, kind)
+    compute = kernels.ALGORITHMS[kind]
     true = of_torch(inputs.double(), weight.double())
     begin = time.perf_counter()
     with torch.no_grad():

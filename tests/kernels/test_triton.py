@@ -50,7 +50,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 
 def compute(name, *arguments):
-    return getattr(kernels, name)(*arguments)
+    return kernels.ALGORITHMS[name](*arguments)
 
 
 def reference(inputs, weight, convolution):
