@@ -294,8 +294,3 @@ def open_device(
 def is_available(index: int = 0) -> bool:
     """Whether torch can use the device of an index."""
     return torch.cuda.is_available() and 0 <= index < torch.cuda.device_count()
-
-
-def last() -> int:
-    """Index of torch's last device."""
-    return torch.cuda.device_count() - 1

@@ -143,7 +143,14 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
         tables += bool(cells)
     if not listing.launches:
         raise UserError(f"{source} has a header and no kernel: the range or filter of ncu matched none.")
-    listing.notes += _notes(tables, negative)
+    if tables > 1:
+        note = f"The file holds {tables} tables with the same header: the launches of all of them are counted."
+        listing.notes.append(note)
+    if negative:
+        more = len(negative) - _MAX_NAMED
+        values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        note = f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
+        listing.notes.append(note)
     return listing
 
 
@@ -180,15 +187,6 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
             launches[cell.launch].metrics.setdefault(cell.name, value * scale)
     listing.launches += launches.values()
     return negative
-
-
-def _notes(tables: int, negative: Sequence[str]) -> Iterator[str]:
-    if tables > 1:
-        yield f"The file holds {tables} tables with the same header: the launches of all of them are counted."
-    if negative:
-        more = len(negative) - _MAX_NAMED
-        values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
