@@ -23,11 +23,10 @@ import torch
 import torchvision
 
 from perfexp.algorithms import proof
-from perfexp.algorithms.codes import CODES, Math
 from perfexp.algorithms.convolution_plan import Plan, Shape
-from perfexp.algorithms.cudnn import CudnnError
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES, CudnnError, Math
 from perfexp.algorithms.families import bare
-from perfexp.algorithms.passes import Pass
 
 MODELS = ("vgg16", "alexnet", "resnet50", "googlenet", "densenet121", "resnet152")
 #: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t and cudnnConvolutionBwdFilterAlgo_t of NVIDIA's headers.

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
+from perfexp.algorithms.coverage import Pass as ConvolutionPass
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass as ConvolutionPass
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice

@@ -7,13 +7,20 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from perfexp.algorithms.passes import Pass
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
 #: Layers that a diagnostic names before it counts the rest.
 _NAMED = 3
+
+
+class Pass(StrEnum):
+    """One convolution of a layer: the outputs, the gradient of the inputs, or the gradient of the weights."""
+
+    forward = "forward"
+    backward_data = "backward_data"
+    backward_filter = "backward_filter"
 
 
 class LayerStatus(StrEnum):
@@ -55,7 +62,6 @@ class PassReport(EngineFacts):
 
     Attributes:
         selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
-        status: whether the engine is the requested one.
         flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
         ran: algorithm of the observed kernels; None without profiling.
     """
@@ -70,12 +76,9 @@ class PassReport(EngineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """Report of one layer for inputs of one shape.
+    """Report of one layer for inputs of one shape, with the calls and passes in one call of the model.
 
-    Attributes:
-        calls: number of calls in one call of the model.
-        math: cuDNN's math type (`default`, `tensor_op`, `fma`); None where cuDNN did not compute.
-        passes: passes that ran; none where nothing was computed.
+    `math` is cuDNN's math type (`default`, `tensor_op`, `fma`), None where cuDNN did not compute.
     """
 
     name: str
@@ -144,7 +147,6 @@ class AlgorithmReport:
         return max(known, default=None)
 
     def _named(self, status: LayerStatus) -> str:
-        """The layers of which a pass has a status, with their reasons."""
         layers = [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
         rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
         return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)

@@ -18,8 +18,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
 
 #: Words in kernel names that identify an algorithm.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
@@ -55,7 +54,6 @@ def bare(kernel: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """The text outside of angle and round brackets."""
     depth, kept = 0, []
     for character in text:
         if character in "<(":

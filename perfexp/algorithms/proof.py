@@ -81,7 +81,6 @@ def _mark() -> None:
 
 
 def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The names between each pair of markers."""
     found: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for name in names:

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from perfexp.algorithms import cudnn as library_module
-from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.cudnn import CudnnError, Library, why_no_cudnn
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES, CudnnError, Library, why_no_cudnn
 from perfexp.algorithms.engines import Engines
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass
 from perfexp.errors import Unsupported, UserError
 from tests.algorithms.scripted_cudnn import ScriptedCudnn
 

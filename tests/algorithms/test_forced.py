@@ -76,22 +76,20 @@ def test_outputs_and_gradients_of_a_model_stay_what_they_were(net, name):
 
 def test_what_is_asked_for_is_what_computes(net, monkeypatch):
     called = []
-    monkeypatch.setitem(
-        ALGORITHMS, "gemm", SimpleNamespace(**vars(ALGORITHMS["gemm"]), supports=lambda *_: None, run=recording(called))
-    )
+    monkeypatch.setitem(ALGORITHMS, "gemm", SimpleNamespace(supports=lambda *_: None, compute=recording(called)))
     with Forced(name="gemm").applied(session(net)):
         net(torch.randn(1, 3, 32, 32))
     assert len(called) == 6
 
 
 def recording(called):
-    def run(convolution, inputs, weight, bias):
+    def compute(inputs, weight, convolution):
         called.append(convolution)
         left, _, top, _ = convolution.padding
         settings = (convolution.stride, (top, left), convolution.dilation, convolution.groups)
-        return nn.functional.conv2d(inputs, weight, bias, *settings)
+        return nn.functional.conv2d(inputs, weight, None, *settings)
 
-    return run
+    return compute
 
 
 def test_names_classes_weights_and_hooks_stay(net):

@@ -11,11 +11,10 @@ from torch import nn
 
 from perfexp.algorithms import convolution_plan as plan_module
 from perfexp.algorithms import proof
-from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
+from perfexp.algorithms.cudnn import CODES
 from perfexp.algorithms.families import Families, bare, judge_forward, learnt
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass
 from tests.rotation import some_of
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.torchvision_work import build
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.work.count import count
-from perfexp.work.meta_tensors import with_stand_ins
+from perfexp.work.count import count, with_stand_ins
 from perfexp.work.tensors import tensors_in
 from tests.rotation import some_of
 
