@@ -19,8 +19,8 @@ def add_work_metrics(
     """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
 
     The rate uses device time where there is one. `mfu` (model FLOPs utilization; Chowdhery et al., PaLM, arXiv
-    2204.02311, appendix B) is the rate of the contractions in the loop divided by the data sheet's peak, which is one of
-    contractions too. `mfu_of_ceiling` is the same divided by the measured peak.
+    2204.02311, appendix B) is the rate of the loop's contractions divided by the data sheet's peak, which is one of
+    contractions. `mfu_of_ceiling` is the same divided by the measured peak.
 
     Args:
         work: work of one call, with its backward pass in training.
