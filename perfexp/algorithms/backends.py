@@ -40,7 +40,8 @@ class PassChoice(EngineFacts):
 
     def report(self, which: Pass, flops: int) -> PassReport:
         """The report of a pass with this choice."""
-        status = LayerStatus.ok if self.reason is None else LayerStatus.fallback
+        by_name = LayerStatus.requested if self.engine.startswith("cudnn.") else LayerStatus.ok
+        status = by_name if self.reason is None else LayerStatus.fallback
         settled = {name: value for name, value in vars(self).items() if name != "engine"}
         return PassReport(which=which, selected=self.engine, status=status, flops=flops, **settled)
 

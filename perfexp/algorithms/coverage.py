@@ -26,15 +26,26 @@ class Pass(StrEnum):
 class LayerStatus(StrEnum):
     """Whether a layer was computed as requested.
 
-    `fallback`: torch computed in the algorithm's place. `substituted`: the library ran another algorithm than
-    requested. `unproven`: the algorithm behind an observed kernel is unknown. `unseen`: nothing was computed.
+    `ok`: yes, by code of perfexp or torch, or by a library whose kernels were observed. `requested`: a library was
+    handed the algorithm, and its kernels were not observed. `fallback`: torch computed in the algorithm's place.
+    `substituted`: the library ran another algorithm than requested. `unproven`: a kernel that ran is unknown.
+    `unseen`: nothing was computed.
     """
 
     ok = "ok"
+    requested = "requested"
     fallback = "fallback"
     substituted = "substituted"
     unproven = "unproven"
     unseen = "unseen"
+
+
+#: Statuses of a pass that nothing speaks against, the weaker one first.
+AS_REQUESTED = (LayerStatus.requested, LayerStatus.ok)
+
+
+def _precedence(status: LayerStatus) -> int:
+    return AS_REQUESTED.index(status) if status in AS_REQUESTED else -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +107,9 @@ class LayerReport:
 
     @property
     def status(self) -> LayerStatus:
-        """`ok` if all passes are, otherwise the status of the first that is not."""
-        others = [report.status for report in self.passes if report.status is not LayerStatus.ok]
-        return others[0] if others else LayerStatus.ok if self.passes else LayerStatus.unseen
+        """The status of the first pass that is not as requested, otherwise `requested` if any pass is, or `ok`."""
+        statuses = sorted((report.status for report in self.passes), key=_precedence)
+        return statuses[0] if statuses else LayerStatus.unseen
 
     @property
     def reason(self) -> str | None:
@@ -124,10 +135,15 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs."""
+    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs.
+
+    Attributes:
+        foreign: origin of the table of kernels, if it was learned on another architecture or with another library.
+    """
 
     name: str
     layers: tuple[LayerReport, ...]
+    foreign: str | None = None
 
     @property
     def _passes(self) -> list[PassReport]:
@@ -137,7 +153,7 @@ class AlgorithmReport:
     def share(self) -> float | None:
         """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
         total = sum(report.flops for report in self._passes)
-        asked = sum(report.flops for report in self._passes if report.status is LayerStatus.ok)
+        asked = sum(report.flops for report in self._passes if report.status in AS_REQUESTED)
         return asked / total if total else None
 
     @property
@@ -163,7 +179,7 @@ class AlgorithmReport:
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
-        backends = {report.selected.partition(".")[0] for report in self._passes if report.status is LayerStatus.ok}
+        backends = {report.selected.partition(".")[0] for report in self._passes if report.status in AS_REQUESTED}
         layers = [layer.facts() for layer in self.layers]
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 
@@ -177,4 +193,6 @@ class AlgorithmReport:
             doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
         if layers := self._named(LayerStatus.unproven):
             doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, layers=layers))
+        if self.foreign and any(report.ran for report in self._passes):
+            doubts.append(diagnostics.make("families_foreign", where=self.foreign))
         return doubts

@@ -17,6 +17,7 @@ from perfexp.algorithms.backends import GUESS, SWITCHED, Support, Switches, supp
 from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus, Pass
 from perfexp.algorithms.cudnn import CODES, why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
+from perfexp.algorithms.families import foreign
 from perfexp.algorithms.fastest import Fastest, Threads
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
@@ -130,7 +131,7 @@ class Forced:
 
     def report(self) -> AlgorithmReport:
         layers = tuple(report for layer in self._layers for report in layer.reports())
-        report = AlgorithmReport(name=self.name, layers=layers)
+        report = AlgorithmReport(name=self.name, layers=layers, foreign=foreign())
         if self._refused and all(report.status is LayerStatus.fallback for layer in layers for report in layer.passes):
             reasons = {report.name: f"{report.requested}: {report.reason}" for report in layers if report.reason}
             raise Unsupported(f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}")

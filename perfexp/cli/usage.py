@@ -18,6 +18,7 @@ _COMMANDS = {
     "list algorithms model=vgg16": "algorithms for the layers of a model here",
     "doctor": "whether this machine can measure, what is missing",
     "selfcheck": "how much processes differ on this machine",
+    "calibrate kernels": "learn this GPU's kernels, by which algorithms are proven",
     "show DIR": "report of a run",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",

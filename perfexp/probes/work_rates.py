@@ -16,8 +16,8 @@ def add_work_metrics(
     """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
 
     The rate uses device time where there is one. `mfu` (model FLOPs utilization; Chowdhery et al., PaLM, arXiv
-    2204.02311, appendix B) is FLOP/s of the loop divided by the data sheet's peak. `mfu_of_ceiling` is the same divided
-    by the measured peak.
+    2204.02311, appendix B) is the rate of the loop's contractions divided by the data sheet's peak, which is one of
+    contractions. `mfu_of_ceiling` is the same divided by the measured peak.
 
     Args:
         work: work of one call, with its backward pass in training.
@@ -71,4 +71,4 @@ def _part(point: Point, work: Work, most: float, name: str) -> Metric:
     call = loop_interval(point)
     if call is None:
         return Metric(name=name, value=None, unit="1", reason="nothing was timed")
-    return Metric(name=name, value=work.flops_model / call.value / most, unit="1")
+    return Metric(name=name, value=work.contraction_flops / call.value / most, unit="1")

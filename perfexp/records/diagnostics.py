@@ -234,7 +234,13 @@ DIAGNOSTICS: dict[str, Rule] = {
         NOTE,
         "the kernels that cuDNN ran are not in the table of kernel families",
         "no proof that cuDNN ran {algorithm}: {layers}",
-        "record this cuDNN's kernels (benchmarks/kernel_families.py), or trust cuDNN's report",
+        "run `perfexp calibrate kernels`, or trust cuDNN's report",
+    ),
+    "families_foreign": Rule(
+        WARNING,
+        "the kernels that prove an algorithm were learned on another architecture, or with another cuDNN",
+        "the table of kernels was {where}: a proof holds as far as names mean the same on both",
+        "run `perfexp calibrate kernels` on this device, then measure again",
     ),
     "choice_slower": Rule(
         WARNING,

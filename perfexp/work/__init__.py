@@ -82,6 +82,17 @@ class Row:
         return self.input_gradient_flops + self.weight_gradient_flops
 
     @property
+    def contraction_flops(self) -> int:
+        """FLOPs of the contractions, forward and backward: two per multiply-accumulate, and as many for each gradient.
+
+        A row with trained parameters has two gradients, also the first one, whose inputs need none: that is the
+        definition of 6 FLOPs per multiply-accumulate of a training step. Otherwise its inputs have one or two, as in
+        attention.
+        """
+        gradients = 2 if self.weight_gradient_flops else (self.input_gradient_flops or 0) // (2 * self.macs or 1)
+        return 2 * self.macs * (1 + min(gradients, 2))
+
+    @property
     def arithmetic_intensity(self) -> float | None:
         """FLOPs per byte of the forward pass; None where nothing is moved."""
         return self.flops / self.bytes_min if self.bytes_min else None
@@ -121,6 +132,11 @@ class Work:
     def flops_model(self) -> int:
         """FLOPs of the counted passes, whatever algorithm and precision compute them."""
         return self.flops + (self.backward_flops or 0)
+
+    @property
+    def contraction_flops(self) -> int:
+        """FLOPs of the contractions of the counted passes."""
+        return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows)
 
     @property
     def bytes_min(self) -> int:

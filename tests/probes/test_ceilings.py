@@ -65,7 +65,7 @@ def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
     key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
     point = Point(key=key, status=Status.OK, series=[Series(name="latency", samples=[1.0] * 9)])
     row = Row(
-        path="", call=0, operation=None, kind="x", macs=0, flops=2000, input_gradient_flops=None,
+        path="", call=0, operation=None, kind="x", macs=1000, flops=2500, input_gradient_flops=None,
         weight_gradient_flops=None, bytes_min=1, activation_bytes=1, parameters=0, inputs=(), outputs=(),
     )  # fmt: skip
     work = Work(rows=(row,), parameters=0, backward=False, uncounted=())
