@@ -216,7 +216,6 @@ def _precision(name: str, config_dir: Path | None) -> str:
 
 
 def _number(what: str, text: str, *, least: int) -> int:
-    """A number within the limits; raises `UserError` for any other text."""
     number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
     if not least <= number <= LARGEST:
         raise UserError(f"{what} is a whole number from {least} to {LARGEST}, not '{text}'.")

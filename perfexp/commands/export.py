@@ -74,8 +74,6 @@ def export(
 
 @dataclass(kw_only=True)
 class _Run:
-    """Exported content of a record."""
-
     ended: str
     sweep: tuple[str, int] | None
     lines: list[Line]

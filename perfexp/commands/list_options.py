@@ -84,7 +84,6 @@ def _about(file: Path) -> str:
 
 
 def _show_support(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as_json: bool) -> None:
-    """Print the algorithms for each convolution of a model, which `overrides` choose as for a run."""
     survey = _survey(overrides, config_dir)
     if as_json:
         echo(json.dumps(survey, indent=1))

@@ -74,7 +74,6 @@ def _profiles(place: Path) -> Iterator[Path]:
 
 
 def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
-    """Make and print the reports of one profile; returns whether each was made or is empty."""
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:

@@ -161,7 +161,6 @@ def _show(below: _Below, folder: Path, console: Console) -> bool:
 
 
 def _groups(below: _Below) -> dict[Path, _Group]:
-    """Group runs by the folder of their stage, sweep or day."""
     groups: dict[Path, _Group] = {}
     for run in below.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)

@@ -59,8 +59,6 @@ class Images:
 
 
 class _Crops(Preparation):
-    """Images cropped to a size (height, width), at random in training."""
-
     def __init__(self, size: tuple[int, int], *, training: bool) -> None:
         self._size, self._crop = size, random_crop if training else centre_crop
 
@@ -88,7 +86,6 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
-    """The images of training and of evaluation; the same ones where the folder has no splits."""
     if not root.is_dir():
         raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images.")
     try:

@@ -159,7 +159,6 @@ def regions(image: Image.Image, random: np.random.Generator) -> Mask:
 
 
 def _features(image: Image.Image) -> _Features:
-    """Color and position of each pixel, (pixels, 5)."""
     colors = np.asarray(image, np.float32).reshape(-1, 3) / 255
     down, across = np.mgrid[: image.height, : image.width].astype(np.float32)
     places = np.stack([down.ravel() / image.height, across.ravel() / image.width], axis=1)
@@ -167,6 +166,5 @@ def _features(image: Image.Image) -> _Features:
 
 
 def _nearest(features: _Features, centers: _Features) -> tuple[np.ndarray[Any, np.dtype[np.intp]], _Features]:
-    """Index of the nearest center and the squared distance to it, for each row."""
     distances = np.stack([((features - center) ** 2).sum(axis=1) for center in centers])
     return distances.argmin(axis=0), distances.min(axis=0)

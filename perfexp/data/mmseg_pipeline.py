@@ -95,8 +95,6 @@ class Pipeline(Preparation):
 
 
 class _Labels:
-    """A transform that converts a loaded mask to train ids of the model's classes."""
-
     def __init__(self, classes: int) -> None:
         self._classes = classes
 
@@ -107,7 +105,6 @@ class _Labels:
 
 
 def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
-    """A pipeline of a configuration as plain data; raises `UserError` if there is none."""
     for key in _TRAIN if training else _TEST:
         node = config.get(key)
         while isinstance(node, Mapping):  # a loader, its data set, the one that this repeats, …
@@ -118,7 +115,6 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
 
 
 def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: bool) -> list[dict[str, Any]]:
-    """The same pipeline for images of a height and width."""
     crops = training and any(_name(step) == "RandomCrop" for step in described)
     for step in described:
         scale = step.get("scale")

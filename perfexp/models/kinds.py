@@ -154,7 +154,6 @@ def _ignored_label(targets: torch.Tensor) -> int:
 
 
 def _weighted(outputs: Any) -> Iterator[tuple[float, torch.Tensor]]:
-    """The scores in a module's outputs with their weights in the loss, the main ones first."""
     if isinstance(outputs, torch.Tensor):
         yield 1.0, outputs
     elif isinstance(outputs, Mapping) and "out" in outputs:

@@ -272,7 +272,6 @@ def _without_losses(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[Any]:
-    """Data samples of mmsegmentation: the images' sizes, and their labels if there are any."""
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 

@@ -47,8 +47,6 @@ def import_mmseg() -> Any:
 
 
 class _NoOperators(ModuleType):
-    """Replacement of mmcv's compiled operators; each raises an error when it is called."""
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

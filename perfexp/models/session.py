@@ -271,7 +271,6 @@ class TorchSession(Session):
         return autocast(self.precision, self.device)
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
-        """Keyword arguments of the module in a call with these inputs."""
         return {}
 
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
@@ -346,7 +345,6 @@ def _make_channels_last(module: torch.nn.Module) -> None:
 
 
 def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The channels-last layout for a tensor with channels; its own layout otherwise."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.ndim, torch.preserve_format)
 

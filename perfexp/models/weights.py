@@ -54,7 +54,6 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors by name, on the host, of a file with a state dict, or with a checkpoint that has one."""
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
     try:

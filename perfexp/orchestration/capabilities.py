@@ -101,7 +101,6 @@ def _torchvision() -> dict[str, Any]:
 
 
 def _listen(command: Sequence[str], log: Path, silence_seconds: float, report: dict[str, Any]) -> None:
-    """Enter the parts that the process sends, then its failure."""
     process = WorkerProcess(command, log)
     during, failure, finished = None, None, False
     try:

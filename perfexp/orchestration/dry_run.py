@@ -46,7 +46,6 @@ def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
 
 
 def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:
-    """`3 points, about 50 s`."""
     points = counted_points(*left)
     if seconds is None:
         return f"{points}, time unknown"

@@ -189,7 +189,6 @@ def _add_earlier_results(job: supervisor.Job) -> None:
 
 
 def _left(job: supervisor.Job) -> list[Key]:
-    """List the points without a result, and the profiles to make again."""
     left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
     return left + [key for key in job.profiles if key in job.again and key not in left]
 

@@ -56,7 +56,6 @@ class ProgressRelay:
             self._progress.done(event["status"], _result(point) if point else "")  # only the display knows why
 
     def _last(self, key: Key) -> Point | None:
-        """Return the point that was written last if it has this key."""
         points = points_from_lines(untrusted.read_bytes(self._paths.points).rstrip().rpartition(b"\n")[2])
         return next((point for point in points if point.key == key), None)
 

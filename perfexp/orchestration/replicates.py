@@ -58,7 +58,6 @@ def order(runs: Sequence[Run], replicate: int) -> list[Run]:
 
 
 def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
-    """Measure one replicate of a run; a failure does not affect the other runs."""
     try:
         run.measure([replicate])
     except PerfexpError as error:

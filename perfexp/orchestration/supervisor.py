@@ -77,8 +77,6 @@ class Job:
 
 
 class _Refused(PerfexpError):
-    """A worker refused to start."""
-
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
@@ -144,7 +142,6 @@ def results(job: Job) -> list[Point]:
 
 
 def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
-    """Start workers until every point has a result."""
     fruitless = 0  # workers in a row without a result
     while left := missing(keys, job.paths.points):
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
@@ -188,7 +185,6 @@ def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPat
 
 
 def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
-    """Make a profile; returns a point with its facts, or the error."""
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     timed = next((other for other in read_points(job.paths.points) if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
@@ -213,7 +209,6 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
 
 
 def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
-    """Run a worker under the profiler, then collect the profile."""
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
     about = About(phase=profiled_key(key).phase, device=device_facts(job), command=job.command)
@@ -292,7 +287,6 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
 
 
 def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
-    """Derive the status of points without a result from the end of their worker."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""

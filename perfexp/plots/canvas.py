@@ -108,7 +108,6 @@ def _panel(axes: Any, panel: Panel) -> None:
 
 
 def _gaps(axes: Any, gaps: dict[float, str]) -> None:
-    """A cross at the foot of the axes where something failed, with the status."""
     foot = axes.get_xaxis_transform()
     cross = {"marker": "x", "color": _GREY, "markersize": 9, "markeredgewidth": 2, "linestyle": "none"}
     if gaps:
@@ -210,7 +209,6 @@ def _scaled(intervals: Sequence[estimators.Interval], factor: float) -> Any:
 
 
 def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]:
-    """The factor to the unit that fits the largest of some values, and that unit."""
     most = max((y.value for y in values), default=0.0)
     return next(((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1), (1.0, unit))
 

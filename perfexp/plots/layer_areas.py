@@ -45,12 +45,10 @@ def _compose(record: Record, chosen: Point) -> Any:
 
 
 def _taken(point: Point) -> list[Mapping[str, Any]]:
-    """The lines that took time."""
     return [line for line in point.facts["layers"]["lines"] if seconds_of(line) + gap_of(line) > 0]
 
 
 def _colors(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A color for each of the largest kinds."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in taken:
         sums[line["kind"]] += seconds_of(line)
@@ -59,7 +57,6 @@ def _colors(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
-    """One bar for each pass, of kinds and gaps."""
     passes = list(dict.fromkeys(map(pass_of, taken)))[::-1]
     whole = sum(seconds_of(line) + gap_of(line) for line in taken)
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -81,7 +78,6 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, st
 
 
 def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
-    """All rows, passes of one layer together, as areas."""
     rows: defaultdict[tuple[str, str], float] = defaultdict(float)
     gaps = sum(map(gap_of, taken))
     for line in taken:
@@ -110,13 +106,11 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str
 
 
 def _short(name: str, width: float) -> str:
-    """The end of a path that fits."""
     most = max(int(width * 7), 4)
     return name if len(name) <= most else f"…{name[-most + 1 :]}"
 
 
 def _which(record: Record, chosen: Point) -> str:
-    """The point among several."""
     key, others = timed_key(chosen.key), [point.key for point in record.points if is_layers(point.key)]
     if len(others) < 2:
         return ""
@@ -127,7 +121,6 @@ def _which(record: Record, chosen: Point) -> str:
 
 
 def _closure(chosen: Point) -> str:
-    """The sum of the layers compared with the call without profiling."""
     closure = chosen.metric("layers/closure")
     if closure is None or closure.value is None:
         return ""
@@ -166,13 +159,11 @@ def squarify(values: Sequence[float], within: Tile) -> list[Tile]:
 
 
 def _worst(row: Sequence[float], side: float) -> float:
-    """The largest ratio of the sides of rectangles that lie in a row along a side."""
     whole = sum(row)
     return max(max(side**2 * area / whole**2, whole**2 / (side**2 * area)) for area in row)
 
 
 def _row(row: Sequence[float], within: Tile) -> tuple[list[Tile], Tile]:
-    """A row along the shorter side, and the rest."""
     (x, y, width, height), tiles = within, list[Tile]()
     if width < height:
         placed, rest = _row(row, Tile(y, x, height, width))

@@ -62,7 +62,6 @@ def _has_layers(record: Record) -> bool:
 def _rooflines(
     record: Record, point: Point, paths: RunPaths, sheets: Mapping[str, GpuFile]
 ) -> Iterator[tuple[str, Roofline]]:
-    """Rooflines of the counters, or analytic ones of the layers, by the names of their files without suffix."""
     if point.status is not Status.OK:
         yield from sink.stems(of_record(record, sheets=sheets)).items()
         return

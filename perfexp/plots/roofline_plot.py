@@ -75,12 +75,10 @@ def _place(row: Row, window: Window) -> tuple[float, float]:
 
 
 def _area(row: Row) -> float:
-    """The area of a marker in square points."""
     return _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
 
 
 def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
-    """Parts as discs, the largest behind; ranges as diamonds, the total as a star."""
     parts = [row for row in roofline.parts if row.has_place]
     xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
     areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
@@ -140,7 +138,6 @@ def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
 
 
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
-    """The box around a marker, in pixels."""
     (x, y), dpi = axes.transData.transform(_place(row, window)), axes.figure.dpi
     radius = math.sqrt(_area(row) / math.pi) * dpi / 72
     return matplotlib.transforms.Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)

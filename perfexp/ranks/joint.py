@@ -68,7 +68,6 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
 
 
 def _of(point: Point, sharing: Sharing) -> list[float]:
-    """Return the seconds per call in bursts of a kind, empty if there were none."""
     series = point.find_series(f"ranks/{sharing.value}")
     return series.measured if series else []
 
@@ -91,5 +90,4 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
 
 
 def _seconds(bursts: Sequence[Burst]) -> float:
-    """Return the time from the first start to the last end."""
     return (max(burst.end_ns for burst in bursts) - min(burst.start_ns for burst in bursts)) * 1e-9

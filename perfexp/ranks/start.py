@@ -80,7 +80,6 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
 
 
 def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Events) -> int:
-    """Send the event that follows from how the ranks ended; return the exit code."""
     if relay.exit_code is not None:  # the first rank has reported the reason itself
         return relay.exit_code
     if not failures or (0 in failures and failures[0].exitcode == OUT_OF_STEP):
@@ -141,7 +140,6 @@ class _Relay:
 
 
 def _refuse_busy(port: int) -> None:
-    """Raise UserError if another process listens at the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -71,7 +71,6 @@ def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
 
 
 def _sharing(*states: Mapping[str, Any]) -> list[str]:
-    """Evidence that other processes use the device."""
     others = max(state.get("processes") or 1 for state in states) - 1
     clocks = [(state.get("canary_hertz"), state.get("sm_clock_hertz")) for state in states]
     slowest = min((reached / nominal for reached, nominal in clocks if reached and nominal), default=1.0)

@@ -169,7 +169,6 @@ def _phase_text(row: Row, name: str) -> str:
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
-    """Which percentile has no interval, and why; empty if it has one everywhere."""
     services = [service[1] for row in rows if (service := service_time(row))]
     missing = [summary for summary in services if percentile(summary, number).low is None]
     if not missing:
@@ -180,5 +179,4 @@ def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:
-    """The non-empty words, each once, in the order of their first appearance."""
     return list(dict.fromkeys(word for word in words if word))

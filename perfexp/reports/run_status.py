@@ -162,7 +162,6 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
-    """List statuses other than `ok` in the order of `Status`, then `missing`, with their numbers."""
     failures = {status.value: counter[status] for status in Status if status is not Status.OK}
     return [(name, count) for name, count in (failures | {"missing": counter[None]}).items() if count]
 

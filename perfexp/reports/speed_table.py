@@ -48,7 +48,6 @@ def table(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
 
 
 def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
-    """A recorded training, finished or failed."""
     rate = speed.interval or estimators.Interval(value=speed.images_per_second, low=None, high=None)
     low, high = (None if end is None else end / speed.num_gpus for end in (rate.low, rate.high))
     share = estimators.Interval(value=rate.value / speed.num_gpus, low=low, high=high)
@@ -65,7 +64,6 @@ def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
 
 
 def _refused(child: SweepChild) -> dict[str, str]:
-    """A run that left no record."""
     why = f"{child.status.value}: {child.error}" if child.error else child.status.value
     model, gpus = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
     return {"model": one_line(model), "GPUs": one_line(gpus), "remarks": one_line(why)}

@@ -83,7 +83,6 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
 
 
 def _complete(facts: Facts, path: Path) -> tuple[str, int, int, str]:
-    """Return all facts, or raise UserError if one is missing."""
     model, batch_size, num_gpus, precision = facts.model, facts.batch_size, facts.num_gpus, facts.precision
     if model is None or batch_size is None or num_gpus is None or precision is None:
         missing = [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]
@@ -104,7 +103,6 @@ def _why_unknown(run: Run) -> str:
 
 
 def _why_failed(run: Run) -> str:
-    """Return why there is no figure; empty if there is one."""
     for what in FAILURES:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"
@@ -115,7 +113,6 @@ def _why_failed(run: Run) -> str:
 
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
-    """Return how the figure came about."""
     parts = [f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × {num_gpus} images"]
     if left.skipped:
         parts.append(f"the first {left.skipped} skipped")
@@ -127,7 +124,6 @@ def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
 
 
 def _omitted(log: Log) -> Iterator[str]:
-    """Yield what was left out of a log: unreadable lines, and all trainings but the last."""
     if log.is_json and log.unreadable:
         yield f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be read as JSON"
     if others := log.num_trainings - bool(log.last_training.steps):

@@ -144,7 +144,6 @@ class Log:
                 self.unreadable += 1
 
     def _take_head(self, text: str, parsed: Parsed | None) -> None:
-        """Add facts, the configuration among them, and the end of a traceback."""
         if self._in_traceback and EXCEPTION.match(text):
             self._in_traceback = False
             if parsed is None:
@@ -180,7 +179,6 @@ class Log:
         steps.append(step)
 
     def _begin(self) -> None:
-        """Begin another run, unless this one is still empty."""
         self._paused = self._in_traceback = False
         if self.run != Run():
             self._ended += bool(self.run.steps)

@@ -117,7 +117,6 @@ def _facts(point: Point) -> Any:
 
 
 def _named_profiles(record: Record) -> list[tuple[str, Point]]:
-    """The successful profiles, with labels that distinguish them."""
     profiled = [point for point in points(record) if point.status is Status.OK]
     keys = [profiled_key(point.key) for point in profiled]
     fields = varying(keys)

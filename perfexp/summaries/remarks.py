@@ -54,7 +54,6 @@ class Raised:
 
     @property
     def _place(self) -> str:
-        """Return `224`, `224 and 3 more points` or `224, the worst of 4 points`."""
         others = len(self.where) - 1
         if others and self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} points"

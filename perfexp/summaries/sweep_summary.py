@@ -106,7 +106,6 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:
-    """The rows of each phase; one empty table without rows."""
     phases: dict[str, list[Row]] = {}
     for row in rows(record) if record else []:
         phases.setdefault(row.key.phase, []).append(row)
@@ -130,7 +129,6 @@ def _timed(table: Sequence[Row]) -> list[Row]:
 
 
 def _times(table: Sequence[Row]) -> str:
-    """The time of the only point, or the range of several points."""
     timed = _timed(table)
     if len(timed) < 2:
         return median_text(timed[0]) if timed else ""
@@ -152,7 +150,6 @@ def _shares(table: Sequence[Row]) -> str:
 
 
 def _remarks(child: SweepChild, table: Sequence[Row], raised: Diagnostic | None) -> str:
-    """Number of points, the status of a run that did not end well, and the codes of its errors and warnings."""
     points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     status = [] if child.status is Status.OK else [child.status.value]
     fitting = (find_metric(row, "batch_that_fits") for row in table)

@@ -184,7 +184,6 @@ def _axes(axes: Mapping[str, str]) -> Line:
 
 
 def _fact(facts: Any, *places: str) -> str | None:
-    """A fact of the environment as a text; None if unknown."""
     for place in places:
         facts = facts.get(place) if isinstance(facts, Mapping) else None
     return None if facts is None else str(facts)
@@ -227,5 +226,4 @@ def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:
-    """Arrays in a row, also if there are none."""
     return np.concatenate([np.empty(0, dtype=dtype), *arrays])

@@ -54,7 +54,6 @@ def measure_cold_start(
 
 
 def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
-    """Take the laps from opening the data to the second call."""
     bench.open_data()
     watch.lap("data")
     bench.load_model()

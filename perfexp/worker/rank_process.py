@@ -49,7 +49,6 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
 
 
 def _lead(bench: Workbench, replicate: int, place: Place) -> int:
-    """Measure while the other ranks follow; return the exit code."""
     leader = Leader(place)
     try:
         is_finished = _measure(bench, replicate, place, leader)
@@ -165,13 +164,11 @@ def _distinct(devices: Sequence[Device]) -> list[Device]:
 
 
 def _report(device: Device) -> dict[str, Any]:
-    """Return the report of a rank's device to the first rank, as JSON values."""
     about = {"name": device.name, "identity": device.lock_name}
     return {"device": about, "doubts": msgspec.to_builtins(device.doubts())}
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
-    """Return the diagnostics of the other ranks' devices, and one if the devices' names differ."""
     of_others = [
         msgspec.structs.replace(item, message=f"rank {number}: {item.message}")
         for number, of_rank in enumerate(of_devices)
