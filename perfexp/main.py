@@ -18,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, OVERWRITE, flag_values, joined_flags
-from perfexp.cli.overrides import axes_of, parsed, values_of, without_credentials
+from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
 from perfexp.cli.refusals import refuse_words
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
-from perfexp.cli.sweep_limit import limited_jobs, without_max_jobs
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import refuse_deleted_cwd

@@ -43,7 +43,7 @@ def make_data(
         seed=seed,
         progress=_show_progress if typer.get_text_stream("stderr").isatty() else lambda _: None,
     )
-    echo(f"{folder}: {train} pictures of training and {val} of evaluation, {height} × {width}.")
+    echo(f"{folder}: {train} images of training and {val} of evaluation, {height} × {width}.")
     echo(made_streets.NO_TRUTH)
     echo(f"Check it: perfexp doctor data.root={folder}")
 

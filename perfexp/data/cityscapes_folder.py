@@ -100,11 +100,11 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
     """
     files = contents(root, split)
     if not files.images:
-        raise UserError(f"There are no pictures CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
+        raise UserError(f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
     if files.without_mask:
         image = files.without_mask[0]
         raise UserError(
-            f"{len(files.without_mask)} of {files.images} pictures in {root / IMAGES / split} have no mask, the "
+            f"{len(files.without_mask)} of {files.images} images in {root / IMAGES / split} have no mask, the "
             f"first is {image.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
             f"{root / MASKS / split / image.parent.name}."
         )
@@ -144,12 +144,12 @@ def survey(root: Path, count: int) -> dict[str, Any]:
         problems = [problem for pair in read if (problem := inspect(pair)) is not None]
         facts["splits"][split] = {
             "missing": None,
-            "pictures": files.images,
+            "images": files.images,
             "masks": files.masks,
             "pairs": len(files.pairs),
             "label_ids": sum(pair.has_label_ids for pair in files.pairs),
             "without_mask": [str(file) for file in files.without_mask[:1]],
-            "without_picture": [str(file) for file in files.without_image[:1]],
+            "without_image": [str(file) for file in files.without_image[:1]],
             "read": len(read),
             "problems": problems,
         }

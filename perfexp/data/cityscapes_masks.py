@@ -37,7 +37,7 @@ _TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
 
 def read_mask(file: Path) -> Mask:
     """A mask as stored, (height, width); raises `UserError` if it cannot be decoded, or is not a mask."""
-    with decoding(file, "mask", AGAIN) as mask:
+    with decoding(file, "a mask", AGAIN) as mask:
         numbers = np.array(mask)
     if numbers.ndim != 2 or (numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID):
         raise UserError(f"{file} is not a mask: it needs one number from 0 to 255 per pixel, not a color.")
@@ -54,7 +54,7 @@ def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) ->
     """
     if mask.shape != size:
         raise UserError(
-            f"{file} is {' × '.join(map(str, mask.shape))}, its picture {' × '.join(map(str, size))} pixels: get "
+            f"{file} is {' × '.join(map(str, mask.shape))}, its image {' × '.join(map(str, size))} pixels: get "
             "both again."
         )
     ids = _TRAIN_ID_OF.take(mask) if file.name.endswith(LABEL_IDS_END) else mask

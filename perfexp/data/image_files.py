@@ -47,14 +47,14 @@ def find_split(folder: Path, root: Path) -> Split:
         images = sorted(_find_images(folder / name, root))
         if not images:
             raise UserError(
-                f"The class folder {folder / name} holds no pictures. Fill it or remove it: a folder is a class. "
+                f"The class folder {folder / name} holds no images. Fill it or remove it: a folder is a class. "
                 f"{looked_for}"
             )
         items += [(image, label) for image in images]
     if not classes:
         items = [(image, None) for image in sorted(_find_images(folder, root))]
     if not items:
-        raise UserError(f"There are no pictures in {folder}. {looked_for}")
+        raise UserError(f"There are no images in {folder}. {looked_for}")
     return Split(items, classes)
 
 
@@ -67,12 +67,12 @@ def decoding(file: Path, kind: str, advice: str) -> Iterator[Image.Image]:
     except MemoryError:
         raise
     except Exception as error:  # each of PIL's decoders has its own errors
-        raise UserError(f"{file} can't be read as a {kind}: {error}. {advice}") from error
+        raise UserError(f"{file} can't be read as {kind}: {error}. {advice}") from error
 
 
 def read_image(file: Path, advice: str = "Repair it, or take it out of the folder.") -> Image.Image:
     """An image in RGB; raises `UserError`, with advice, if it cannot be decoded."""
-    with decoding(file, "picture", advice) as image:
+    with decoding(file, "an image", advice) as image:
         return image.convert("RGB")
 
 

@@ -51,7 +51,7 @@ class Images:
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
-                f"The pictures in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
+                f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
         samples = Samples(items, _Crops(input_size, training=training))

@@ -227,7 +227,7 @@ class LoadedBatches:
             # The error's traceback would hold the iterator, so it is not chained.
             self.close()
             raise PerfexpError(
-                f"A process that loads pictures failed: {died} It may lack memory, or shared memory (in a container: "
+                f"A process that loads images failed: {died} It may lack memory, or shared memory (in a container: "
                 "--shm-size=8g); data.workers=0 needs none."
             )
         if isinstance(loaded, UserError):
@@ -239,8 +239,8 @@ def check_batch(count: int, batch_size: int) -> None:
     """Raise `Unsupported` unless there are enough images for a batch."""
     if count < batch_size:
         raise Unsupported(
-            f"There are {count} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
-            "pictures."
+            f"There are {count} images, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
+            "images."
         )
 
 

@@ -93,7 +93,7 @@ def make(
         "masks": NO_TRUTH,
         "seed": seed,
         "size": list(size),
-        "pictures": counts,
+        "images": counts,
         "photographs": [name for name, _ in sources],
     }
     try:

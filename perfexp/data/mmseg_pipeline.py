@@ -79,8 +79,8 @@ class Pipeline(Preparation):
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
-                "The pictures of one batch have different sizes, and so have their masks, which a test leaves as they "
-                "are: use batch_size=1, or pictures of one size."
+                "The images of one batch have different sizes, and so have their masks, which a test leaves as they "
+                "are: use batch_size=1, or images of one size."
             )
         return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(masks)
 
@@ -111,7 +111,7 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
             node = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
         if node:
             return [copy.deepcopy(dict(step)) for step in node]
-    raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare pictures by.")
+    raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare images by.")
 
 
 def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: bool) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from perfexp.orchestration.record_assembly import assemble
 from perfexp.plan import config
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
-from perfexp.plots import profile_rooflines
+from perfexp.plots import roofline_files
 from perfexp.profilers import is_profile
 from perfexp.profilers.previous_files import recover
 from perfexp.records import units
@@ -210,7 +210,7 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
 def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     try:
         if profile_summary.points(record):
-            profile_rooflines.write(record, paths, gpu_sheets.read([installation.conf_dir()]))
+            roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
         record.artifacts = run_files.write(record, paths)
         write_atomically(paths.record, record.to_json())
     except OSError as error:

@@ -8,9 +8,8 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from perfexp.plots.canvas import caption_of, plain
+from perfexp.plots.canvas import caption_of, matplotlib, new_figure, plain, save
 from perfexp.plots.chart import Caption, footer_of
-from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.layer_lines import gap_of, pass_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds

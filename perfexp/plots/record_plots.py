@@ -34,7 +34,7 @@ class _Named(NamedTuple):
     row: Row
 
 
-def picture(record: Record) -> Chart | Bars | Strips | None:
+def plot(record: Record) -> Chart | Bars | Strips | None:
     """Return the plot of a record.
 
     It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
@@ -56,7 +56,7 @@ def picture(record: Record) -> Chart | Bars | Strips | None:
     return _bars(caption, named)
 
 
-def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
+def sweep_plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     """Return the plot of a sweep: a line for each combination of the axes that are not numbers; None for none."""
     pairs = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
     table = [row for _, row in pairs]

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from perfexp.plots import roofline_ceilings as plane
-from perfexp.plots.canvas import caption_of, plain, style
+from perfexp.plots.canvas import caption_of, matplotlib, new_figure, plain, save, style
 from perfexp.plots.chart import Caption
-from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut

@@ -260,7 +260,7 @@ class RunPaths(_Folder):
         """`MODEL_ALGORITHM_overall.csv` and its like."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
 
-    def picture(self, what: str) -> Path:
+    def plot(self, what: str) -> Path:
         """A PNG of something (`time`, `memory`, …) in the run's folder."""
         return self.root / f"{safe_name(what)}.png"
 
@@ -275,6 +275,6 @@ class SweepPaths(_Folder):
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
         self.lock = self.root / "sweep.lock"
-        self.picture = self.root / "sweep.png"
+        self.plot = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
-        self.usual = (self.summary, self.table, self.picture, self.lock, self.multirun)
+        self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)

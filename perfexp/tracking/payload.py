@@ -116,7 +116,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     """Return the summary of a sweep as the parent run of its runs."""
     records = sweep.records(folder)
     paths = SweepPaths(folder)
-    kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
+    kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     tags = {

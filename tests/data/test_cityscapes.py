@@ -129,10 +129,10 @@ def test_a_root_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_picture_without_a_mask_and_a_split_without_pictures_are_refused(streets: Path) -> None:
     mask_of(streets, "train", stem(3)).unlink()
-    with pytest.raises(UserError, match=r"1 of 6 pictures .* have no mask, the first is ulm_000003_000019_leftImg8bit"):
+    with pytest.raises(UserError, match=r"1 of 6 images .* have no mask, the first is ulm_000003_000019_leftImg8bit"):
         Cityscapes(root=str(streets))
     shutil.rmtree(streets / "leftImg8bit/train/ulm")
-    with pytest.raises(UserError, match=r"There are no pictures .*leftImg8bit/train"):
+    with pytest.raises(UserError, match=r"There are no images .*leftImg8bit/train"):
         Cityscapes(root=str(streets))
 
 
@@ -239,13 +239,13 @@ def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, w
     change_mask(mask, 77)
     assert f"{mask} has labels that are not train ids: 77" in told()
     Image.new("L", (10, 20)).save(mask)
-    assert f"{mask} is 20 × 10, its picture 32 × 64 pixels" in told()
+    assert f"{mask} is 20 × 10, its image 32 × 64 pixels" in told()
     Image.new("RGB", SIZE[::-1]).save(mask)
     assert f"{mask} is not a mask" in told()
     cut_off(mask)
     assert f"{mask} can't be read as a mask" in told()
     cut_off(picture)
-    assert f"{picture} can't be read as a picture" in told()
+    assert f"{picture} can't be read as an image" in told()
 
 
 def test_a_model_with_fewer_classes_is_told_before_its_loss_fails(streets: Path) -> None:
