@@ -82,13 +82,9 @@ def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
 
 
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of a command's overrides by key.
+    """Return the values of a command's overrides by key; `set_by` has the keys that the command sets, and by what.
 
-    Args:
-        set_by: keys that the command sets, each with the option or word that does.
-
-    Raises:
-        UserError: a word is not an override, or its key is one of these.
+    Raises `UserError` if a word is not an override, or its key is one of those.
     """
     for text in overrides:
         if "=" not in text:

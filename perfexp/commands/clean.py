@@ -47,13 +47,9 @@ class _File(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Seen:
-    """Counts of everything that stays.
+    """Counts of everything that stays: folders with a manifest, those in use, other endings, reasons to stay always.
 
-    Attributes:
-        folders: folders of runs and sweeps with a manifest, except those in use.
-        others: number of files with other endings, by ending.
-        young: modification times of files with the right ending that are too recent, seconds since the epoch.
-        stays: numbers of files that stay whatever is asked for, by the reason.
+    `young` has the modification times of files that are too recent, in seconds since the epoch.
     """
 
     folders: int = 0

@@ -92,14 +92,7 @@ class _Below:
 
 @dataclass(kw_only=True)
 class _Group:
-    """Contents of one folder.
-
-    Attributes:
-        runs: runs with a plan, and runs of its sweeps that have not begun.
-        sweeps: progress of each sweep, in words.
-        refused: a line for each run that left no record.
-        not_begun: number of runs of its sweeps that have not ended.
-    """
+    """Runs of one folder, begun or not, and lines on its sweeps and refused runs; `not_begun` counts runs of sweeps."""
 
     runs: list[Run] = field(default_factory=list)
     sweeps: list[str] = field(default_factory=list)

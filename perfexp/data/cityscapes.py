@@ -27,10 +27,7 @@ class Cityscapes:
 
     A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
     gets its images from the pipelines of its configuration, other models from random crops, or whole images in
-    evaluation. The arguments are those of `perfexp.data.images.Images`.
-
-    Raises:
-        UserError: the folder is incomplete.
+    evaluation. The arguments are those of `perfexp.data.images.Images`. Raises `UserError` if the folder is incomplete.
     """
 
     def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:

@@ -36,11 +36,9 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Contents of the two folders of a split.
+    """Contents of the two folders of a split; `masks` counts the images that have a mask file.
 
-    Attributes:
-        pairs: images with a mask, by name; of two masks the one with train ids.
-        masks: number of images that have a mask file.
+    Pairs are in the order of their names; of two masks of an image they have the one with train ids.
     """
 
     pairs: list[Pair]
@@ -67,11 +65,7 @@ def first_missing(root: Path, split: str) -> Path | None:
 
 
 def contents(root: Path, split: str) -> Contents:
-    """Contents of a split (`train` or `val`).
-
-    Raises:
-        UserError: a folder is missing, of which the first is named, or cannot be read.
-    """
+    """Contents of a split (`train` or `val`); raises `UserError` with the first missing or unreadable folder."""
     if (missing := first_missing(root, split)) is not None:
         problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
@@ -93,11 +87,7 @@ def contents(root: Path, split: str) -> Contents:
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
-    """The pairs of a split (`train` or `val`).
-
-    Raises:
-        UserError: a folder is missing, there are no images, or one of them has no mask.
-    """
+    """The pairs of a split (`train` or `val`); raises `UserError` unless there are images, each with a mask."""
     files = contents(root, split)
     if not files.images:
         raise UserError(f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
@@ -129,11 +119,7 @@ def sample(pairs: list[Pair], count: int) -> list[Pair]:
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
-    """Facts for a diagnosis of the folder, as JSON values, with `count` pairs of each split read whole (0: all).
-
-    Raises:
-        UserError: a folder cannot be read.
-    """
+    """Facts for a diagnosis as JSON values, `count` pairs of each split read whole (0: all); raises `UserError`."""
     facts: dict[str, Any] = {"root": str(root), "where": WHERE, "made": (root / MADE).is_file(), "splits": {}}
     for split in SPLITS:
         if (missing := first_missing(root, split)) is not None:

@@ -47,10 +47,7 @@ def read_mask(file: Path) -> Mask:
 def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) -> Mask:
     """A mask (height, width) with train ids and void only, which a loss accepts.
 
-    The name of its file marks label ids, which are converted to train ids.
-
-    Raises:
-        UserError: it has another size, or unknown numbers.
+    The name of its file marks label ids, which are converted. Raises `UserError` for another size or unknown numbers.
     """
     if mask.shape != size:
         raise UserError(

@@ -20,12 +20,7 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff
 
 @dataclass(frozen=True)
 class Split:
-    """The images of training, or of evaluation.
-
-    Attributes:
-        items: each file with its class, or with None without classes.
-        classes: names of the classes; empty where there are none.
-    """
+    """Images of training, or of evaluation, with their classes; without classes, which are named in `classes`, None."""
 
     items: list[tuple[Path, int | None]]
     classes: list[str]
@@ -34,11 +29,8 @@ class Split:
 def find_split(folder: Path, root: Path) -> Split:
     """The images of a folder: by class where it has subfolders, otherwise without labels.
 
-    Hidden files, and links that lead out of the root, are ignored.
-
-    Raises:
-        UserError: it holds no images, or one of its classes holds none.
-        OSError: it cannot be read.
+    Hidden files, and links that lead out of the root, are ignored. Raises `UserError` if it or a class holds no images,
+    and `OSError` if it cannot be read.
     """
     looked_for = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
     classes = sorted(entry.name for entry in _entries(folder, root) if entry.is_dir())

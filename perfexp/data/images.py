@@ -25,14 +25,12 @@ class Images:
     """A folder with one subfolder of images per class; or `train` and `val`, each such a folder; or just images.
 
     Training images are shuffled, cropped at random and mirrored; in evaluation they keep their order and their center.
+    Raises `UserError` if the folder cannot be read, or holds no images.
 
     Args:
         workers: number of processes that load images; 0 loads them between the model's calls.
         pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker loads ahead.
-
-    Raises:
-        UserError: the folder cannot be read, or holds no images.
     """
 
     def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:

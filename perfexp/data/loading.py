@@ -125,9 +125,7 @@ class Loading:
     ) -> DataLoader[Any]:
         """A loader whose processes persist from one pass over the data to the next.
 
-        Args:
-            training: whether to shuffle, unless `order` is given.
-            seed: seed of the order and of the processes' random numbers.
+        In training it shuffles, unless there is an order. The seed is that of its order and of its processes.
         """
         _shorten_sockets()
         return DataLoader(
@@ -159,8 +157,7 @@ class Loading:
 class LoadedBatches:
     """Batches of a loader, valid while the context of their data is open.
 
-    Args:
-        order: an order that goes on after a pass, so that no pass over the data begins with a wait.
+    With an order that goes on after a pass, no pass over the data begins with a wait.
     """
 
     constant = False
@@ -177,10 +174,7 @@ class LoadedBatches:
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
 
-        Raises:
-            UserError: an image or its label or mask cannot be used.
-            Unsupported: there are fewer images than in a batch.
-            PerfexpError: a worker process died.
+        Raises `UserError` for an unusable image, label or mask, `Unsupported` for fewer images than in a batch, and `PerfexpError` if a worker process died.
         """
         check_batch(self._count, self._batch_size)
         while True:

@@ -71,15 +71,10 @@ def make(
     seed: int,
     progress: Callable[[str], None],
 ) -> None:
-    """Write the data set.
+    """Write the data set into an empty or new folder, from files, or from the photographs of scikit-learn (None).
 
-    Args:
-        root: an empty or new folder.
-        photographs: files, or None for those of scikit-learn.
-        seed: random seed; equal photographs, counts, size and seed give the same pixels.
-
-    Raises:
-        UserError: a photograph cannot be read, or the folder is not empty or cannot be written.
+    Equal photographs, counts, size and seed give the same pixels. Raises `UserError` if a photograph cannot be read, or
+    the folder is not empty or cannot be written.
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")

@@ -26,10 +26,8 @@ class Pipeline(Preparation):
     """The training or test pipeline of a configuration, unchanged but for the sizes.
 
     Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
-    smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size.
-
-    Raises:
-        UserError: the configuration has no such pipeline, or it cannot be built.
+    smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size. Raises `UserError` if
+    the configuration has no such pipeline, or it cannot be built.
     """
 
     def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int) -> None:

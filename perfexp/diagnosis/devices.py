@@ -21,13 +21,9 @@ _POWER_SHARE = 0.98
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Device of a choice on this machine.
+    """Device of a choice on this machine: of kind `cuda`, `cpu`, `mps`, `fake`, or None with the reason as its name.
 
-    Attributes:
-        kind: `cuda`, `cpu`, `mps`, `fake`, or None for no device.
-        name: product name, or the reason for no device.
-        device: the survey's facts of a CUDA device.
-        file: name of the matching file of conf/gpu.
+    A CUDA device has the survey's facts, and the name of the matching file of conf/gpu.
     """
 
     kind: str | None

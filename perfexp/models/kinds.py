@@ -22,8 +22,7 @@ SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 class Kind:
     """Inputs, targets and loss of a model; the defaults are for one image per sample.
 
-    Attributes:
-        target_dims: dimensions of a batch of targets, or None for any.
+    `target_dims` are the dimensions of a batch of targets; None for any.
     """
 
     name: str

@@ -109,11 +109,7 @@ class HostImages:
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule.
-
-    Attributes:
-        config: the mmengine configuration, which has the pipelines of the data.
-    """
+    """A model of mmsegmentation with its own loss, optimizer and schedule; `config` has the pipelines of the data."""
 
     def __init__(
         self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any

@@ -71,8 +71,7 @@ def _stand_in_for_operators() -> None:
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """A configuration with options by dotted keys, whose model can be built without downloads, and its source.
 
-    The name is that of one of mmsegmentation's own, with or without `.py`, or the path of a file. Raises `UserError` if
-    it cannot be read.
+    The name is one of mmsegmentation's, with or without `.py`, or a path. Raises `UserError` if it cannot be read.
     """
     folder = Path(import_mmseg().__file__).parent / CONFIGS
     from mmengine.config import Config

@@ -15,12 +15,10 @@ from perfexp.summaries.remaining import median_seconds, seconds_left
 
 @dataclass(kw_only=True)
 class Assignment:
-    """One run to be measured.
+    """One run to be measured, of a sweep or alone; `number` is its position in the sweep, from 1.
 
     Attributes:
-        sweep: sweep of the run; None for a single run.
         is_sent: whether the tracker has taken the record; valid after the run.
-        number: position of the run in the sweep, from 1.
         overwrites: whether earlier results in the folder are removed first.
     """
 

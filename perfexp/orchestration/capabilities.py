@@ -43,15 +43,10 @@ def answer(index: int | None, send: Send) -> None:
 def conduct(
     index: int | None, *, command: Sequence[str] | None = None, silence_seconds: float = _SILENCE_SECONDS
 ) -> dict[str, Any]:
-    """Determine all parts in a fresh process.
+    """Determine all parts in a fresh process: `parts` by name as far as they are known, and `failure`.
 
-    Args:
-        index: number of the CUDA device whose clocks are tried; None for none.
-        command: command of the process; None for the worker's own.
-
-    Returns:
-        `parts` by name as far as they were determined, and `failure`: None, or its `text` and the part `during` which
-        it happened.
+    A failure is None, or its `text` and the part `during` which it happened. Clocks are those of the CUDA device of
+    this index, if any.
     """
     command = command or worker_command("--probe", *([] if index is None else [f"--gpu-index={index}"]))
     report: dict[str, Any] = {"parts": {}, "failure": None}

@@ -48,10 +48,7 @@ def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
 
 
 def exit_code(record: Record) -> int:
-    """Return 1 if a requested measurement or profile failed, otherwise 0.
-
-    The status of the record covers measurements. Profiles that an earlier command requested do not count.
-    """
+    """Return 1 if a requested measurement or profile failed, otherwise 0; profiles of earlier commands do not count."""
     is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
     is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
     return 0 if record.status is Status.OK and (is_made or not is_requested) else 1

@@ -14,10 +14,7 @@ _SWEEPS, _STORE = "sweeps", "store"
 
 
 def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> None:
-    """Cache the store of a sweep, so that resuming the sweep from elsewhere uses the same one.
-
-    Another folder with the same uid is a copy, or somebody else's.
-    """
+    """Cache the store of a sweep for resuming it from elsewhere; another folder with its uid is a copy, or foreign."""
     JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
 
 

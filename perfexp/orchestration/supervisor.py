@@ -84,12 +84,9 @@ class _Refused(PerfexpError):
 
 @dataclass(kw_only=True)
 class _Ending:
-    """The end of a worker.
+    """The end of a worker, with the status of points without a result and the point in progress, if there was one.
 
-    Attributes:
-        status: status of the points without a result.
-        current: point in progress; None if there was none.
-        hopeless: whether another worker would end in the same way.
+    It is hopeless if another worker would end in the same way.
     """
 
     status: Status

@@ -32,18 +32,14 @@ _LONGEST = 200
 
 
 class SweepRun:
-    """A sweep in progress.
+    """A sweep in progress over the overrides `axes`; raises `UserError` if the folder holds another sweep.
 
     Attributes:
         folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
-        axes: names of the overrides that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
-
-    Raises:
-        UserError: the folder holds another sweep.
     """
 
     folder: ClassVar[Path | None] = None

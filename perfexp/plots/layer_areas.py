@@ -136,12 +136,9 @@ class Tile(NamedTuple):
 
 
 def squarify(values: Sequence[float], within: Tile) -> list[Tile]:
-    """Return a rectangle for each value, in order, with an area in proportion to it; together they fill `within`.
+    """Return a rectangle for each value, the largest first, with an area in proportion to it; they fill `within`.
 
     The algorithm is that of Bruls, Huizing and van Wijk, Squarified Treemaps (2000).
-
-    Args:
-        values: positive values, the largest first.
     """
     total = sum(values)
     areas = [value / total * within.width * within.height for value in values]

@@ -59,8 +59,7 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
     """Write the files of a roofline to paths by kind, and return those written: without plotly there is no page.
 
-    Raises:
-        OSError: a file can't be written; its path is the error's `filename`.
+    Raises `OSError` with the path of a file that can't be written.
     """
     contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
     written = {path: content for kind, path in targets.items() if (content := contents[kind]) is not None}
@@ -73,11 +72,7 @@ def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
 
 
 def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
-    """Write the rooflines of a run under ncu, and add their names to the files of its profile, or a diagnostic.
-
-    Raises:
-        OSError: the folder can't be written.
-    """
+    """Write the rooflines of a run under ncu; its profile gets their names, or a diagnostic. Raises `OSError`."""
     for point in profile_summary.points(record):
         facts = point.facts["profile"]
         if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not _has_layers(record)):

@@ -99,11 +99,9 @@ def _has_star(roofline: Roofline) -> bool:
 
 
 def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[Any]) -> None:
-    """Write a number on its marker, or as near as there is room, with a line to the marker.
+    """Write a number on its marker, or as near as there is room, with a line to the marker; its box becomes `taken`.
 
-    Args:
-        taken: boxes without room, to which that of the number is added.
-        others: boxes of the other markers, which are covered only if need be.
+    The boxes of other markers are covered only if need be.
     """
     (x, y), radius, inside = (marker.min + marker.max) / 2, marker.width / 2, axes.get_window_extent()
     places = [(radius + distance, angle) for distance in _DISTANCES for angle in _ANGLES]

@@ -38,9 +38,7 @@ class Place:
 class Burst:
     """Back-to-back calls of one rank, from the start of the first to the end of the last; both are one without calls.
 
-    Attributes:
-        start_ns: reading of the clock that all processes of a host share.
-        error: why the first rank, computing alone, did not make all of them.
+    All processes of a host share the clock. `error` is why the first rank, computing alone, did not make all of them.
     """
 
     start_ns: int
@@ -69,8 +67,7 @@ class ProcessGroup:
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
         """Have all ranks make this many calls of a joined step, as fast as they can; return one result per rank.
 
-        Raises:
-            ValueError: there is only one rank.
+        Raises `ValueError` if there is only one rank.
         """
         raise ValueError("a burst takes several ranks")
 

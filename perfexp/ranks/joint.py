@@ -32,13 +32,9 @@ _TOLERANCE = 0.05
 
 
 def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bool) -> None:
-    """Measure bursts of calls of a joined step and add their series and figures to a point.
+    """Measure bursts of calls of a joined step, also of the first rank alone if wanted; add their figures to a point.
 
-    Args:
-        compares_alone: whether the first rank is also measured alone.
-
-    Raises:
-        Unsupported: the point has no time.
+    Raises `Unsupported` if the point has no time.
     """
     step_by_step = loop_interval(point)
     if step_by_step is None or step_by_step.value <= 0:

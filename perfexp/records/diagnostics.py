@@ -18,13 +18,7 @@ class Severity(StrEnum):
 
 
 class Rule(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        severity: severity of every diagnostic with this code.
-        message: template of the message, with its fields in braces.
-        help: template of the advice to the user.
-    """
+    """One row of the table; message and help are templates with their fields in braces."""
 
     severity: Severity
     message: str
@@ -269,13 +263,9 @@ DIAGNOSTICS: dict[str, Rule] = {
 
 
 class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An error, warning or note that qualifies a figure.
+    """An error, warning or note that qualifies a figure; in JSON its message is `detail`, its help is `remedy`.
 
-    Attributes:
-        code: stable short name (`drift`, `too_few_samples`, …).
-        severity: severity by the table of this version; the stored one counts for codes without a row only.
-        message: observation with its figures; `detail` in JSON.
-        help: advice to the user; `remedy` in JSON.
+    The severity is by the table of this version; the stored one counts for codes without a row only.
     """
 
     code: str
@@ -297,11 +287,6 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def make(code: str, /, **fields: object) -> Diagnostic:
-    """A diagnostic of the table; tests check the fields of each call against the templates.
-
-    Args:
-        code: row of the table, a literal.
-        fields: values for the templates of message and help.
-    """
+    """A diagnostic of the table, with values for its templates; tests check the fields of each call against them."""
     rule = DIAGNOSTICS[code]
     return Diagnostic(code=code, message=rule.message.format(**fields), help=rule.help.format(**fields))

@@ -21,13 +21,7 @@ _LEAST_CLOCK_SHARE = 0.85
 
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Diagnostic]:
-    """Return the diagnostics of a device during a measurement.
-
-    Args:
-        before: `Device.state` before the measurement.
-        after: `Device.state` after it.
-        facts: facts of the point, with those of `perfexp.probes.conditions`.
-    """
+    """Return the diagnostics of a device, by its `state` before and after a measurement, and by the point's facts."""
     clocks = facts.get("clock_hertz", {}).get("device", [])
     doubts = [*_judge_clock(clocks, facts.get("clock_noise", {}).get("device", 0.0)), *_judge_throttling(facts)]
     if evidence := _sharing(before, after):
@@ -36,12 +30,7 @@ def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[st
 
 
 def _judge_clock(clocks: Sequence[float], noise: float) -> list[Diagnostic]:
-    """Compare the clock after each block of `device`.
-
-    Args:
-        clocks: a reading per block, hertz.
-        noise: relative standard deviation of a reading.
-    """
+    """Compare the clock after each block of `device`, in hertz; readings have this relative standard deviation."""
     states: list[list[float]] = []
     for clock in sorted(clocks, reverse=True):
         width = (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * clock

@@ -70,10 +70,7 @@ def is_artifact(name: str) -> bool:
 class _Folder:
     """A folder, which need not exist yet, and the manifest of all names that perfexp wrote there.
 
-    Attributes:
-        usual: files that every such folder has, which are claimed from the start.
-        lock: file that is locked while a process measures here.
-        in_words: words for the folder in "Another perfexp is measuring …".
+    Files of `usual` are claimed from the start; `lock` is locked while a process measures here.
     """
 
     usual: tuple[Path, ...]
@@ -87,11 +84,9 @@ class _Folder:
         self._made: list[Path] = []
 
     def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
-        """Make the folder and see that it can be written to; raises `UserError` if it can't.
+        """Make the folder, for the run of a sweep if one begins it; raises `UserError` if it can't be written to.
 
-        Args:
-            uid: identity of the run or the sweep, which a manifest without one gets; None for a new one.
-            sweep: identity of the sweep that begins the run, if one does.
+        A manifest without an identity gets this one; None for a new one.
         """
         self._is_new = not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir()))
         self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
@@ -173,10 +168,9 @@ class _Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures here. The lock goes with the process; its file stays.
+        """While entered, no other perfexp measures here; raises `UserError` if one does.
 
-        Raises:
-            UserError: another one does.
+        The lock goes with the process; its file stays.
         """
         with untrusted.open_append(self.lock) as file:
             for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment

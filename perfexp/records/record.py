@@ -99,10 +99,8 @@ def is_layers(key: Key) -> bool:
 class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Reason for the end of a series.
 
-    Attributes:
-        reason: `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or `epochs`.
-        target: requested relative half-width of the median's interval, or None.
-        achieved: relative half-width that was reached; None without an interval.
+    `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or `epochs`. Target and achieved
+    are relative half-widths of the median's interval; achieved is None without one.
     """
 
     reason: str
@@ -120,8 +118,6 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         warmup: number of warm-up samples at the beginning, which the statistics exclude.
         blocks: number of the first sample of each block; between two blocks, the other times of the point had their
             turn. Empty for a single block.
-        calls_per_sample: number of calls per sample.
-        stop: reason for the end of the series.
     """
 
     name: str
@@ -139,13 +135,10 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A single figure of a point.
+    """A single figure of a point, in an SI unit (`1` for a ratio); None, with the reason, if unknown.
 
     Attributes:
         name: name with the unit at its end and the group before a slash (`memory/peak_bytes`).
-        value: None if unknown.
-        unit: SI unit; `1` for a ratio.
-        reason: reason for a missing value.
         estimated: whether the value is computed from other measurements instead of measured.
     """
 
@@ -160,12 +153,7 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The result of one point; one line of points.jsonl.
 
     Attributes:
-        key: identity of the point.
-        status: final status.
         error: error message of a point without a result.
-        series: raw samples.
-        metrics: single figures.
-        doubts: diagnostics.
         facts: conditions of the measurement (load average, thread counts, …).
         started: start, ISO 8601 with time zone.
         wall_seconds: total duration of the measurement.
@@ -191,11 +179,9 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A file of a run.
+    """A file of a run, by its path relative to the run's folder, with forward slashes.
 
-    Attributes:
-        path: path relative to the run's folder, with forward slashes.
-        kind: `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
+    Its kind is `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
     """
 
     path: str
@@ -203,14 +189,12 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The place of a run in its sweep.
+    """The place of a run in its sweep; `directory` is the sweep's folder, relative to that of the run.
 
     Attributes:
-        uid: identifier of the sweep.
         job: number of the run in the sweep, from 0.
         jobs: number of runs of the sweep; None if unknown.
         axes: values of the varying overrides as typed (`{"batch_size": "1"}`).
-        directory: folder of the sweep, relative to the folder of the run.
     """
 
     uid: str
@@ -224,10 +208,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Complete result of one run; record.json.
 
     Attributes:
-        schema_version: version of this layout.
         uid: permanent identifier of the run.
         name: `MODEL-ALGORITHM-MODE`, or longer if more varies.
-        perfexp_version: version of perfexp that measured the run.
         status: `ok` if every point is; otherwise the status of the first point that is not.
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone.
@@ -237,8 +219,6 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         environment: facts about machine, software and device.
         points: one point per key of the plan.
         doubts: diagnostics of the whole run.
-        artifacts: files of the run.
-        sweep: place in a sweep, if any.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -263,11 +243,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
-        """Read a record of this or an earlier schema version.
-
-        Raises:
-            UserError: the text is not a record, or a newer version of perfexp wrote it.
-        """
+        """Read a record of this or an earlier schema version; raises `UserError` for others, and for other texts."""
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
             if version > SCHEMA_VERSION:
@@ -302,8 +278,7 @@ def point_to_line(point: Point) -> bytes:
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     """Decode the lines of a points.jsonl, as a type with some of a point's fields; a truncated last line is skipped.
 
-    Raises:
-        UserError: a line before the last one is invalid.
+    Raises `UserError` if a line before the last one is invalid.
     """
     decoder = msgspec.json.Decoder(kind)
     *complete, rest = text.split(b"\n")

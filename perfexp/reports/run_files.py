@@ -19,13 +19,9 @@ from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
-    """Write tables, plots, report and speed files of a run.
+    """Write tables, plots, report and speed files of a run, and return its existing files, earlier ones included.
 
-    Returns:
-        The existing files of the run, those that it wrote before included.
-
-    Raises:
-        OSError: the folder cannot be written.
+    Raises `OSError` if the folder cannot be written.
     """
     kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
     for path, kind, content in _contents(record, paths):
@@ -56,11 +52,7 @@ def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, byte
 
 
 def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:
-    """Write the table and the plot of a sweep.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write the table and the plot of a sweep; raises `OSError` if the folder cannot be written."""
     paths = SweepPaths(folder)
     write_atomically(paths.table, csv_tables.to_csv(csv_tables.sweep(sweep, records)))
     if png := _png(record_plots.sweep_plot(sweep, records)):

@@ -22,11 +22,9 @@ _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The progress of one run.
+    """The progress of one run, whose points and time per timed point, as its settings limit it, are None if unknown.
 
     Attributes:
-        expected: keys of all points; None if unknown.
-        point_seconds: time of a timed point as the plan's settings limit it; None if unknown.
         running: whether a process is measuring the run.
         refusal: why the run was refused before any measurement; None if it was not.
     """

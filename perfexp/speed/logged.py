@@ -40,17 +40,14 @@ class Steady(NamedTuple):
 
 
 def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None, skip: int | None = None) -> Speed:
-    """Return the speed of the last training in a log.
+    """Return the speed of the last training in a log: batch size per GPU × GPUs / mean time of a step.
 
-    images/s = batch size per GPU × GPUs / mean time of a step.
+    Raises `UserError` if the file is not a readable training log, a fact is missing, or no line is left after skipping.
 
     Args:
         options: facts from the command line, which override those of the log.
         mode: run mode; None to derive it from the number of GPUs.
         skip: first lines about steps to skip; None to skip until they are steady.
-
-    Raises:
-        UserError: the file is not a readable training log, a fact is missing, or no line is left after skipping.
     """
     log = read(path)
     run = log.last_training
@@ -131,15 +128,11 @@ def _omitted(log: Log) -> Iterator[str]:
 
 
 def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None) -> Steady:
-    """Skip lines until steps are steady, and return the mean of the others.
+    """Skip lines until steps are steady, or the first `skip` ones, and return the mean of the others.
 
-    Lines without a time are left out, and those that time more than steps if there are others. The cut is that of MSER
-    (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean itself. Of fewer
-    than four lines the first is skipped, which holds the warm-up, if there is another.
-
-    Args:
-        interrupted: indices of those that time more than steps.
-        skip: first lines to skip instead of finding the cut.
+    Lines without a time are left out, and those that time more than steps (`interrupted`) if there are others. The cut
+    is that of MSER (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean
+    itself. Of fewer than four lines the first is skipped, which holds the warm-up, if there is another.
     """
     timed = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
     used = [index for index in timed if index not in interrupted] or timed

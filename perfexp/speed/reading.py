@@ -82,10 +82,7 @@ def facts_of(log: Log, path: Path) -> Facts:
 class Log:
     """A training log: its lines, sorted into runs, of which only the last ones stay in memory.
 
-    Attributes:
-        is_log: whether any line is about a training.
-        is_json: whether a line of JSON is about a training.
-        unreadable: lines that are neither JSON nor parsed text.
+    Attributes `is_log` and `is_json`: whether any line, or any line of JSON, is about a training.
     """
 
     def __init__(self) -> None:

@@ -52,11 +52,7 @@ def counted_points(*runs: Iterable[Key]) -> str:
 
 
 def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | None:
-    """Estimate the time of measuring points, loading and cold starts included; None if it is unknown.
-
-    Args:
-        point_seconds: time of one timed point.
-    """
+    """Estimate the time of measuring points, loading and cold starts included, by that of one; None if unknown."""
     timed = [key for key in left if key.is_timed]
     layers = [key for key in left if is_layers(key)]
     num_profiles = sum(map(is_profile, left))

@@ -29,11 +29,9 @@ _SEVERITIES = list(Severity)
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
-    """Diagnostics of one code and one help, with the places where they were raised.
+    """Diagnostics of one code and one help, one for each place, the worst first, with the labels of the points.
 
-    Attributes:
-        diagnostics: one for each place, the worst first; a single one for the whole run.
-        where: labels of the points, in the same order; empty for the whole run.
+    Of the whole run there is a single one, without a label.
     """
 
     diagnostics: tuple[Diagnostic, ...]
@@ -88,8 +86,7 @@ def _number(figure: str) -> float:
 def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
     """All diagnostics of a run, the most severe first; each code once, or once for each help that points need.
 
-    Args:
-        rows: rows of the record, whose diagnostics include the statistical ones.
+    The rows of the record have the statistical ones.
     """
     fields = distinguishing(row.key for row in rows)
     groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}

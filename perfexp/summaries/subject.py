@@ -15,9 +15,7 @@ _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
 class Subject:
     """The subject of a plan, by the names that its user chose.
 
-    Attributes:
-        execution: `eager`, or the settings that differ from it.
-        device: name of the device (`2 × NVIDIA H200` for several), or None if unknown.
+    `execution` is `eager`, or the settings that differ from it; the device is `2 × NVIDIA H200` for several, or None.
     """
 
     model: str

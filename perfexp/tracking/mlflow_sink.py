@@ -51,7 +51,7 @@ class DeadlineMissed(TrackingFailed):
 
 
 class MlflowSink(Tracker):
-    """A tracking store of MLflow.
+    """A tracking store of MLflow; raises `UserError` if no such store can exist, or a limit is not positive.
 
     The run of a record, found by its uid, is completed and updated; nothing is stored twice. Parameters, which MLflow
     never changes, and a description or a name that a person changed stay.
@@ -62,9 +62,6 @@ class MlflowSink(Tracker):
         experiment: name of the experiment. By default `MLFLOW_EXPERIMENT_NAME`, the plan's stage, or `perfexp`.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline_seconds: limit of sending one run or one sweep, waiting for other processes included.
-
-    Raises:
-        UserError: no such store can exist, or a limit is not positive.
     """
 
     def __init__(
@@ -155,9 +152,7 @@ class SenderProcess:
     def request(self, line: bytes, deadline: float) -> bytes:
         """Write a line and return the answer; without a line, the first answer says that the process is ready.
 
-        Raises:
-            DeadlineMissed: there was no answer before the deadline (`time.monotonic`).
-            TrackingFailed: the process has ended.
+        Raises `DeadlineMissed` without an answer before the deadline (`time.monotonic`), `TrackingFailed` at its end.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         source, sink = self._process.stdout.fileno(), self._process.stdin.fileno()
@@ -203,10 +198,8 @@ _sender: SenderProcess | None = None
 def deliver(delivery: Delivery) -> str:
     """Send a payload by the sending process, whose start is not part of the deadline; return lines for the console.
 
-    Raises:
-        DeadlineMissed: it takes longer; the process has been killed.
-        LockTimeout: another process creates runs in the same database.
-        TrackingFailed: it could not be sent.
+    Raises `DeadlineMissed` if it takes longer (the process has been killed), `LockTimeout` if another process creates
+    runs in the same database, and `TrackingFailed` if it could not be sent.
     """
     global _sender
     begin = time.monotonic()

@@ -19,8 +19,7 @@ def measure_cold_start(
 ) -> None:
     """Measure the time to the first prediction of this process and append it as a point of its own.
 
-    Args:
-        spawned_ns: the parent's monotonic clock when it started this process.
+    The parent started this process at `spawned_ns` of its monotonic clock.
     """
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()
