@@ -27,8 +27,8 @@ from perfexp.host import interrupts
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
 from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.job import exit_code
 from perfexp.orchestration.preparation import holds_other_plan, refuse_other_plan
-from perfexp.orchestration.record_assembly import exit_code
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file, validation
 from perfexp.plan.hydra_errors import as_perfexp_error

@@ -174,7 +174,8 @@ class LoadedBatches:
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
 
-        Raises `UserError` for an unusable image, label or mask, `Unsupported` for fewer images than in a batch, and `PerfexpError` if a worker process died.
+        Raises `UserError` for an unusable image, label or mask, `Unsupported` for fewer images than in a batch,
+        and `PerfexpError` if a worker process died.
         """
         check_batch(self._count, self._batch_size)
         while True:

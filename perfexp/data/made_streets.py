@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from perfexp.data.cityscapes_folder import MADE, image_of, mask_of
-from perfexp.data.cityscapes_masks import CLASSES, VOID, Mask
+from perfexp.data.cityscapes_folder import CLASSES, MADE, VOID, Mask, image_of, mask_of
 from perfexp.data.image_files import read_image
 from perfexp.errors import UserError
 

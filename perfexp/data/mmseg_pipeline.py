@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from perfexp.data.cityscapes_folder import Pair
-from perfexp.data.cityscapes_masks import AGAIN, VOID, read_mask, train_ids
+from perfexp.data.cityscapes_folder import AGAIN, VOID, Pair, read_mask, train_ids
 from perfexp.data.image_files import read_image
 from perfexp.data.loading import Preparation
 from perfexp.errors import UserError

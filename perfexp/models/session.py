@@ -1,4 +1,4 @@
-"""Any torch module as a session, on any torch device."""
+"""Any torch module as a session, on any torch device, in one process or in several ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import IO, Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, parallel
+from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
 from perfexp.models.torch_settings import (
@@ -34,6 +35,11 @@ from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def is_shared() -> bool:
+    """Whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class TorchSession(Session):
@@ -118,9 +124,14 @@ class TorchSession(Session):
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""
-        self._ranks, facts = parallel.shared_by_ranks(self.module, settings)
+        options = {name: value for name, value in vars(settings).items() if value is not None}
+        try:
+            self._ranks = DistributedDataParallel(self.module, **options)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UserError(f"The model can't be trained by several ranks: {error}") from error
         self._trained = self._compiled(self._ranks)
-        return facts
+        norms = sum(isinstance(child, torch.nn.SyncBatchNorm) for child in self.module.modules())
+        return {"ddp": options, "sync_batch_norms": norms}
 
     @contextmanager
     def sharing(self, what: Sharing) -> Iterator[None]:
@@ -130,7 +141,9 @@ class TorchSession(Session):
             with self._ranks.no_sync():  # SyncBatchNorm still communicates
                 yield
         else:
-            with parallel.alone(), patch.object(self, "_run", self._single):
+            # SyncBatchNorm, mmengine's functions and heads that share statistics all query torch.distributed
+            alone = patch.object(dist, "is_initialized", lambda: False)
+            with alone, patch.object(self, "_run", self._single):
                 yield
 
     def reset(self) -> None:

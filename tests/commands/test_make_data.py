@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from perfexp import commands
-from perfexp.data.cityscapes_folder import IMAGES, SPLITS, Pair, find_pairs, inspect
-from perfexp.data.cityscapes_masks import VOID, read_mask
+from perfexp.data.cityscapes_folder import IMAGES, SPLITS, VOID, Pair, find_pairs, inspect, read_mask
 from tests.data.streets import cut_off
 
 

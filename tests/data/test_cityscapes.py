@@ -12,8 +12,19 @@ import torch
 from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes, Crops
-from perfexp.data.cityscapes_folder import MADE, Pair, contents, image_of, mask_of, sample
-from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS, VOID, read_mask, train_ids
+from perfexp.data.cityscapes_folder import (
+    CLASSES,
+    LABEL_IDS,
+    MADE,
+    VOID,
+    Pair,
+    contents,
+    image_of,
+    mask_of,
+    read_mask,
+    sample,
+    train_ids,
+)
 from perfexp.data.loading import to_tensor
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes
-from perfexp.data.cityscapes_folder import find_pairs, image_of, mask_of
-from perfexp.data.cityscapes_masks import CLASSES, VOID
+from perfexp.data.cityscapes_folder import CLASSES, VOID, find_pairs, image_of, mask_of
 from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
