@@ -57,7 +57,9 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
     prints = _prints(ordered)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=SCRATCH))
-        stack.enter_context(_hydra_arguments(ordered))
+        # Hydra reads sys.argv, and has to raise errors instead of printing them
+        stack.enter_context(patch.object(sys, "argv", ["perfexp", *ordered]))
+        stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
         config.register(Path(scratch))
@@ -108,10 +110,3 @@ def _masked_stdout() -> Iterator[None]:
         raise UserError(" ".join(stderr.getvalue().split())) from end
     finally:
         print(credentials.mask(stdout.getvalue()), end="")
-
-
-@contextmanager
-def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Pass a command line to Hydra, which reads sys.argv, and have it raise errors instead of printing them."""
-    with patch.object(sys, "argv", ["perfexp", *arguments]), patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
-        yield

@@ -64,7 +64,6 @@ class Payload:
     """
 
     name: str
-    experiment: str
     identity: dict[str, str]
     status: str
     started: str
@@ -77,6 +76,7 @@ class Payload:
     parent: Payload | None = None
     children: list[Payload] = field(default_factory=list)
     placeholder: str | None = None
+    experiment: str = DEFAULT_EXPERIMENT
 
 
 def of_run(record: Record, folder: Path) -> Payload:
@@ -144,7 +144,6 @@ def _of_points(record: Record, part: PointRun) -> Payload:
     identity = {"perfexp.kind": "point", "perfexp.uid": safe_uid(record.uid)}
     return Payload(
         name=clean(f"b{part.batch_size} {part.phase} · {record.name}", NAME_LENGTH),
-        experiment=_experiment(record),
         identity=identity | {"perfexp.phase": safe_uid(part.phase), "perfexp.batch_size": str(part.batch_size)},
         status=run_status([row.status for row in part.rows]),
         started=record.started,
@@ -162,7 +161,6 @@ def _parent(record: Record) -> Payload | None:
         return None
     return Payload(
         name=_placeholder(record.sweep.uid),
-        experiment=_experiment(record),
         identity=_sweep_identity(record.sweep.uid),
         status="SCHEDULED",
         started=record.started,

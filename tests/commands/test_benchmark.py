@@ -38,8 +38,7 @@ def machine(monkeypatch):
 def settled(*words, overrides=(), **changes):
     six = dict(zip(("model", "run_mode", "precision", "batch_size", "iterations", "workers"), words, strict=False))
     defaults = {"model": "fastscnn", "run_mode": "sp", "precision": "fp32", "batch_size": 2, "iterations": 500}
-    asked = benchmark._Asked(**{**defaults, "workers": 5, **six, **changes}, overrides=tuple(overrides))
-    return benchmark.settle(asked)
+    return benchmark.settle(overrides, None, **{**defaults, "workers": 5, **six, **changes})
 
 
 def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
