@@ -47,10 +47,7 @@ class _File(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Seen:
-    """Counts of everything that stays: folders with a manifest, those in use, other endings, reasons to stay always.
-
-    `young` has the modification times of files that are too recent, in seconds since the epoch.
-    """
+    """Counts of everything that stays; `young` has the modification times of recent files, seconds since the epoch."""
 
     folders: int = 0
     busy: int = 0

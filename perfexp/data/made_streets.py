@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
+from scipy.cluster.vq import kmeans2, vq
 
 from perfexp.data.cityscapes_folder import CLASSES, MADE, VOID, Mask, image_of, mask_of
-from perfexp.data.image_files import read_image
+from perfexp.data.image_files import EXTENSIONS, read_image
 from perfexp.errors import UserError
 
 _Features = np.ndarray[Any, np.dtype[np.float32]]
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 #: Name of the only city.
 _CITY = "made"
 #: Least size of a crop, relative to the largest that fits into its photograph.
@@ -39,9 +40,9 @@ def photographs_in(folder: Path) -> list[Path]:
     """The photographs in a folder, by name; raises `UserError` if there are none."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _EXTENSIONS and file.is_file())
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS and file.is_file())
     if not files:
-        raise UserError(f"There are no photographs in {folder}. Looked for: {', '.join(_EXTENSIONS)}.")
+        raise UserError(f"There are no photographs in {folder}. Looked for: {', '.join(sorted(EXTENSIONS))}.")
     return files
 
 
@@ -137,13 +138,11 @@ def regions(image: Image.Image, random: np.random.Generator) -> Mask:
     small = image.reduce(_COARSER) if min(image.size) >= 8 * _COARSER else image
     features = _features(small)
     centers = features[random.choice(len(features), size=min(len(CLASSES), len(features)), replace=False)]
-    for _ in range(_ROUNDS):
-        nearest, _distance = _nearest(features, centers)
-        for index in range(len(centers)):
-            if (members := nearest == index).any():
-                centers[index] = features[members].mean(axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a region without pixels, which keeps its center
+        centers, _ = kmeans2(features, centers, iter=_ROUNDS, minit="matrix")
     centers = centers[np.argsort(centers[:, :3].sum(axis=1), kind="stable")]
-    nearest, distance = _nearest(features, centers)
+    nearest, distance = vq(features, centers)
     numbers = nearest.astype(np.uint8)
     numbers[distance > np.quantile(distance, 1 - _VOID_FAR)] = VOID
     coarse = Image.fromarray(numbers.reshape(small.height, small.width)).filter(ImageFilter.ModeFilter(5))
@@ -157,8 +156,3 @@ def _features(image: Image.Image) -> _Features:
     down, across = np.mgrid[: image.height, : image.width].astype(np.float32)
     places = np.stack([down.ravel() / image.height, across.ravel() / image.width], axis=1)
     return np.concatenate([colors, _PLACE * places], axis=1)
-
-
-def _nearest(features: _Features, centers: _Features) -> tuple[np.ndarray[Any, np.dtype[np.intp]], _Features]:
-    distances = np.stack([((features - center) ** 2).sum(axis=1) for center in centers])
-    return distances.argmin(axis=0), distances.min(axis=0)

@@ -20,10 +20,7 @@ SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
 
 class Kind:
-    """Inputs, targets and loss of a model; the defaults are for one image per sample.
-
-    `target_dims` are the dimensions of a batch of targets; None for any.
-    """
+    """Inputs, targets (of `target_dims` dimensions, None for any) and loss of a model; by default for single images."""
 
     name: str
     target_dims: int | None

@@ -19,10 +19,7 @@ def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> Non
 
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
-    """Return the cached store of this user's sweep as overrides by key; keys that the user typed take precedence.
-
-    The folder is that of the sweep, or of one of its runs.
-    """
+    """Return the cached store of a sweep, for its folder or a run's, as overrides by key; typed keys prevail."""
     places = (folder.resolve(), folder.resolve().parent)
     identities = ({"sweep": sweep, "folder": str(place)} for place in places)
     entries = (JsonCache(cache_folder(_SWEEPS), identity).find(_STORE) for identity in identities)

@@ -57,10 +57,7 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write the files of a roofline to paths by kind, and return those written: without plotly there is no page.
-
-    Raises `OSError` with the path of a file that can't be written.
-    """
+    """Write the files of a roofline to paths by kind (without plotly no page), and return those; raises `OSError`."""
     contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
     written = {path: content for kind, path in targets.items() if (content := contents[kind]) is not None}
     for path, content in written.items():

@@ -65,10 +65,7 @@ class ProcessGroup:
         return step
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        """Have all ranks make this many calls of a joined step, as fast as they can; return one result per rank.
-
-        Raises `ValueError` if there is only one rank.
-        """
+        """Have all ranks make calls of a joined step, as fast as they can; one result per rank, of two or more."""
         raise ValueError("a burst takes several ranks")
 
     def lost(self) -> bool:

@@ -103,10 +103,7 @@ class _Folder:
             ) from error
 
     def withdraw(self) -> bool:
-        """Remove the files and folders that this process made here; returns whether it made all that is there.
-
-        Files of an earlier run, and anybody else's, stay.
-        """
+        """Remove the files and folders that this process made here, no others; return whether it made all of them."""
         if not self._is_new:
             return False
         for name in [*self.claimed(), self.manifest.name]:
@@ -168,10 +165,7 @@ class _Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures here; raises `UserError` if one does.
-
-        The lock goes with the process; its file stays.
-        """
+        """While entered, no other perfexp measures here (`UserError` if one does). The lock goes with the process."""
         with untrusted.open_append(self.lock) as file:
             for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
                 try:
@@ -216,10 +210,7 @@ class RunPaths(_Folder):
         self._aside: Path | None = None
 
     def move_results(self, sweep: str | None) -> None:
-        """Move the results of the run here into a folder of their own, for a run of this sweep, if there is one.
-
-        Anybody else's files stay.
-        """
+        """Move the results of the run, no foreign files, into a folder of their own, for a run of this sweep, if any."""
         self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
         write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         for path in self._results():

@@ -179,9 +179,9 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A file of a run, by its path relative to the run's folder, with forward slashes.
+    """A file of a run: its relative path with forward slashes, and its kind.
 
-    Its kind is `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
+    `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
     """
 
     path: str
@@ -276,9 +276,9 @@ def point_to_line(point: Point) -> bytes:
 
 
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
-    """Decode the lines of a points.jsonl, as a type with some of a point's fields; a truncated last line is skipped.
+    """Decode lines of a points.jsonl, as a type with some of a point's fields; `UserError` for one that is invalid.
 
-    Raises `UserError` if a line before the last one is invalid.
+    A truncated last line is skipped.
     """
     decoder = msgspec.json.Decoder(kind)
     *complete, rest = text.split(b"\n")

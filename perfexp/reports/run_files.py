@@ -19,10 +19,7 @@ from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
-    """Write tables, plots, report and speed files of a run, and return its existing files, earlier ones included.
-
-    Raises `OSError` if the folder cannot be written.
-    """
+    """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`."""
     kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
     for path, kind, content in _contents(record, paths):
         kinds[path] = kind

@@ -29,10 +29,7 @@ _SEVERITIES = list(Severity)
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
-    """Diagnostics of one code and one help, one for each place, the worst first, with the labels of the points.
-
-    Of the whole run there is a single one, without a label.
-    """
+    """Diagnostics of one code and one help, one for each place, the worst first; without a place, of the whole run."""
 
     diagnostics: tuple[Diagnostic, ...]
     where: tuple[str, ...] = ()
@@ -84,10 +81,7 @@ def _number(figure: str) -> float:
 
 
 def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
-    """All diagnostics of a run, the most severe first; each code once, or once for each help that points need.
-
-    The rows of the record have the statistical ones.
-    """
+    """Diagnostics of a run, also those of its rows, the most severe first; each code once, or once for each help."""
     fields = distinguishing(row.key for row in rows)
     groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
     raised = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]

@@ -49,10 +49,7 @@ Block = dict[str, Any]
 
 
 def points(record: Record, folder: Path) -> list[Line]:
-    """Return one line for each timed point, as `csv_tables.overall` has them, preceded by the run's identity.
-
-    A run without points has one line with its status.
-    """
+    """Return one line for each timed point, as in `csv_tables.overall`, after the run's identity; at least a status."""
     identity, about = _identity(record, folder), subject(record.plan, record.environment)
     lines = [_point(line) for line in csv_tables.overall(record)] or [{"status": record.status.value}]
     names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}

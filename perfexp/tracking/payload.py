@@ -205,10 +205,7 @@ def sweep_status(sweep: Sweep) -> str:
 
 
 def _figures(record: Record, part: PointRun) -> tuple[list[Figure], dict[str, str]]:
-    """The metrics of one phase and batch size, whose names do not depend on the rest of the record, and tags on them.
-
-    The tags say why values are dropped that MLflow cannot show, and name derived metrics.
-    """
+    """The metrics of one phase and batch size, and tags: why others are dropped, and which ones are derived."""
     times = _end_times(record)
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}

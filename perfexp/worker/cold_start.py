@@ -17,10 +17,7 @@ from perfexp.worker.workbench import Workbench
 def measure_cold_start(
     plan: config.Plan, paths: RunPaths, replicate: int, emit: Events, spawned_ns: int | None
 ) -> None:
-    """Measure the time to the first prediction of this process and append it as a point of its own.
-
-    The parent started this process at `spawned_ns` of its monotonic clock.
-    """
+    """Append the time to the first prediction of this process, which its parent started at `spawned_ns`, as a point."""
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()
     if spawned_ns is not None:

@@ -35,10 +35,7 @@ _MOST_BYTES = 600
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
-    """Be the rank that torch's launcher set in the environment, with the ranks' pipes in a folder.
-
-    Returns an exit code for `perfexp.ranks.start`.
-    """
+    """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
     emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
