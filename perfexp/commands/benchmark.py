@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,19 +60,14 @@ def benchmark(
         config_dir,
         model=one_of("model", model, options("model", config_dir)),
         run_mode=one_of("run mode", run_mode, RUN_MODES),
-        precision=(meant := _precision(precision, config_dir)),
+        precision=_precision(precision, config_dir),
         batch_size=_number("BATCH_SIZE", batch_size, least=1),
         iterations=_number("ITERATIONS", iterations, least=1),
-        workers=(num_workers := _number("WORKERS", workers, least=0)),
+        workers=_number("WORKERS", workers, least=0),
     )
     _check_speed_file(plan)
-    if precision in MIXED and "precision" not in given_keys(overrides or (), _SET_BY):
-        half = " Parameters and inputs in half precision are precision=fp16, added at the end."
-        echo(f"{precision} is mixed precision here: precision={meant}.{half if precision == 'fp16' else ''}")
-    if "workers" not in plan.data:
-        data = plan.choices.get("data", "the data")
-        unused = f"{data} has no workers: {num_workers} is not used, and no loading is in the figure."
-        echo(f"{unused} data=cityscapes data.root=DIR trains on images.")
+    for note in _notes(overrides or (), precision, int(workers), plan):
+        echo(note)
     code, folder = run_plan(arguments, plan)
     # codes above 1 are usage errors, which leave no record
     raise typer.Exit(code if code > 1 else max(code, _print_speed(folder)))
@@ -167,6 +162,17 @@ def _check_speed_file(plan: Plan) -> None:
             failed=True,
         )
         placing.refuse_foreign(folder / speed.file_name, f"Move it away, or {remedy}")
+
+
+def _notes(overrides: Sequence[str], precision: str, workers: int, plan: Plan) -> Iterator[str]:
+    if precision in MIXED and "precision" not in given_keys(overrides, _SET_BY):
+        half = " Parameters and inputs in half precision are precision=fp16, added at the end."
+        meant = f"{precision} is mixed precision here: precision={MIXED[precision]}."
+        yield meant + (half if precision == "fp16" else "")
+    if "workers" not in plan.data:
+        data = plan.choices.get("data", "the data")
+        unused = f"{data} has no workers: {workers} is not used, and no loading is in the figure."
+        yield f"{unused} data=cityscapes data.root=DIR trains on images."
 
 
 def _print_speed(folder: Path) -> int:

@@ -210,7 +210,7 @@ class RunPaths(_Folder):
         self._aside: Path | None = None
 
     def move_results(self, sweep: str | None) -> None:
-        """Move the results of the run, no foreign files, into a folder of their own, for a run of this sweep, if any."""
+        """Move the results of the run, no foreign files, into a folder of their own, for a run of a sweep, if any."""
         self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
         write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         for path in self._results():
