@@ -17,8 +17,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import supervisor
-from perfexp.orchestration.assignment import Assignment
-from perfexp.orchestration.preparation import is_of_perfexp, prepare, profiler_settings, profiles_again
+from perfexp.orchestration.preparation import Assignment, is_of_perfexp, prepare, profiler_settings, profiles_again
 from perfexp.orchestration.progress_relay import ProgressRelay
 from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
@@ -46,6 +45,9 @@ from perfexp.summaries import profile_summary
 from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
+
+#: Diagnostics that times and layers of a point share: the point shows them once.
+_SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
 
 
 class Run:
@@ -254,10 +256,6 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         if isinstance(error, OSError):
             raise disk_error(error) from error
         raise
-
-
-#: Diagnostics that times and layers of a point share: the point shows them once.
-_SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
 
 
 def assemble(assignment: Assignment, job: supervisor.Job) -> Record:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perfexp.host import untrusted
-from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.preparation import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status, points_from_lines, read_points

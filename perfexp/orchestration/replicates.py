@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
-from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.job import Run
+from perfexp.orchestration.preparation import Assignment
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole

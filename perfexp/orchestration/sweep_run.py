@@ -15,7 +15,7 @@ from typing import ClassVar
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import write_atomically
-from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.stored_sweep import measures_the_same, remember_store
 from perfexp.plan import config, naming
 from perfexp.records.paths import RunPaths, SweepPaths
