@@ -97,11 +97,6 @@ class Pair:
     image: Path
     mask: Path
 
-    @property
-    def has_label_ids(self) -> bool:
-        """Whether the mask holds label ids, which are converted to train ids when it is read."""
-        return self.mask.name.endswith(LABEL_IDS_END)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
@@ -202,7 +197,7 @@ def survey(root: Path, count: int) -> dict[str, Any]:
             "images": files.images,
             "masks": files.masks,
             "pairs": len(files.pairs),
-            "label_ids": sum(pair.has_label_ids for pair in files.pairs),
+            "label_ids": sum(pair.mask.name.endswith(LABEL_IDS_END) for pair in files.pairs),
             "without_mask": [str(file) for file in files.without_mask[:1]],
             "without_image": [str(file) for file in files.without_image[:1]],
             "read": len(read),

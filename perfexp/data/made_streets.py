@@ -78,11 +78,8 @@ def make(
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
-    sources = (
-        public_photographs()
-        if photographs is None
-        else [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs]
-    )
+    named = [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs or ()]
+    sources = public_photographs() if photographs is None else named
     about = {
         "made_by": "perfexp make-data",
         "masks": NO_TRUTH,
@@ -97,26 +94,18 @@ def make(
         (root / MADE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         for number, (split, count) in enumerate(counts.items()):
             for index in range(count):
-                _make_pair(root, split, index, sources, size, np.random.default_rng([seed, number, index]))
+                name, random = f"{_CITY}/{_CITY}_{index:06}_000019", np.random.default_rng([seed, number, index])
+                image = crop(sources[index % len(sources)][1], size, random)
+                _save(image_of(root, split, name), image)
+                _save(mask_of(root, split, name), Image.fromarray(regions(image, random)))
                 progress(f"{split} {index + 1} of {count}")
     except OSError as error:
         raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
 
 
-def _make_pair(
-    root: Path,
-    split: str,
-    index: int,
-    sources: Sequence[tuple[str, Image.Image]],
-    size: tuple[int, int],
-    random: np.random.Generator,
-) -> None:
-    name = f"{_CITY}/{_CITY}_{index:06}_000019"
-    image = crop(sources[index % len(sources)][1], size, random)
-    mask = Image.fromarray(regions(image, random))
-    for file, pixels in ((image_of(root, split, name), image), (mask_of(root, split, name), mask)):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pixels.save(file)
+def _save(file: Path, pixels: Image.Image) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels.save(file)
 
 
 def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:

@@ -17,17 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing
+from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, torch_settings
 from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
-from perfexp.models.torch_settings import (
-    apply_settings,
-    autocast,
-    channels_last_format,
-    effective_precision,
-    make_channels_last,
-    torch_facts,
-)
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
@@ -69,13 +61,13 @@ class TorchSession(Session):
         self.num_classes = kind.num_classes
         self._kind, self._name, self.device, self._facts = kind, name, device, facts
         self._input_dims = 1 + len(kind.sample_shape((224, 224)))
-        self.precision, unavailable = effective_precision(precision, device)
-        self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self.precision.tf32)]
-        self._execution, self._autocast = execution, partial(autocast, self.precision, device)
+        self.precision, unavailable = torch_settings.effective_precision(precision, device)
+        self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, tf32=self.precision.tf32)]
+        self._execution, self._autocast = execution, partial(torch_settings.autocast, self.precision, device)
         self._data_type: torch.dtype = getattr(torch, self.precision.storage)
         self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
         if execution.channels_last:
-            make_channels_last(self.module)
+            torch_settings.make_channels_last(self.module)
         # called in inference, in training, and by this rank alone
         self._run = self._trained = self._single = self._compiled(self.module)
         self._scaler = self._new_scaler()
@@ -101,7 +93,7 @@ class TorchSession(Session):
         # Only CUDA orders an asynchronous copy before the model's kernels.
         overlapped = self.device.kind == "cuda"
         data_type = self._data_type if inputs.is_floating_point() else None
-        layout = channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
+        layout = torch_settings.channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
         inputs = inputs.to(self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
         if targets is not None:
             targets = targets.to(self.device.identifier, non_blocking=overlapped)
@@ -237,7 +229,7 @@ class TorchSession(Session):
     def facts(self) -> dict[str, Any]:
         parameters = list(self.module.parameters())
         return {
-            **torch_facts(),
+            **torch_settings.torch_facts(),
             "precision": self.precision.name,
             "architecture": type(self.module).__name__,
             "kind": self._kind.name,

@@ -124,5 +124,11 @@ def _ending(code: int, log: Path) -> str:
         with suppress(ValueError):  # of a number without a name
             return f"was ended by {signal.Signals(-code).name}"
         return f"was ended by signal {-code}"
-    lines = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
-    return f"ended with code {code}" + (f" ({lines[-1].strip()})" if lines else "")
+    last = last_line(log)
+    return f"ended with code {code}" + (f" ({last})" if last else "")
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a worker's log that is not blank, after that of its command."""
+    lines = log.read_text(errors="replace").splitlines()[1:]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -61,7 +61,7 @@ class ProgressRelay:
 
     def _estimate(self) -> None:
         whole = self._assignment.whole
-        is_known = self._seconds or not (whole and whole.has_measured)  # other runs are a better guide than the plan
+        is_known = self._seconds or not (whole and whole.seconds)  # other runs are a better guide than the plan
         self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -82,8 +82,7 @@ class _Refused(PerfexpError):
         self.exit_code = exit_code
 
 
-@dataclass(kw_only=True)
-class _Ending:
+class _Ending(NamedTuple):
     """The end of a worker, with the status of points without a result and the point in progress, if there was one.
 
     It is hopeless if another worker would end in the same way.
@@ -91,8 +90,8 @@ class _Ending:
 
     status: Status
     text: str
-    current: Key | None
-    hopeless: bool
+    current: Key | None = None
+    hopeless: bool = True
 
 
 def measure(job: Job, replicate: int) -> None:
@@ -275,11 +274,11 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
                 job.paths.claim(job.paths.refusal)
                 write_atomically(job.paths.refusal, job.refusal.encode(errors="replace") + b"\n")
         if current is not None and current not in job.profiles:
-            _abandon(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
+            _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
         raise refusal
     if silence is not None and not silence.finished:
         text = f"the worker sent no progress for {silence.seconds:g} s (timeout_seconds) and was terminated"
-        return _Ending(status=Status.TIMEOUT, text=text, current=current, hopeless=True)
+        return _Ending(Status.TIMEOUT, text, current)
     return _death(code, current, failure)
 
 
@@ -287,14 +286,12 @@ def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-        text = f"the worker was ended by {name}{hint}; see run.log"
-        return _Ending(status=Status.KILLED, text=text, current=current, hopeless=False)
+        return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
     if failure is not None:
         status = Status(failure.get("status", Status.FAILED))
-        hopeless = status is not Status.KILLED
-        return _Ending(status=status, text=str(failure["message"]), current=current, hopeless=hopeless)
+        return _Ending(status, str(failure["message"]), current, hopeless=status is not Status.KILLED)
     ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
-    return _Ending(status=Status.FAILED, text=f"{ended}; see run.log", current=current, hopeless=True)
+    return _Ending(Status.FAILED, f"{ended}; see run.log", current)
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:

@@ -25,11 +25,6 @@ class Place:
     size: int
     folder: Path
 
-    @property
-    def leads(self) -> bool:
-        """Whether this rank measures."""
-        return self.number == 0
-
     def __str__(self) -> str:
         return f"rank {self.number} of {self.size}"
 

@@ -39,7 +39,7 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
     emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
-    if place.leads:
+    if place.number == 0:
         return _lead(Workbench(plan, paths, emit), replicate, place)
     return _follow(Workbench(plan, paths, Events(None)), place, emit)
 

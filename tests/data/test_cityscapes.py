@@ -116,7 +116,7 @@ def test_train_ids_go_before_label_ids_and_other_files_are_passed_over(streets: 
     for name in ("x_gtFine_color.png", "x_gtFine_polygons.json", ".y_gtFine_labelIds.png"):
         (mask.parent / name).write_text("")
     found = contents(streets, "val")
-    assert (found.masks, found.pairs[0].mask, found.pairs[0].has_label_ids) == (3, mask, False)
+    assert (found.masks, found.pairs[0].mask) == (3, mask)
 
 
 def test_a_sample_goes_from_the_first_to_the_last() -> None:
