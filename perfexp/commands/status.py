@@ -137,12 +137,8 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     """Whether a sweep repeats another one; compares commands alone if the earlier one has no runs."""
     if not measures_the_same(later[0].command, earlier[0].command):
         return False
-    before, after = (set(_child_folders(*pair)) for pair in (earlier, later))
+    before, after = ({path for _, path in run_folders(*pair)} for pair in (earlier, later))
     return not before or bool(before & after)
-
-
-def _child_folders(sweep: Sweep, folder: Path) -> list[Path]:
-    return [path for _, path in run_folders(sweep, folder)]
 
 
 def _show(below: _Below, folder: Path, console: Console) -> bool:
@@ -167,8 +163,8 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
     reported: set[Path] = set()
     for sweep, place in below.current_sweeps:
-        children = _child_folders(sweep, place)
-        begun = (path.parent for path in children if path.absolute() in below.runs)
+        children = list(run_folders(sweep, place))
+        begun = (path.parent for _, path in children if path.absolute() in below.runs)
         group = groups.setdefault(next(begun, place), _Group())
         waiting = not_begun(sweep, place, below.runs.values())
         group.runs += waiting or []
@@ -179,7 +175,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
         group.not_begun += left
         group.refused += _refused(sweep, place, below)
-        reported.update(path.absolute() for child, path in zip(sweep.children, children, strict=True) if child.error)
+        reported.update(path.absolute() for child, path in children if child.error)
     for path, run in below.runs.items():
         if run.refusal is not None and path not in reported:
             groups[run.folder.parent].refused.append(f"{run.folder.name}: refused: {run.refusal}")

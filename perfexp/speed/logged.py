@@ -56,7 +56,9 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
     facts = (options or Facts()).or_else(facts_of(log, path))
     if mode is Mode.sp and facts.num_gpus is None:
         facts.num_gpus = 1
-    model, batch_size, num_gpus, precision = _complete(facts, path)
+    if missing := [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]:
+        raise UserError(f"{path} lacks facts about the training; add {' '.join(missing)}.")
+    model, batch_size, num_gpus, precision = (getattr(facts, name) for name in _OPTIONS)
     if mode is Mode.sp and num_gpus > 1:
         used = f"{path}: run mode sp is for one GPU, the training used {num_gpus}"
         raise UserError(f"{used}. Set --run-mode mp or --gpus 1.")
@@ -77,14 +79,6 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
         failed=bool(why),
         remark="; ".join([why or _how(left, batch_size, num_gpus), *_omitted(log)]),
     )
-
-
-def _complete(facts: Facts, path: Path) -> tuple[str, int, int, str]:
-    model, batch_size, num_gpus, precision = facts.model, facts.batch_size, facts.num_gpus, facts.precision
-    if model is None or batch_size is None or num_gpus is None or precision is None:
-        missing = [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]
-        raise UserError(f"{path} lacks facts about the training; add {' '.join(missing)}.")
-    return model, batch_size, num_gpus, precision
 
 
 def _why_unknown(run: Run) -> str:
