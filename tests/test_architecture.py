@@ -63,7 +63,7 @@ ONLY = {
     "matplotlib": {"plots"},
     "plotly": {"plots"},
     "pandas": {"tables"},
-    "scipy": {"statistics", "data"},
+    "scipy": {"statistics"},
     "pyarrow": {"tables"},
     "rich": {"reports", "summaries"},
     "typer": {"commands"},

@@ -16,7 +16,7 @@ from perfexp.cli.overrides import jobs_of
 from perfexp.commands.app import PLAN, RECORD, SWEEP, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
-from perfexp.orchestration.stored_sweep import key_of, measures_the_same
+from perfexp.orchestration.sweep_run import key_of, measures_the_same
 from perfexp.plan import plan_file
 from perfexp.profilers import is_profile
 from perfexp.records import folders

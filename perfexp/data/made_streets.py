@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
-from scipy.cluster.vq import kmeans2, vq
 
 from perfexp.data.cityscapes_folder import CLASSES, MADE, VOID, Mask, image_of, mask_of
 from perfexp.data.image_files import EXTENSIONS, read_image
@@ -127,11 +125,13 @@ def regions(image: Image.Image, random: np.random.Generator) -> Mask:
     small = image.reduce(_COARSER) if min(image.size) >= 8 * _COARSER else image
     features = _features(small)
     centers = features[random.choice(len(features), size=min(len(CLASSES), len(features)), replace=False)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a region without pixels, which keeps its center
-        centers, _ = kmeans2(features, centers, iter=_ROUNDS, minit="matrix")
+    for _ in range(_ROUNDS):
+        nearest, _distance = _nearest(features, centers)
+        for index in range(len(centers)):
+            if (members := nearest == index).any():
+                centers[index] = features[members].mean(axis=0)
     centers = centers[np.argsort(centers[:, :3].sum(axis=1), kind="stable")]
-    nearest, distance = vq(features, centers)
+    nearest, distance = _nearest(features, centers)
     numbers = nearest.astype(np.uint8)
     numbers[distance > np.quantile(distance, 1 - _VOID_FAR)] = VOID
     coarse = Image.fromarray(numbers.reshape(small.height, small.width)).filter(ImageFilter.ModeFilter(5))
@@ -145,3 +145,9 @@ def _features(image: Image.Image) -> _Features:
     down, across = np.mgrid[: image.height, : image.width].astype(np.float32)
     places = np.stack([down.ravel() / image.height, across.ravel() / image.width], axis=1)
     return np.concatenate([colors, _PLACE * places], axis=1)
+
+
+def _nearest(features: _Features, centers: _Features) -> tuple[np.ndarray[Any, np.dtype[np.intp]], _Features]:
+    """Index of the nearest center and the squared distance to it, for each row."""
+    distances = np.stack([((features - center) ** 2).sum(axis=1) for center in centers])
+    return distances.argmin(axis=0), distances.min(axis=0)

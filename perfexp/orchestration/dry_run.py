@@ -11,7 +11,7 @@ from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
 from perfexp.reports.console import Console
-from perfexp.summaries.remaining import counted_points, measured_seconds
+from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line, subject
 
 #: A sweep of more runs is summed up.

@@ -41,8 +41,8 @@ from perfexp.records.record import (
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Progress
+from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries import profile_summary
-from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 

@@ -29,7 +29,7 @@ from perfexp.records.record import (
     timed_key,
 )
 from perfexp.reports.progress import Whole
-from perfexp.summaries.remaining import median_seconds, seconds_left
+from perfexp.reports.run_status import median_seconds, seconds_left
 
 
 @dataclass(kw_only=True)

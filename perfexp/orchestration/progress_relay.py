@@ -13,7 +13,7 @@ from perfexp.records import summary
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
 from perfexp.reports.progress import Progress
-from perfexp.summaries.remaining import measured_seconds
+from perfexp.reports.run_status import measured_seconds
 from perfexp.summaries.wording import median_text
 
 
