@@ -263,9 +263,13 @@ DIAGNOSTICS: dict[str, Rule] = {
 
 
 class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An error, warning or note that qualifies a figure; in JSON its message is `detail`, its help is `remedy`.
+    """An error, warning or note that qualifies a figure.
 
-    The severity is by the table of this version; the stored one counts for codes without a row only.
+    Attributes:
+        code: stable short name (`drift`, `too_few_samples`, …).
+        severity: severity by the table of this version; the stored one counts for codes without a row only.
+        message: observation with its figures; `detail` in JSON.
+        help: advice to the user; `remedy` in JSON.
     """
 
     code: str

@@ -99,8 +99,10 @@ def is_layers(key: Key) -> bool:
 class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Reason for the end of a series.
 
-    `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or `epochs`. Target and achieved
-    are relative half-widths of the median's interval; achieved is None without one.
+    Attributes:
+        reason: `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or `epochs`.
+        target: requested relative half-width of the median's interval, or None.
+        achieved: relative half-width that was reached; None without an interval.
     """
 
     reason: str
@@ -118,6 +120,8 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         warmup: number of warm-up samples at the beginning, which the statistics exclude.
         blocks: number of the first sample of each block; between two blocks, the other times of the point had their
             turn. Empty for a single block.
+        calls_per_sample: number of calls per sample.
+        stop: reason for the end of the series.
     """
 
     name: str
@@ -135,10 +139,13 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A single figure of a point, in an SI unit (`1` for a ratio); None, with the reason, if unknown.
+    """A single figure of a point.
 
     Attributes:
         name: name with the unit at its end and the group before a slash (`memory/peak_bytes`).
+        value: None if unknown.
+        unit: SI unit; `1` for a ratio.
+        reason: reason for a missing value.
         estimated: whether the value is computed from other measurements instead of measured.
     """
 
@@ -153,7 +160,12 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The result of one point; one line of points.jsonl.
 
     Attributes:
+        key: identity of the point.
+        status: final status.
         error: error message of a point without a result.
+        series: raw samples.
+        metrics: single figures.
+        doubts: diagnostics.
         facts: conditions of the measurement (load average, thread counts, …).
         started: start, ISO 8601 with time zone.
         wall_seconds: total duration of the measurement.
@@ -179,9 +191,11 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A file of a run: its relative path with forward slashes, and its kind.
+    """A file of a run.
 
-    `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
+    Attributes:
+        path: path relative to the run's folder, with forward slashes.
+        kind: `config`, `data`, `plots`, `tables`, `profiles`, `logs` or `report`.
     """
 
     path: str
@@ -189,12 +203,14 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The place of a run in its sweep; `directory` is the sweep's folder, relative to that of the run.
+    """The place of a run in its sweep.
 
     Attributes:
+        uid: identifier of the sweep.
         job: number of the run in the sweep, from 0.
         jobs: number of runs of the sweep; None if unknown.
         axes: values of the varying overrides as typed (`{"batch_size": "1"}`).
+        directory: folder of the sweep, relative to the folder of the run.
     """
 
     uid: str
@@ -208,8 +224,10 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Complete result of one run; record.json.
 
     Attributes:
+        schema_version: version of this layout.
         uid: permanent identifier of the run.
         name: `MODEL-ALGORITHM-MODE`, or longer if more varies.
+        perfexp_version: version of perfexp that measured the run.
         status: `ok` if every point is; otherwise the status of the first point that is not.
         started: start, ISO 8601 with time zone.
         ended: end, ISO 8601 with time zone.
@@ -219,6 +237,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         environment: facts about machine, software and device.
         points: one point per key of the plan.
         doubts: diagnostics of the whole run.
+        artifacts: files of the run.
+        sweep: place in a sweep, if any.
     """
 
     schema_version: int = SCHEMA_VERSION
