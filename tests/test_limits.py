@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from perfexp import commands
-from perfexp.cli.overrides import axes_of, jobs_of, parsed
-from perfexp.cli.sweep_limit import refuse_many, without_max_jobs
+from perfexp.cli.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.sweep_record import Sweep

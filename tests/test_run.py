@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfexp.data.rotating import Rotating
-from perfexp.data.synthetic import Synthetic
+from perfexp.data.synthetic import Rotating, Synthetic
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import environment

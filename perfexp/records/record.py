@@ -281,11 +281,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
-        """Read a record of this or an earlier schema version.
-
-        Raises:
-            UserError: the text is not a record, or a newer version of perfexp wrote it.
-        """
+        """Read a record of this or an earlier schema version; raises `UserError` for others, and for other texts."""
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
             if version > SCHEMA_VERSION:
@@ -318,10 +314,9 @@ def point_to_line(point: Point) -> bytes:
 
 
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
-    """Decode the lines of a points.jsonl, as a type with some of a point's fields; a truncated last line is skipped.
+    """Decode lines of a points.jsonl, as a type with some of a point's fields; `UserError` for one that is invalid.
 
-    Raises:
-        UserError: a line before the last one is invalid.
+    A truncated last line is skipped.
     """
     decoder = msgspec.json.Decoder(kind)
     *complete, rest = text.split(b"\n")

@@ -61,7 +61,7 @@ def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
 
 
 def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
-    """Return lines as CSV in UTF-8, with the columns of all lines in the order of their first appearance.
+    """Return lines as CSV in UTF-8, with all columns in the order of their first appearance.
 
     Without lines, only the header of `FIRST_COLUMNS` is written.
     """

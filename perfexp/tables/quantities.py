@@ -120,7 +120,6 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
 
 
 def _of_time(time: blockwise.Summary) -> Iterator[tuple[str, float]]:
-    """Name and value of the statistics of one kind of time; `p50` is the median."""
     yield "p50_ms", time.median.value * 1e3
     if (width := time.median.relative_half_width) is not None:
         yield "ci_half_width_percent", width * 100
@@ -170,7 +169,6 @@ def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantit
 
 
 def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """Cold start, at the step of the first point with the same size."""
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     for index, first in enumerate(run.first_predictions):
         step = at.get(first.key.input_size, index)
