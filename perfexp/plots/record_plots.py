@@ -15,7 +15,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries.subject import constant, label, one_line, shape, subject, varying
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, scaling_text
+from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of, scaling_text
 
 #: Limit on points of one size and batch size as distributions side by side; more are bars.
 _MOST_STRIPS = 3
@@ -102,7 +102,7 @@ def _metric(name: str, row: Row) -> estimators.Interval | None:
     metric = find_metric(row, name)
     if metric is None or metric.value is None:
         return None
-    return estimators.Interval(value=metric.value, low=None, high=None)
+    return interval_of(metric)
 
 
 def _curves(named: Sequence[_Named], where: dict[Key, float]) -> tuple[Curve, ...]:

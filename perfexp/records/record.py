@@ -147,6 +147,8 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         unit: SI unit; `1` for a ratio.
         reason: reason for a missing value.
         estimated: whether the value is computed from other measurements instead of measured.
+        low: lower end of the 95 % confidence interval; None without an interval.
+        high: its upper end.
     """
 
     name: str
@@ -154,6 +156,8 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     unit: str
     reason: str | None = None
     estimated: bool = False
+    low: float | None = None
+    high: float | None = None
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

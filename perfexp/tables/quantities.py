@@ -146,9 +146,12 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
     """The point's metrics; one without a group is put into that of its phase."""
     for metric in row.metrics:
         group, slash, rest = metric.name.partition("/")
-        name, number = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
-        value = None if metric.value is None else number
-        yield Quantity(group if slash else row.key.phase, name, value, row.key, step, metric.reason, metric.estimated)
+        group, stem = (group, rest) if slash else (row.key.phase, group)
+        for ending, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
+            name, pretty = prettify(stem, number or 0.0, metric.unit)
+            value = None if number is None else pretty
+            if value is not None or not ending:
+                yield Quantity(group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated)
 
 
 def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
