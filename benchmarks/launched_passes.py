@@ -25,10 +25,9 @@ from functools import partial
 import torch
 
 from perfexp.algorithms.captured import CaptureError, Launch
-from perfexp.algorithms.codes import CODES, UNREPEATABLE, math_of
 from perfexp.algorithms.convolution_plan import Plan, Shape
-from perfexp.algorithms.cudnn import CudnnError
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES, UNREPEATABLE, CudnnError, math_of
 
 ROUNDS, HOST_CALLS, DEVICE_CALLS, LAUNCHES, REPEATS = 9, 25, 40, 500, 10
 #: 10 ms of an H200: longer than the host takes for the calls.

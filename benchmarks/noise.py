@@ -11,6 +11,7 @@ half-width. Seeds are fixed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,12 @@ def bursts(rng: np.random.Generator) -> Noise:
     return factor
 
 
+def arrivals(rng: np.random.Generator) -> Noise:
+    """Data arrives for eight calls at once: every eighth call waits for 2.4 of their times, 0.3 per call."""
+    calls = itertools.count(int(rng.integers(8)))
+    return lambda t, process: (3.4 if next(calls) % 8 == 0 else 1.0) * (1 + 0.005 * rng.standard_normal())
+
+
 def thermal(rng: np.random.Generator) -> Noise:
     """The clock falls by 3 % with a time constant of 20 s under load, and recovers while there is none."""
     state = {"time": 0.0, "warm": 0.0}
@@ -138,6 +145,7 @@ NOISES: dict[str, tuple[Source, float, float, tuple[str, ...]]] = {
     "AR(1) 0.9": (autoregressive(0.9), 1.0, 1.0, ()),
     "2 % of calls × 3": (outliers, 1.0, 1.04, ()),
     "bursts": (bursts, 1.0, 1 + 0.3 * 10 / 110, ("drift",)),
+    "batched arrivals": (arrivals, 1.0009, 1.3, ()),
     "two clocks, 0.5 s": (clock_states(0.5), 1.015, 1.015, ("drift", "clock_moved")),
     "two clocks, 5 s": (clock_states(5.0), 1.015, 1.015, ("drift", "clock_moved", "processes_differ")),
     "1/f 1 %": (pink, 1.0, 1.0, ("drift",)),

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from perfexp.algorithms import convolution_plan as plans
-from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass
 from perfexp.errors import PerfexpError
 
 DATA_TYPES = (torch.float32, torch.float16)

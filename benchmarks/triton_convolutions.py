@@ -20,7 +20,7 @@ from torch.nn.functional import conv2d, pad
 
 from perfexp import kernels
 from perfexp.convolutions.convolution import Convolution
-from perfexp.kernels.tile_choice import plans
+from perfexp.kernels import plans
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 TF32_BOUND = 5e-3
@@ -119,7 +119,7 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
     def of_torch(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return conv2d(inputs if even else pad(inputs, case.padding), weight, *settings)
 
-    compute = getattr(kernels, kind)
+    compute = kernels.ALGORITHMS[kind]
     true = of_torch(inputs.double(), weight.double())
     begin = time.perf_counter()
     with torch.no_grad():
@@ -138,7 +138,7 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
         print(f"{label:<57} {errors}{ours:8.1f} {theirs:8.1f} {ours / theirs:6.2f} {first:5.1f} s", flush=True)
         for number, plan in enumerate(plans(kind, inputs, weight, convolution) if all_plans else ()):
             error = float((plan(inputs, weight).double() - true).norm() / true.norm())
-            constants = " ".join(map(str, plan.constants))
+            constants = " ".join(map(str, plan.launch.constants))
             spent = microseconds(lambda plan=plan: plan(inputs, weight))
             print(f"    plan {number} {error:8.1e} {spent:8.1f} µs  {constants}", flush=True)
     return good

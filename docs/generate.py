@@ -76,7 +76,7 @@ def pages() -> dict[Path, str]:
     made = {
         "configuration.md": configuration(described["config"], described["options"]),
         "record.md": record(described["record"]),
-        "diagnostics.md": diagnostics(),
+        "diagnostics.md": diagnostics(described["diagnostics"]),
         "commands.md": commands(),
         "gpus.md": gpus(),
     }
@@ -303,8 +303,14 @@ def record(described: dict[str, dict[str, str]]) -> str:
 # Diagnostics
 
 
-def diagnostics() -> str:
-    """Every row of the table of diagnostics."""
+def diagnostics(described: dict[str, str]) -> str:
+    """Every row of the table of diagnostics.
+
+    Args:
+        described: meaning by code.
+    """
+    if wrong := described.keys() ^ DIAGNOSTICS.keys():
+        raise Stale(f"descriptions and diagnostics differ: {sorted(wrong)}")
     parts = [
         "# Diagnostics\n",
         f"{len(DIAGNOSTICS)} codes qualify a figure or explain why it is missing. The CSV column `doubts` and\n"
@@ -314,7 +320,7 @@ def diagnostics() -> str:
     ]
     for severity in Severity:
         rows = [
-            (f"`{code}`", _sentence(rule.meaning), _sentence(_FIELD.sub("…", rule.help)))
+            (f"`{code}`", _sentence(described[code]), _sentence(_FIELD.sub("…", rule.help)))
             for code, rule in sorted(DIAGNOSTICS.items())
             if rule.severity is severity
         ]

@@ -16,20 +16,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from perfexp.cli.composition import SCRATCH, call_with_hydra
+from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, OVERWRITE, flag_values, joined_flags
-from perfexp.cli.overrides import axes_of, parsed, values_of, without_credentials
-from perfexp.cli.refusals import refuse_words
+from perfexp.cli.overrides import axes_of, limited_jobs, parsed, values_of, without_credentials, without_max_jobs
 from perfexp.cli.resume import with_resumed
 from perfexp.cli.stored_command import Offer, check_targets
-from perfexp.cli.sweep_limit import limited_jobs, without_max_jobs
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import dry_run, job, replicates
-from perfexp.orchestration.assignment import Assignment
-from perfexp.orchestration.preparation import holds_other_plan, refuse_other_plan
-from perfexp.orchestration.record_assembly import exit_code
+from perfexp.orchestration.job import exit_code
+from perfexp.orchestration.preparation import Assignment, holds_other_plan, refuse_other_plan
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file, validation
 from perfexp.plan.hydra_errors import as_perfexp_error

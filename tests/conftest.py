@@ -38,8 +38,7 @@ from perfexp.records.record import (
     overall_status,
 )
 from perfexp.reports import run_files
-from perfexp.tables import layer_tables
-from tests import composing, forking
+from tests import composing, forking, undrawn
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -71,19 +70,15 @@ def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setattr(run_history, "cache_folder", lambda name: folder / name)
 
 
-#: Written where a run would draw a picture.
-STAND_IN = b"\x89PNG\r\n\x1a\n stands in for a picture"
 _LAYERS_PNG, _PNG = run_files._layers_png, run_files._png
 
 
 @pytest.fixture(autouse=True, scope="session")
 def without_pictures() -> Iterator[None]:
-    """Runs leave the same files as ever, but draw nothing: a picture costs half as much as the run. See `drawn`."""
+    """Runs of this process draw nothing: see tests/undrawn.py and `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            run_files, "_layers_png", lambda record: STAND_IN if layer_tables.representative_point(record) else None
-        )
-        patch.setattr(run_files, "_png", lambda picture: None if picture is None else STAND_IN)
+        patch.setattr(run_files, "_layers_png", undrawn.layers_png)
+        patch.setattr(run_files, "_png", undrawn.png)
         yield
 
 

@@ -175,7 +175,7 @@ class Trial:
     Args:
         number: its seed.
         folder: where it happens; empty.
-        short: whether it measures few points.
+        short: whether it measures few points and draws nothing.
         pictures: for a trial with torch on the processor, a folder of pictures.
         kind: of the fault; the number's if not given.
     """
@@ -184,6 +184,7 @@ class Trial:
         self, number: int, folder: Path, *, short: bool = False, pictures: Path | None = None, kind: str | None = None
     ) -> None:
         self.torch = pictures is not None
+        self.module = "tests.undrawn" if short else "perfexp"
         kinds = TORCH_KINDS if self.torch else KINDS
         self.kind = kind or list(kinds)[number % len(kinds)]
         self.random = random.Random(f"{number} {self.torch}")
@@ -220,6 +221,13 @@ class Trial:
                 with suppress(psutil.Error):
                     process.kill()
         return outcome
+
+    def report(self) -> str:
+        """What was done, what did not hold, what was printed, and the end of each run's log."""
+        logs = [(path, path.read_text(errors="replace")) for path in sorted(self.run.rglob("run.log"))]
+        ends = [f"{path.relative_to(self.folder)}:\n" + "\n".join(text.splitlines()[-30:]) for path, text in logs]
+        printed = (self.folder / "printed.txt").read_text(errors="replace")[-3000:]
+        return "\n".join([self.outcome.text, *self.outcome.problems, printed, *ends])
 
     def _go(self) -> None:
         fault, outcome = self.fault, self.outcome
@@ -261,7 +269,7 @@ class Trial:
             printed.write(f"$ perfexp {' '.join(arguments)}\n".encode())
             printed.flush()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "perfexp", *arguments],
+                [sys.executable, "-m", self.module, *arguments],
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

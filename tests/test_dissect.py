@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
+from perfexp.algorithms.coverage import Pass as ConvolutionPass
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass as ConvolutionPass
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
@@ -100,7 +100,7 @@ class Handed:
         return work()
 
     def report(self):
-        handed = {"selected": "cudnn.implicit_precomp_gemm", "status": LayerStatus.ok}
+        handed = {"selected": "cudnn.implicit_precomp_gemm", "status": LayerStatus.requested}
         passes = tuple(PassReport(which=which, **handed) for which in ConvolutionPass)
         layer = LayerReport(name="conv", requested="implicit_precomp_gemm", passes=passes)
         return AlgorithmReport(name="implicit_precomp_gemm", layers=(layer,))

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from perfexp.records.record import Record, Status
+from tests.rotation import some_of
 
 CODE = '''
 """What a user writes."""
@@ -100,7 +101,7 @@ def perfexp(folder, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("mode", some_of(["inference", "train"], 1))
 def test_own_model_data_and_probe(home, mode):
     done = perfexp(
         home, "model=tiny", "data=stripes", "probe=output_norm", f"mode={mode}", "input_size=16", "stopping=fixed"

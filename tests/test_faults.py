@@ -32,8 +32,7 @@ def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(tmp_path, 
     pictures = draw_pictures(tmp_path / "pictures") if torch else None
     trial = Trial(number, tmp_path / "trial", short=True, pictures=pictures, kind=kind)
     trial.go()
-    printed = (trial.folder / "printed.txt").read_text()
-    assert not trial.outcome.problems, f"{trial.outcome.text}\n{trial.outcome.problems}\n{printed[-3000:]}"
+    assert not trial.outcome.problems, trial.report()
 
 
 def test_every_kind_of_fault_is_among_the_trials():

@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from perfexp import commands
-from perfexp.cli.overrides import axes_of, jobs_of, parsed
-from perfexp.cli.sweep_limit import refuse_many, without_max_jobs
+from perfexp.cli.overrides import axes_of, jobs_of, parsed, refuse_many, without_max_jobs
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.sweep_record import Sweep
@@ -164,9 +163,9 @@ def test_what_is_nested_a_little_is_read():
 
 
 @pytest.fixture
-def stored(tmp_path):
+def stored(tmp_path, finished):
     """A run's folder whose plan.yaml somebody has changed; `perfexp status` of it."""
-    assert main([*FAKE, "stopping=fixed", "sweep=sizes", "quiet=true", f"output_dir={tmp_path / 'x'}"]) == 0
+    assert finished(*FAKE, "stopping=fixed", "sweep=sizes", "quiet=true", "output_dir=x").copied(tmp_path).code == 0
 
     def change(**settings):
         file = tmp_path / "x" / "plan.yaml"

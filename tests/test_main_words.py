@@ -16,6 +16,7 @@ from perfexp.plan import naming
 from perfexp.plan.config import FORMAT
 from perfexp.records.record import Status
 from tests import forking
+from tests.rotation import some_of
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed")
 
@@ -251,7 +252,7 @@ def test_nothing_to_resume_is_told(run):
     assert "no run (plan.yaml) and no sweep" in printed
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_there", some_of([False, True], 1))
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -3,13 +3,13 @@
 import itertools
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
 
-from perfexp.data.rotating import Rotating
-from perfexp.data.synthetic import Synthetic
+from perfexp.data.synthetic import Rotating, Synthetic
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import environment
@@ -17,7 +17,7 @@ from perfexp.errors import Unsupported
 from perfexp.measure import training
 from perfexp.measure.procedure import Procedure
 from perfexp.meters import Found, none_because
-from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
+from perfexp.meters.fake import FakeMeter, Turns, steady
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel, FakeSession
 from perfexp.modes.inference import Inference
@@ -205,7 +205,9 @@ def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(laun
 def test_batches_that_come_in_bursts_are_judged_by_means():
     """Four batches are there at once and the fifth takes 45 ms: 10 ms a call, whatever its median says."""
     device = FakeDevice(enqueue_seconds=1e-6)
-    energy = energy_of(device, FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=pass_time(device)))
+    energy = energy_of(
+        device, FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+    )
     measuring = loaded(procedure(device, Fixed(warmup=5, measure=50), energy=energy), [0.0, 0.0, 0.0, 0.0, 45e-3])
     point = measuring.measure(KEY)
     assert median(point, "throughput") == pytest.approx(1e-3, rel=0.05)
@@ -381,7 +383,7 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
 
 def energy_of(device, meter):
     found = Found(meters=(meter,)) if meter else none_because("nothing counts")
-    return EnergyProcedure(device=device, detected=found, sleep=pass_time(device), beside=Turns(device))
+    return EnergyProcedure(device=device, detected=found, sleep=partial(device.launch, 0.0), beside=Turns(device))
 
 
 def values(point, prefix):
@@ -390,7 +392,7 @@ def values(point, prefix):
 
 def test_the_energy_of_a_call_is_the_power_times_its_time():
     device = FakeDevice(enqueue_seconds=1e-6)
-    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300), spend=pass_time(device))
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300), spend=partial(device.launch, 0.0))
     point = measure(device, energy=energy_of(device, meter), key=msgspec.structs.replace(KEY, batch_size=4))
     seconds = point.metric("energy/call_seconds").value
     assert seconds == pytest.approx(median(point), rel=1e-2)
@@ -455,7 +457,7 @@ def test_energy_is_told_what_the_device_has_worked_until_now(monkeypatch, idle_s
 
 def test_idle_power_is_measured_before_the_first_point():
     device = FakeDevice(enqueue_seconds=1e-6)
-    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(70), spend=pass_time(device))
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(70), spend=partial(device.launch, 0.0))
     measuring = procedure(device, energy=energy_of(device, meter))
     measuring.begin()
     began = device.now_ns()

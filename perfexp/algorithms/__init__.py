@@ -74,11 +74,7 @@ class AppliedAlgorithm(Protocol):
         """Forget cached per-layer choices; end to end they were slower than a baseline."""
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """Add the kernels that a call launches to the report, if requested; return whether it was.
-
-        Args:
-            call: call of the whole model, not captured as a graph.
-        """
+        """Add the kernels that an uncaptured call of the model launches to the report, if requested; return whether."""
 
     def launched_share(self) -> Metric | None:
         """Return the share of cuDNN's passes that were launched as captured; None where there were no such passes."""

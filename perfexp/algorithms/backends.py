@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from perfexp import kernels
 from perfexp.algorithms import Backend
-from perfexp.algorithms.codes import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE
-from perfexp.algorithms.convolution_plan import Plan, guess, plan
-from perfexp.algorithms.coverage import EngineFacts, LayerStatus, PassReport
-from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
-from perfexp.algorithms.engines import SEARCH, TORCH, Engines, shape_of
+from perfexp.algorithms.convolution_plan import guess, plan
+from perfexp.algorithms.coverage import EngineFacts, LayerStatus, Pass, PassReport
+from perfexp.algorithms.cudnn import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE, CudnnError, why_no_cudnn
+from perfexp.algorithms.engines import SEARCH, TORCH, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
-from perfexp.algorithms.switches import SWITCHED
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import UserError
 from perfexp.records.units import format_bytes
 
-#: Algorithms with Triton kernels.
-_KERNELS = ("direct", "winograd")
-
+#: Algorithms that apply to a whole model and cannot be chosen for one layer, by torch's name of what it then takes.
+SWITCHED: dict[str, Callable[[str], bool]] = {
+    "benchmark": lambda taken: taken.startswith("Cudnn"),
+    "onednn": lambda taken: taken.startswith("Mkldnn"),
+    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
+}
 #: The choice of cuDNN's heuristic, layer by layer.
 GUESS = "guess"
 
@@ -39,7 +40,8 @@ class PassChoice(EngineFacts):
 
     def report(self, which: Pass, flops: int) -> PassReport:
         """The report of a pass with this choice."""
-        status = LayerStatus.ok if self.reason is None else LayerStatus.fallback
+        by_name = LayerStatus.requested if self.engine.startswith("cudnn.") else LayerStatus.ok
+        status = by_name if self.reason is None else LayerStatus.fallback
         settled = {name: value for name, value in vars(self).items() if name != "engine"}
         return PassReport(which=which, selected=self.engine, status=status, flops=flops, **settled)
 
@@ -83,11 +85,6 @@ def joined(reasons: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def engines_of(choice: Choice) -> Engines:
-    """The engines of a choice; passes that do not run are torch's."""
-    return Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Portable(Support):
     """An algorithm in torch operations, for all passes."""
@@ -124,11 +121,7 @@ class Kernels(Portable):
 
 @dataclass(frozen=True, kw_only=True)
 class Cudnn(Support):
-    """An algorithm of cuDNN's, or its heuristic's first choice.
-
-    Attributes:
-        backward: algorithms of the backward passes that replace the defaults of the forward algorithm.
-    """
+    """An algorithm of cuDNN's, or its heuristic's first choice; `backward` names others for some backward passes."""
 
     name: str
     workspace_bytes: int | None = None
@@ -155,7 +148,6 @@ class Cudnn(Support):
             return PassChoice(reason=f"cuDNN: {error}")
 
     def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
-        """The choice of one algorithm, or torch's own with the reason."""
         reason, size = None, 0
         if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
             return PassChoice(reason=f"{algorithm} is not deterministic")
@@ -165,8 +157,10 @@ class Cudnn(Support):
             if self.workspace_bytes is not None and size > self.workspace_bytes:
                 limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
                 reason = f"it needs {format_bytes(size)} of workspace, more than {limit}"
-            else:
-                _try(which, cudnn_plan, problem)
+            else:  # cuDNN may refuse a problem after reporting a workspace
+                even = problem.even()
+                with unset_fake_temporarily(), torch.inference_mode():
+                    cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
         except CudnnError as error:
             reason = f"cuDNN: {error}"
         except torch.OutOfMemoryError:
@@ -182,13 +176,6 @@ class Cudnn(Support):
         return self.backward.get(which, data if which is Pass.backward_data else weights)
 
 
-def _try(which: Pass, cudnn_plan: Plan, problem: Problem) -> None:
-    """Run a plan once, since cuDNN may refuse a problem after reporting a workspace; raises `CudnnError` then."""
-    even = problem.even()
-    with unset_fake_temporarily(), torch.inference_mode():
-        cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class OfTorch(Support):
     """Torch's own convolution under a global setting, where torch then selects the expected implementation."""
@@ -196,27 +183,50 @@ class OfTorch(Support):
     name: str
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        taken = _taken_by_torch(problem)
-        if not _KINDS[self.name](taken):
+        even = problem.even()
+        *moves, groups = even.settings
+        with unset_fake_temporarily():
+            inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
+            selected = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
+        taken = str(selected).rpartition(".")[2]
+        if not SWITCHED[self.name](taken):
             return PassChoice(reason=f"torch takes {taken} for it")
         return PassChoice(engine=SEARCH if self.name == "benchmark" else self.name)
 
 
-_KINDS: dict[str, Callable[[str], bool]] = {
-    "benchmark": lambda taken: taken.startswith("Cudnn"),
-    "onednn": lambda taken: taken.startswith("Mkldnn"),
-    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
-}
+@dataclass(frozen=True)
+class Switches:
+    """Global torch settings for convolutions."""
 
+    benchmark: bool
+    onednn: bool
 
-def _taken_by_torch(problem: Problem) -> str:
-    """Torch's name of the implementation that it would select."""
-    even = problem.even()
-    *moves, groups = even.settings
-    with unset_fake_temporarily():
-        inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
-        taken = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
-    return str(taken).rpartition(".")[2]
+    @classmethod
+    def now(cls) -> Switches:
+        """The current settings."""
+        return cls(torch._C._get_cudnn_benchmark(), torch._C._get_mkldnn_enabled())
+
+    def of(self, algorithm: str) -> Switches:
+        """The settings for an algorithm, most of which need none; raises `UserError` where torch lacks oneDNN."""
+        if algorithm == "benchmark":
+            return replace(self, benchmark=True)
+        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise UserError("this torch has no oneDNN; choose algorithm=default.")
+        return replace(self, onednn=algorithm == "onednn") if algorithm in ("onednn", "native") else self
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Apply these settings while entered."""
+        before = Switches.now()
+        self._put()
+        try:
+            yield
+        finally:
+            before._put()
+
+    def _put(self) -> None:
+        torch._C._set_cudnn_benchmark(self.benchmark)
+        torch._C._set_mkldnn_enabled(self.onednn)
 
 
 def no_kernels(device: torch.device) -> str | None:
@@ -229,14 +239,9 @@ def no_kernels(device: torch.device) -> str | None:
 def supports_of(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support]:
-    """Backends of an algorithm on a device, the most native one first; none for `default`.
+    """Backends of an algorithm on a device, the most native one first; none for `default`. See `Cudnn` for `backward`.
 
-    Args:
-        backend: the only backend to use, or `auto`.
-        backward: see `Cudnn`.
-
-    Raises:
-        UserError: no backend has the algorithm.
+    It raises `UserError` if the backend, or for `auto` each of them, lacks the algorithm.
     """
     if name == DEFAULT:
         return []
@@ -245,7 +250,7 @@ def supports_of(
     if name in SWITCHED:
         return [OfTorch(name=name)]
     cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
-    no_triton = no_kernels(device) if name in _KERNELS else f"there is no Triton kernel for {name}"
+    no_triton = no_kernels(device) if name in kernels.ALGORITHMS else f"there is no Triton kernel for {name}"
     no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
     candidates: list[tuple[Backend, Support, str | None]] = [
         (Backend.cudnn, cudnn, why_no_cudnn(device)),

@@ -35,8 +35,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 class Launch:
     """A captured graph, launched as one unit on the same addresses each time; raises `CaptureError` if impossible.
 
-    Args:
-        enqueue: enqueues the work on torch's current stream; called once, with everything in memory already.
+    `enqueue` puts the work on torch's current stream; it is called once, with everything in memory already.
     """
 
     def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:

@@ -9,23 +9,20 @@ from typing import Any
 
 import torch
 
-from perfexp.algorithms.codes import CODES, Math
-from perfexp.algorithms.cudnn import CudnnError, Library, current_device, library
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES, CudnnError, Library, Math, current_device, library
 from perfexp.algorithms.replays import Replays
 from perfexp.convolutions.convolution import Convolution, Pair
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The problem of a plan.
+    """The problem of a plan; pairs are down and across.
 
     Attributes:
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        stride: down and across.
-        padding: zeros down and across, the same on both sides.
-        dilation: down and across.
+        padding: zeros, the same on both sides.
         channels_last: whether the tensors are stored as NHWC.
     """
 
@@ -54,11 +51,8 @@ watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = Non
 class Plan:
     """Computes one pass, for dense tensors in the memory format of the shape.
 
-    Attributes:
-        workspace_bytes: memory that a call takes from torch's allocator.
-
-    Raises:
-        CudnnError: cuDNN cannot compute it by this algorithm.
+    It raises `CudnnError` if cuDNN cannot compute it by this algorithm. `workspace_bytes` is the memory that a call
+    takes from torch's allocator.
     """
 
     def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
@@ -78,9 +72,7 @@ class Plan:
     def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """The result of the pass, on the current stream.
 
-        Args:
-            first: the inputs; for the gradient of the inputs, the weights.
-            second: the weights; in the backward passes, the gradient of the outputs.
+        `first` are the inputs, or for their gradient the weights; `second` the weights, or the gradient of the outputs.
         """
         if current_device() != self._device:
             with torch.cuda.device(self._device):
@@ -98,7 +90,6 @@ class Plan:
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
-        """Enqueue on the current stream, by addresses."""
         handle = self._cudnn.handle(self._device)
         status = self._call(
             handle, self._one, self._first, first, self._second, second, self._how, self._code,
@@ -126,11 +117,7 @@ _plans: dict[Any, Plan | str] = {}
 
 
 def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
-    """The plan of a shape; plans and refusals are cached.
-
-    Raises:
-        CudnnError: cuDNN cannot compute it by this algorithm.
-    """
+    """The plan of a shape; raises `CudnnError` if cuDNN refuses. Plans and refusals are cached."""
     key = (which, algorithm, shape)
     found = _plans.get(key)
     if found is None:
@@ -145,14 +132,7 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
 
 
 def guess(which: Pass, shape: Shape, limit: int | None) -> str:
-    """The first choice of cuDNN's heuristic within the workspace limit.
-
-    Args:
-        limit: bytes of workspace, or None for any.
-
-    Raises:
-        CudnnError: there is no such choice.
-    """
+    """The first choice of cuDNN's heuristic within a limit of workspace bytes; raises `CudnnError` without one."""
     cudnn, names = library(), {code: name for name, code in CODES[which].items()}
     ranked = cudnn.guesses(which, cudnn.handle(shape.device), descriptors_of(which, shape, cudnn))
     for code, size in ranked:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from perfexp.algorithms.passes import Pass
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
@@ -16,18 +15,37 @@ from perfexp.records.record import Metric
 _NAMED = 3
 
 
+class Pass(StrEnum):
+    """One convolution of a layer: the outputs, the gradient of the inputs, or the gradient of the weights."""
+
+    forward = "forward"
+    backward_data = "backward_data"
+    backward_filter = "backward_filter"
+
+
 class LayerStatus(StrEnum):
     """Whether a layer was computed as requested.
 
-    `fallback`: torch computed in the algorithm's place. `substituted`: the library ran another algorithm than
-    requested. `unproven`: the algorithm behind an observed kernel is unknown. `unseen`: nothing was computed.
+    `ok`: yes, by code of perfexp or torch, or by a library whose kernels were observed. `requested`: a library was
+    handed the algorithm, and its kernels were not observed. `fallback`: torch computed in the algorithm's place.
+    `substituted`: the library ran another algorithm than requested. `unproven`: a kernel that ran is unknown.
+    `unseen`: nothing was computed.
     """
 
     ok = "ok"
+    requested = "requested"
     fallback = "fallback"
     substituted = "substituted"
     unproven = "unproven"
     unseen = "unseen"
+
+
+#: Statuses of a pass that nothing speaks against, the weaker one first.
+AS_REQUESTED = (LayerStatus.requested, LayerStatus.ok)
+
+
+def _precedence(status: LayerStatus) -> int:
+    return AS_REQUESTED.index(status) if status in AS_REQUESTED else -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +73,6 @@ class PassReport(EngineFacts):
 
     Attributes:
         selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
-        status: whether the engine is the requested one.
         flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
         ran: algorithm of the observed kernels; None without profiling.
     """
@@ -70,12 +87,9 @@ class PassReport(EngineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """Report of one layer for inputs of one shape.
+    """Report of one layer for inputs of one shape, with the calls and passes in one call of the model.
 
-    Attributes:
-        calls: number of calls in one call of the model.
-        math: cuDNN's math type (`default`, `tensor_op`, `fma`); None where cuDNN did not compute.
-        passes: passes that ran; none where nothing was computed.
+    `math` is cuDNN's math type (`default`, `tensor_op`, `fma`), None where cuDNN did not compute.
     """
 
     name: str
@@ -93,9 +107,9 @@ class LayerReport:
 
     @property
     def status(self) -> LayerStatus:
-        """`ok` if all passes are, otherwise the status of the first that is not."""
-        others = [report.status for report in self.passes if report.status is not LayerStatus.ok]
-        return others[0] if others else LayerStatus.ok if self.passes else LayerStatus.unseen
+        """The status of the first pass that is not as requested, otherwise `requested` if any pass is, or `ok`."""
+        statuses = sorted((report.status for report in self.passes), key=_precedence)
+        return statuses[0] if statuses else LayerStatus.unseen
 
     @property
     def reason(self) -> str | None:
@@ -121,10 +135,15 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs."""
+    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs.
+
+    Attributes:
+        foreign: origin of the table of kernels, if it was learned on another architecture or with another library.
+    """
 
     name: str
     layers: tuple[LayerReport, ...]
+    foreign: str | None = None
 
     @property
     def _passes(self) -> list[PassReport]:
@@ -134,7 +153,7 @@ class AlgorithmReport:
     def share(self) -> float | None:
         """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
         total = sum(report.flops for report in self._passes)
-        asked = sum(report.flops for report in self._passes if report.status is LayerStatus.ok)
+        asked = sum(report.flops for report in self._passes if report.status in AS_REQUESTED)
         return asked / total if total else None
 
     @property
@@ -144,7 +163,6 @@ class AlgorithmReport:
         return max(known, default=None)
 
     def _named(self, status: LayerStatus) -> str:
-        """The layers of which a pass has a status, with their reasons."""
         layers = [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
         rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
         return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)
@@ -161,7 +179,7 @@ class AlgorithmReport:
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
-        backends = {report.selected.partition(".")[0] for report in self._passes if report.status is LayerStatus.ok}
+        backends = {report.selected.partition(".")[0] for report in self._passes if report.status in AS_REQUESTED}
         layers = [layer.facts() for layer in self.layers]
         return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
 
@@ -175,4 +193,6 @@ class AlgorithmReport:
             doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
         if layers := self._named(LayerStatus.unproven):
             doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, layers=layers))
+        if self.foreign and any(report.ran for report in self._passes):
+            doubts.append(diagnostics.make("families_foreign", where=self.foreign))
         return doubts

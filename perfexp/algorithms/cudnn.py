@@ -1,4 +1,7 @@
-"""cuDNN as loaded by torch, through its v7 interface, whose named algorithms torch does not expose."""
+"""cuDNN as loaded by torch, through its v7 interface, whose named algorithms torch does not expose.
+
+Its codes for algorithms, math types and data types are those of cudnn_ops.h and cudnn_graph.h, version 9.19.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,55 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
+from enum import IntEnum
 from functools import cache
 from typing import Any
 
 import torch
 
-from perfexp.algorithms.codes import DATA_TYPES, Math
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
 from perfexp.errors import PerfexpError
+
+
+class Math(IntEnum):
+    """Precision of products (cudnnMathType_t). For float32, all but `fma` permit TF32."""
+
+    default = 0
+    tensor_op = 1
+    fma = 3
+
+
+#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t, in order of their codes.
+_NAMES = {
+    Pass.forward: "implicit_gemm implicit_precomp_gemm gemm direct fft fft_tiling winograd winograd_nonfused",
+    Pass.backward_data: "algo_0 algo_1 fft fft_tiling winograd winograd_nonfused",
+    Pass.backward_filter: "algo_0 algo_1 fft algo_3 winograd winograd_nonfused fft_tiling",
+}
+CODES = {which: {name: code for code, name in enumerate(names.split())} for which, names in _NAMES.items()}
+
+#: Algorithms of the backward passes (data, filter) by forward name: the closest match. All GEMMs map to the one with a
+#: fixed summation order and tensor-core support.
+BACKWARD = {
+    **dict.fromkeys(("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct"), ("algo_1", "algo_1")),
+    "fft": ("fft", "fft"),
+    "fft_tiling": ("fft_tiling", "fft_tiling"),
+    "winograd": ("winograd", "winograd_nonfused"),
+    "winograd_nonfused": ("winograd_nonfused", "winograd_nonfused"),
+}
+
+#: Algorithms whose summation order differs from call to call (NVIDIA's documentation of the enumerations).
+UNREPEATABLE = {(Pass.backward_data, "algo_0"), (Pass.backward_filter, "algo_0"), (Pass.backward_filter, "algo_3")}
+
+#: cudnnDataType_t.
+DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
+
+
+def math_of(dtype: torch.dtype) -> Math:
+    """The math type that torch permits: TF32 by `torch.backends.cudnn.allow_tf32`, tensor cores for half precisions."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return Math.tensor_op
+    return Math.fma if dtype is torch.float32 and not torch.backends.cudnn.allow_tf32 else Math.default
+
 
 _NCHW, _NHWC = 0, 1
 _CROSS_CORRELATION = 1
@@ -69,11 +113,7 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions; any status other than success raises `CudnnError`.
-
-    Raises:
-        CudnnError: functions are missing.
-    """
+    """cuDNN's functions; any status other than success raises `CudnnError`, as missing functions do."""
 
     def __init__(self, functions: Any) -> None:
         missing = [name for name in _SIGNATURES if not hasattr(functions, name)]
@@ -83,7 +123,8 @@ class Library:
             getattr(functions, name).argtypes = types
         functions.cudnnGetErrorString.restype = c_char_p
         self._functions = functions
-        self._handles: dict[tuple[int, int], _Handle] = {}
+        self._handles: dict[tuple[int, int], int] = {}
+        self._streams: dict[int, int] = {}
         self.run = {each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()}
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
@@ -109,12 +150,12 @@ class Library:
             with nullcontext() if device == current_device() else torch.cuda.device(device):
                 self.call("cudnnCreate", byref(made))
             assert made.value is not None
-            handle = self._handles[key] = _Handle(made.value)
+            handle = self._handles[key] = made.value
         stream = current_stream(device)
-        if stream != handle.stream:
-            self.call("cudnnSetStream", handle.address, stream)
-            handle.stream = stream
-        return handle.address
+        if stream != self._streams.get(handle):
+            self.call("cudnnSetStream", handle, stream)
+            self._streams[handle] = stream
+        return handle
 
     def one_and_zero(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """Scaling factors of the result and of its previous value, in float64 for float64 and otherwise in float32."""
@@ -143,13 +184,7 @@ class Library:
         dtype: torch.dtype,
         math: Math,
     ) -> int:
-        """A descriptor of a convolution; sums are float32, or float64 for float64.
-
-        Args:
-            padding: zeros down and across.
-            stride: down and across.
-            dilation: steps down and across.
-        """
+        """A descriptor of a convolution; pairs are down and across. Sums are float32, or float64 for float64."""
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
         self.call(
@@ -160,11 +195,7 @@ class Library:
         return descriptor
 
     def workspace_bytes(self, which: Pass, handle: int, descriptors: Sequence[int], code: int) -> int:
-        """Memory that an algorithm needs beyond its tensors; `descriptors` are those of `descriptors_of`.
-
-        Raises:
-            CudnnError: the algorithm cannot compute it.
-        """
+        """Memory that an algorithm needs beyond its tensors (see `descriptors_of`); `CudnnError` if it is not able."""
         size = c_size_t()
         self.call(f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize", handle, *descriptors, code, byref(size))
         return size.value
@@ -181,14 +212,6 @@ class Library:
         self.call(f"cudnnCreate{kind}Descriptor", byref(made))
         assert made.value is not None
         return made.value
-
-
-class _Handle:
-    """A handle and its current stream."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-        self.stream: int | None = None
 
 
 #: The index of torch's current device.
@@ -220,11 +243,7 @@ def why_no_cudnn(device: torch.device) -> str | None:
 
 @cache
 def library() -> Library:
-    """The cuDNN that torch has loaded.
-
-    Raises:
-        CudnnError: there is none, or it has no v7 interface.
-    """
+    """The cuDNN that torch has loaded; raises `CudnnError` if there is none, or without its v7 interface."""
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if version is None:
         raise CudnnError("this torch has no cuDNN")

@@ -14,8 +14,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from perfexp.algorithms.convolution_plan import Plan, Shape, plan
+from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.operators import CUDNN, DEFAULT, Settings
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, is_channels_last
@@ -39,14 +39,11 @@ class Engines:
     ) -> torch.Tensor:
         """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
 
-        Args:
-            inputs: (N, C, H, W) or (C, H, W).
-            weight: (O, C / G, kernel height, kernel width).
-            bias: (O,), or None.
+        Inputs are (N, C, H, W) or (C, H, W), weights (O, C / G, kernel height, kernel width), the bias (O,) or None.
         """
-        if self.forward.startswith(f"{TORCH}."):
-            return ALGORITHMS[self.forward.removeprefix(f"{TORCH}.")].run(convolution, inputs, weight, bias)
-        return as_torch_does(self._operator, convolution, inputs, weight, bias)
+        backend, _, name = self.forward.partition(".")
+        by = ALGORITHMS[name].compute if backend == TORCH else self._operator
+        return as_torch_does(by, convolution, inputs, weight, bias)
 
     def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
         left, right, top, bottom = convolution.padding

@@ -1,30 +1,41 @@
 """Kernel families: attribute cuDNN's kernels to algorithms, learned from calls of known algorithms.
 
-`families.json` holds how often each kernel's bare name was seen among the calls of each algorithm, over layers, data
-types and memory formats (made by `benchmarks/kernel_families.py`). A call is then attributed to the algorithm under
-which its kernels are most likely, with independent presence of names (naive Bayes with Bernoulli features; Manning,
-Raghavan and Schütze, Introduction to Information Retrieval, 13.3). A name that contains an algorithm's own word counts
-for that algorithm alone. This detects the direct convolutions that cuDNN runs in place of another algorithm.
+A table holds how often each kernel's bare name was seen among the calls of each algorithm, over layers, data types and
+memory formats, on one GPU architecture with one version of cuDNN. `families.json` is the table that is shipped;
+`perfexp calibrate kernels` learns that of the device at hand. A call is attributed to the algorithm under which its
+kernels are most likely, with independent presence of names (naive Bayes with Bernoulli features; Manning, Raghavan and
+Schütze, Introduction to Information Retrieval, 13.3). A name that contains an algorithm's own word counts for that
+algorithm alone. This detects the direct convolutions that cuDNN runs in place of another algorithm.
+
+A call is proven only if every kernel is known, and if at least one of them computes a convolution: kernels that change
+the memory format, clear memory or add up partial sums run beside any algorithm.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
 
-from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
-from perfexp.algorithms.passes import Pass
+import msgspec
+import torch
+
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
+from perfexp.host.cache import cache_folder
 
 #: Words in kernel names that identify an algorithm.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
 #: Parts of the names of PyTorch's own kernels, copies and fills.
 _NOT_CUDNN = ("at::native", "Memcpy", "Memset")
+#: Bare names of kernels that run beside any algorithm: memory formats, padding, types, factors, workspaces, sums.
+_AUXILIARY = re.compile(
+    r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)|^(nchw|nhwc|folded)|^[Kk]ernel"
+)
 #: An algorithm that is less likely than the best by this factor is ruled out.
 _RULED_OUT = 20.0
 #: Pseudo-count of a name that was never seen with an algorithm, in calls.
@@ -55,7 +66,6 @@ def bare(kernel: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """The text outside of angle and round brackets."""
     depth, kept = 0, []
     for character in text:
         if character in "<(":
@@ -67,74 +77,100 @@ def _without_brackets(text: str) -> str:
     return "".join(kept)
 
 
-class Families:
-    """Kernel counts by pass and algorithm: the number of `calls`, and the count of each bare name (`kernels`)."""
+class Counts(msgspec.Struct, frozen=True):
+    """Number of calls of an algorithm, and of those with each bare name."""
 
-    def __init__(self, counts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-        self._counts = counts
+    calls: int
+    kernels: dict[str, int]
+
+
+class Families(msgspec.Struct, frozen=True):
+    """What was seen on one architecture with one version of cuDNN.
+
+    Attributes:
+        seen: device and number of convolutions from which the table was learned.
+        architecture: `sm_90`.
+        cudnn: version as a number, 91900 for 9.19.0.
+        counts: number of `calls`, and of those with each bare name (`kernels`), by pass and algorithm.
+    """
+
+    seen: str
+    architecture: str
+    cudnn: int
+    counts: dict[str, dict[str, Counts]]
 
     def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
-        """Algorithms to which the kernels of a call can belong, the likeliest first; empty for unknown kernels."""
-        seen = {bare(kernel) for kernel in kernels}
+        """Algorithms to which the kernels of a call can belong, the likeliest first; empty if none computes."""
+        seen = {name for name in map(bare, kernels) if not _AUXILIARY.search(name)}
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
         if named:
             return sorted(named)
-        algorithms = self._counts.get(which.value, {})
-        names = {name for each in algorithms.values() for name in each["kernels"] if not _says(name)}
+        algorithms = self.counts.get(which.value, {})
+        names = self._names(which)
         if not seen & names:
             return []
-        scores = {algorithm: _score(each, seen, names) for algorithm, each in algorithms.items()}
+        scores = {algorithm: _score(counts, seen, names) for algorithm, counts in algorithms.items()}
         best = max(scores.values())
         likely = [algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)]
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
-    def has_seen(self, which: Pass, kernels: Iterable[str]) -> bool:
-        """Whether each kernel is known from some algorithm or names its algorithm."""
-        names = {name for each in self._counts.get(which.value, {}).values() for name in each["kernels"]}
-        return all(name in names or _says(name) for name in map(bare, kernels))
+    def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+        """Bare names that no algorithm's calls had and that name no algorithm, PyTorch's own kernels left out."""
+        known = {name for counts in self.counts.get(which.value, {}).values() for name in counts.kernels}
+        names = dict.fromkeys(bare(kernel) for kernel in of_cudnn(kernels))
+        return [name for name in names if name not in known and not _says(name)]
+
+    def _names(self, which: Pass) -> set[str]:
+        """Bare names of the kernels that compute and do not name their algorithm."""
+        counts = self.counts.get(which.value, {}).values()
+        names = {name for of_algorithm in counts for name in of_algorithm.kernels}
+        return {name for name in names if not _says(name) and not _AUXILIARY.search(name)}
 
 
 def _says(name: str) -> bool:
     return any(word in name for word in _WORDS)
 
 
-def _score(counts: Mapping[str, Any], seen: set[str], names: set[str]) -> float:
+def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
     """Log-likelihood of the names that were and were not seen, for one algorithm's calls."""
-    total, score = counts["calls"], 0.0
+    score = 0.0
     for name in names:
-        share = (counts["kernels"].get(name, 0) + _SMOOTHING) / (total + 2 * _SMOOTHING)
+        share = (counts.kernels.get(name, 0) + _SMOOTHING) / (counts.calls + 2 * _SMOOTHING)
         score += math.log(share if name in seen else 1 - share)
     return score
 
 
 def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
     """The report of a pass as requested, with its observed kernels, and whether they belong to the algorithm."""
-    likely = learnt().likely(report.which, kernels)
+    table, observed = current(), of_cudnn(kernels)
+    likely = table.likely(report.which, observed)
     status, reason = LayerStatus.ok, None
-    if not likely:
-        status, reason = LayerStatus.unproven, f"not known what these kernels are: {_short(kernels)}"
+    if unknown := table.unknown(report.which, observed):
+        status, reason, likely = LayerStatus.unproven, f"not known what {', '.join(unknown)} computes", []
+    elif not likely:
+        status, reason = LayerStatus.unproven, f"no kernel computes a convolution: {_short(kernels) or 'none'}"
     elif report.selected.rpartition(".")[2] not in likely:
         status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
     return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=tuple(kernels))
 
 
-def known(which: Pass, kernels: Iterable[str]) -> bool:
-    """Whether all kernels of a call that may be cuDNN's (not PyTorch's own, copies or fills) are in the families."""
-    others = [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
-    return bool(others) and learnt().has_seen(which, others)
+def of_cudnn(kernels: Iterable[str]) -> list[str]:
+    """The kernels of a call that may be cuDNN's: not PyTorch's own, copies or fills."""
+    return [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
 
 
 def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]]) -> AlgorithmReport:
     """A report with the observed kernels of layers' forward passes, where cuDNN was handed an algorithm.
 
-    Layers with several kinds of inputs, or with an unknown kernel (another chip, another cuDNN), stay unchanged.
+    Layers with several kinds of inputs, or with kernels that prove nothing, stay unchanged.
     """
     names = [layer.name for layer in report.layers]
 
     def of_pass(name: str, each: PassReport) -> PassReport:
-        handed = each.which is Pass.forward and each.status is LayerStatus.ok and each.selected.startswith("cudnn.")
-        seen = kernels.get(name, ())
-        return judge(each, seen) if handed and names.count(name) == 1 and known(each.which, seen) else each
+        if each.which is not Pass.forward or each.status is not LayerStatus.requested or names.count(name) > 1:
+            return each
+        judged = judge(each, kernels.get(name, ()))
+        return each if judged.status is LayerStatus.unproven else judged
 
     def of_layer(layer: LayerReport) -> LayerReport:
         return replace(layer, passes=tuple(of_pass(layer.name, each) for each in layer.passes))
@@ -147,6 +183,37 @@ def _short(kernels: Iterable[str]) -> str:
 
 
 @cache
-def learnt() -> Families:
-    """The families that are shipped with perfexp."""
-    return Families(json.loads(files("perfexp.algorithms").joinpath("families.json").read_text())["counts"])
+def shipped() -> Families:
+    """The table that is shipped with perfexp."""
+    return msgspec.json.decode(files("perfexp.algorithms").joinpath("families.json").read_bytes(), type=Families)
+
+
+def current() -> Families:
+    """The table of the device at hand if it was calibrated, otherwise the one that is shipped."""
+    if (place := identity()) is None:
+        return shipped()
+    with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version of perfexp
+        return msgspec.json.decode(calibrated(*place).read_bytes(), type=Families)
+    return shipped()
+
+
+def calibrated(architecture: str, cudnn: int) -> Path:
+    """The file of the table that `perfexp calibrate kernels` makes."""
+    return cache_folder("families") / f"{architecture}-cudnn{cudnn}.json"
+
+
+def identity() -> tuple[str, int] | None:
+    """Architecture of the current device and version of cuDNN; None without both."""
+    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available() or version is None:
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}", int(version)
+
+
+def foreign() -> str | None:
+    """Where the current table was learned and what runs here, if these differ."""
+    place, table = identity(), current()
+    if place is None or place == (table.architecture, table.cudnn):
+        return None
+    return f"learned on {table.architecture} with cuDNN {table.cudnn}, and this is {place[0]} with cuDNN {place[1]}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from perfexp import kernels
+from perfexp.algorithms import T
 from perfexp.algorithms.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
+from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.cudnn import CudnnError, why_no_cudnn
 from perfexp.algorithms.engines import TORCH, Engines, plan_of
-from perfexp.algorithms.isolated_thread import Threads
 from perfexp.algorithms.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.devices import Device
@@ -42,17 +45,48 @@ Run = Callable[[], Any]
 _Winners = dict[Pass, PassChoice]
 
 
+class Threads:
+    """Isolated threads by name, which have the grad mode and device of their caller and end with `end`.
+
+    Torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches (`benchmark`) or calls
+    the heuristic: for the same shape, whichever of the two ran first in a thread decides for both (ATen's Conv_v8.cpp).
+    """
+
+    def __init__(self) -> None:
+        self._threads: defaultdict[str, ThreadPoolExecutor] = defaultdict(partial(ThreadPoolExecutor, 1))
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work`, backward passes included, in a thread and return its result or raise its error."""
+        inferring, recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+        def run() -> T:
+            if device is not None:
+                torch.cuda.set_device(device)
+            with (
+                torch.inference_mode(inferring),
+                torch.set_grad_enabled(recorded),
+                torch.autograd.set_multithreading_enabled(False),
+            ):
+                return work()
+
+        return self._threads[name].submit(run).result()
+
+    def end(self) -> None:
+        """Shut all threads down."""
+        for thread in self._threads.values():
+            thread.shutdown()
+        self._threads.clear()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fastest(Support):
     """Races all candidates, torch itself among them, and chooses the fastest.
 
     On an NVIDIA GPU each pass has a race of its own between torch's choice, torch's search, cuDNN's algorithms and
     Triton kernels. Elsewhere the algorithms in torch operations compete; they include their own backward passes, so the
-    three passes of training are one race.
-
-    Attributes:
-        max_error: largest relative L2 error against float64; None for the data type's usual error.
-        reuse: whether to reuse winners of earlier processes.
+    three passes of training are one race. `max_error` limits the relative L2 error against float64, by default to the
+    data type's usual one; winners of earlier processes may be reused.
     """
 
     device: Device
@@ -72,13 +106,12 @@ class Fastest(Support):
     def _remembered(
         self, problem: Problem, passes: tuple[Pass, ...], hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners]
     ) -> _Winners:
-        """The cached choice for such a problem, or the winner of a new race."""
         kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
         key = f"{kind} {' '.join(passes)}"
         winners = self._known.get(key) or self._read(key, passes, problem)
         if winners is None:
             with torch.no_grad():
-                winners = self.threads["race"](partial(hold_race, problem, passes))
+                winners = self.threads.run("race", partial(hold_race, problem, passes))
             now = datetime.now(UTC).isoformat(timespec="seconds")
             entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
             self.choices.add(key, entry)
@@ -117,7 +150,6 @@ class Fastest(Support):
             raise ValueError(engine)
 
     def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
-        """The winner of one pass on an NVIDIA GPU."""
         (which,) = passes
         try:
             return {which: self._raced(which, problem.even())}
@@ -163,13 +195,12 @@ class Fastest(Support):
         return {passes[0]: PassChoice(engine=winner, errors=errors, seconds=seconds), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
-        """Engines that can compute a pass on an NVIDIA GPU."""
         yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
         for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
             yield choice.engine, choice
         if no_kernels(problem.device) is None:
-            choices = (Kernels(name=name).candidate(which, problem) for name in ("direct", "winograd"))
+            choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
     def _winner(
@@ -192,11 +223,7 @@ class Fastest(Support):
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
         """The thread of an engine: torch's search must not use the cached choice of its heuristic."""
-        return self.threads["search"] if name == BENCHMARK else _here
-
-
-def _here(work: Callable[[], Any]) -> Any:
-    return work()
+        return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
@@ -205,7 +232,6 @@ def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
 
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
-    """A call of an engine for a pass of a problem with symmetric padding."""
     operators, settings, (first, second) = torch.ops.perfexp, (*problem.settings, problem.channels_last), tensors
     if which is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
@@ -232,9 +258,8 @@ def race(
 ) -> dict[str, float]:
     """Median seconds of each call, in device time where available; hopeless calls stop after two rounds.
 
-    Args:
-        calls: calls by name, each of which has run before; the first one is never dropped.
-        where: maps a name to the function that runs its work, in this thread or an isolated one.
+    Each call has run before; the first one is never dropped. `where` maps a name to the function that runs its work, in
+    this thread or an isolated one.
     """
     blocks = {name: where(name)(partial(_block, call, device)) for name, call in calls.items()}
     first = next(iter(calls))

@@ -13,20 +13,17 @@ import torch
 
 from perfexp import __version__
 from perfexp.algorithms import Backend, Objective, OnUnsupported, T, replays
-from perfexp.algorithms.backends import GUESS, Choice, Support, supports_of
-from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus
-from perfexp.algorithms.cudnn import why_no_cudnn
+from perfexp.algorithms.backends import GUESS, SWITCHED, Support, Switches, supports_of
+from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus, Pass
+from perfexp.algorithms.cudnn import CODES, why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
-from perfexp.algorithms.fastest import Fastest
-from perfexp.algorithms.isolated_thread import Threads
+from perfexp.algorithms.families import foreign
+from perfexp.algorithms.fastest import Fastest, Threads
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
-from perfexp.algorithms.switches import SWITCHED, Switches
-from perfexp.convolutions import constants
+from perfexp.convolutions.convolution import clear_constants
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError, did_you_mean
@@ -99,7 +96,7 @@ class Forced:
         self._cache_folder = Path(cache_dir).expanduser() if cache_dir else cache_folder("algorithms")
         self._session: Any = None
         self._usual = Switches.now()
-        self._apart = Threads()
+        self._threads = Threads()
         self._layers: list[Layer] = []
         self._refused: list[Problem] = []
         self._device = torch.device("cpu")
@@ -115,18 +112,15 @@ class Forced:
             self._check()
             if self._verify and (reason := why_no_cudnn(self._device)):
                 raise UserError(f"algorithm.verify=true profiles cuDNN's kernels: {reason}. Leave it out.")
-            stack.callback(self._end)
+            stack.callback(self._threads.end)
+            stack.callback(replays.forget)
             stack.callback(self._remove)
             self._install()
             yield self
 
-    def _end(self) -> None:
-        replays.forget()
-        self._apart.end()
-
     def begin_point(self) -> None:
         self._refused.clear()
-        constants.clear()
+        clear_constants()
         replays.forget()
         for layer in self._layers:
             layer.forget()
@@ -137,7 +131,7 @@ class Forced:
 
     def report(self) -> AlgorithmReport:
         layers = tuple(report for layer in self._layers for report in layer.reports())
-        report = AlgorithmReport(name=self.name, layers=layers)
+        report = AlgorithmReport(name=self.name, layers=layers, foreign=foreign())
         if self._refused and all(report.status is LayerStatus.fallback for layer in layers for report in layer.passes):
             reasons = {report.name: f"{report.requested}: {report.reason}" for report in layers if report.reason}
             raise Unsupported(f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}")
@@ -170,7 +164,7 @@ class Forced:
         self._remove()
         try:
             with self._usual.of(baseline).set():
-                return self._apart[baseline](work)
+                return self._threads.run(baseline, work)
         finally:
             self._install()
 
@@ -233,7 +227,7 @@ class Forced:
         }
         return Fastest(
             device=self._session.device,
-            threads=self._apart,
+            threads=self._threads,
             workspace_bytes=self._workspace_bytes,
             max_error=self._max_error,
             choices=JsonCache(self._cache_folder, context),
@@ -271,12 +265,9 @@ class Forced:
         except UserError:
             return False
         return not any(layer.why_not(supports) for layer in layers) and all(
-            any(_is_complete(support.choose(problem)) for support in supports) for problem in dict.fromkeys(problems)
+            any(not any(choice.reason for choice in support.choose(problem).values()) for support in supports)
+            for problem in dict.fromkeys(problems)
         )
-
-
-def _is_complete(choice: Choice) -> bool:
-    return not any(pass_choice.reason for pass_choice in choice.values())
 
 
 def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, str]) -> list[str]:
@@ -285,10 +276,7 @@ def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, st
     Args:
         layers: names of each layer; a shared module has several.
         name: algorithm of layers without a match.
-        patterns: algorithms by layer name or shell pattern (`features.*`).
-
-    Raises:
-        UserError: a pattern matches no layer.
+        patterns: algorithms by layer name or shell pattern (`features.*`); `UserError` for one without a layer.
     """
     for pattern in patterns:
         if not any(_fits(pattern, names) for names in layers):
@@ -315,7 +303,6 @@ def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
 
 
 def _refusal(reasons: Mapping[str, str], asked: int) -> str:
-    """A sentence with the layers that cannot be computed, and the reasons."""
     named = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_NAMED]]
     rest = [f"{len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
     count = f"{len(reasons)} of {asked} convolutions" if asked else "A convolution"

@@ -11,12 +11,11 @@ import torch
 from torch.nn.functional import conv2d, pad
 from torch.overrides import TorchFunctionMode
 
-from perfexp.algorithms.backends import Choice, Support, engines_of, first_able, joined
-from perfexp.algorithms.codes import math_of
-from perfexp.algorithms.coverage import LayerReport
+from perfexp.algorithms.backends import Choice, Support, first_able, joined
+from perfexp.algorithms.coverage import LayerReport, Pass
+from perfexp.algorithms.cudnn import math_of
 from perfexp.algorithms.engines import OF_TORCH, Direct, Engines, direct, plan_of
 from perfexp.algorithms.operators import CUDNN
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import Seen
 from perfexp.convolutions.convolution import Convolution
@@ -60,10 +59,7 @@ class Layer:
 
     Only two attributes of the instance are covered: `_conv_forward`, or `forward` where the module's class overrides
     the forward pass; then the algorithm computes the calls of `torch.nn.functional.conv2d` in it. Weights, hooks, names
-    and the class are unchanged.
-
-    Args:
-        supports: backends in order of preference; none for `default`.
+    and the class are unchanged. `supports` are backends in order of preference, none for `default`.
     """
 
     def __init__(
@@ -145,11 +141,16 @@ class Layer:
         return ran or [LayerReport(name=self.name, requested=self.requested)]
 
     def _conv_forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Replacement of `torch.nn.Conv2d._conv_forward`."""
         if self._pads_first:
             inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
         engines, called, _ = self._decision(inputs, weight)
-        if called is not None and _is_plain(inputs):
+        # the tensors' addresses suffice for cuDNN where no subclass, dispatch mode or autocast is active
+        if (
+            called is not None
+            and type(inputs) is torch.Tensor
+            and not torch._C._len_torch_dispatch_stack()
+            and not torch.is_autocast_enabled("cuda")
+        ):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
         return _computed(engines, inputs, weight, bias, self._settings)
@@ -223,7 +224,7 @@ class Layer:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
-            engines = engines_of(choice)
+            engines = Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
             # cuDNN's descriptors describe dense tensors only
             dense = all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
@@ -253,15 +254,6 @@ def _computed(
     return conv2d(inputs, weight, bias, *settings)
 
 
-def _is_plain(inputs: torch.Tensor) -> bool:
-    """Whether calling cuDNN with the tensors' addresses suffices: no subclass, dispatch mode or autocast is active."""
-    return (
-        type(inputs) is torch.Tensor
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.is_autocast_enabled("cuda")
-    )
-
-
 class _Intercepted(TorchFunctionMode):
     """While entered, a layer's algorithm computes the calls of `torch.nn.functional.conv2d`."""
 
@@ -270,7 +262,6 @@ class _Intercepted(TorchFunctionMode):
         self._layer = layer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`; the mode is off inside."""
         if function is conv2d:
             return self._layer.functional(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))

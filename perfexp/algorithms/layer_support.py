@@ -10,13 +10,22 @@ from typing import Any
 import torch
 
 from perfexp.algorithms import Backend
-from perfexp.algorithms.backends import GUESS, Choice, Cudnn, Kernels, PassChoice, Support, first_able, supports_of
-from perfexp.algorithms.codes import CODES
+from perfexp.algorithms.backends import (
+    GUESS,
+    Choice,
+    Cudnn,
+    Kernels,
+    PassChoice,
+    Support,
+    Switches,
+    first_able,
+    supports_of,
+)
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import BENCHMARK, DEFAULT
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.problem import Problem
-from perfexp.algorithms.switches import Switches
 from perfexp.convolutions.portable import ALGORITHMS, canonical
 from perfexp.errors import UserError
 from perfexp.models import Batch
@@ -37,7 +46,6 @@ def survey(
 
     Args:
         key: the point that sets the inputs: phase, input size, batch size.
-        backend: the only backend to query, or None for all.
         backward: cuDNN algorithms by backward pass, in place of the defaults of a forward algorithm.
         progress: called with the name of the next layer.
 
@@ -45,10 +53,8 @@ def survey(
         JSON values: `algorithms`, the names; `unused`, layers that compute nothing; `layers`, one entry per distinct
             problem with `names`, `convolution`, `input_shape`, `dtype`, `channels_last`, and `algorithms`. The latter
             has, by algorithm and pass, `backend` and `engine` or the `reason` why there is none, `workspace_bytes`
-            where known, and `passed_over`, the reasons of backends that were queried before.
-
-    Raises:
-        UserError: the model is not a torch model, computes no 2-D convolution, or cannot take such inputs.
+            where known, and `passed_over`, the reasons of backends that were queried before. A model that is not of
+            torch, computes no 2-D convolution, or cannot take such inputs is a `UserError`.
     """
     module = getattr(session, "module", None)
     if not isinstance(module, torch.nn.Module):
@@ -106,7 +112,6 @@ class _Placed(torch.nn.Module):
 
 
 def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
-    """The problems of each 2-D convolution in a forward pass of the model, by layer name."""
     training = key.phase == "train"
     module.train(training)
     inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
@@ -132,7 +137,6 @@ def _pass_forward(session: Any, module: torch.nn.Module, inputs: torch.Tensor, *
 
 @contextmanager
 def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
-    """While entered, each 2-D convolution has a recorder of its problems."""
     recorders: dict[str, _Recorder] = {}
     layers = []
     for name, child in module.named_modules():
@@ -161,7 +165,6 @@ def _names(device: torch.device) -> list[str]:
 def _supports(
     name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
 ) -> list[Support] | str:
-    """Backends of an algorithm, or the reason why there is none."""
     try:
         return supports_of(name, backend, device, workspace_bytes, backward)
     except UserError as error:
@@ -175,16 +178,14 @@ def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> d
         return {which.value: _pass_entry(None, refused, {}) for which in problem.passes}
     with Switches.now().of(name).set():
         choice, reasons = first_able(supports, problem)
-    backends = [_backend_of(name, support) for support in supports]
+    # by default torch's own, as oneDNN is
+    kinds = {Cudnn: Backend.cudnn, Kernels: Backend.triton}
+    backends = [
+        (Backend.cudnn if name == BENCHMARK else kinds.get(type(support), Backend.torch)).value for support in supports
+    ]
     chosen = backends[len(reasons)] if len(reasons) < len(backends) else None
     passed_over = dict(zip(backends, reasons, strict=False)) if chosen else {}
     return {which.value: _pass_entry(chosen, pass_choice, passed_over) for which, pass_choice in choice.items()}
-
-
-def _backend_of(name: str, support: Support) -> str:
-    if isinstance(support, Cudnn) or name == BENCHMARK:
-        return Backend.cudnn.value
-    return (Backend.triton if isinstance(support, Kernels) else Backend.torch).value
 
 
 def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]) -> dict[str, Any]:

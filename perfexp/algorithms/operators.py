@@ -13,25 +13,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from perfexp import kernels
-from perfexp.algorithms.codes import math_of
 from perfexp.algorithms.convolution_plan import Shape, plan
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import math_of
 from perfexp.convolutions.convolution import Convolution, Pair
 
 DEFAULT, BENCHMARK = "default", "benchmark"
 CUDNN, TRITON = "cudnn", "triton"
 
 #: Triton kernels by engine.
-_KERNELS = {f"{TRITON}.direct": kernels.direct, f"{TRITON}.winograd": kernels.winograd}
+_KERNELS = {f"{TRITON}.{name}": kernel for name, kernel in kernels.ALGORITHMS.items()}
 
 
 class Settings(NamedTuple):
-    """How a convolution moves over its inputs, as the operators' arguments have it.
-
-    Attributes:
-        padding: zeros down and across, the same on both sides.
-        channels_last: whether the result is stored as NHWC.
-    """
+    """How a convolution moves over its inputs, with the same padding on both sides, and the result's memory format."""
 
     stride: Pair
     padding: Pair
@@ -61,7 +56,6 @@ class Settings(NamedTuple):
 
 @contextmanager
 def _searching(engine: str) -> Iterator[None]:
-    """While entered, torch searches for its fastest algorithm if the engine is `benchmark`."""
     before = torch._C._get_cudnn_benchmark()
     torch._C._set_cudnn_benchmark(before or engine == BENCHMARK)
     try:

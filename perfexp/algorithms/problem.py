@@ -7,18 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from perfexp.algorithms.passes import Pass
+from perfexp.algorithms.coverage import Pass
 from perfexp.convolutions.convolution import Convolution, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A convolution with everything that decides whether and how it can be computed.
-
-    Attributes:
-        dtype: data type of the computation, after autocast.
-        channels_last: whether the result is stored as NHWC.
-    """
+    """A convolution with all that decides how it can be computed: `dtype` after autocast, the result's format."""
 
     convolution: Convolution
     shape: tuple[int, int, int, int]

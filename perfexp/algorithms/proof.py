@@ -28,7 +28,7 @@ class Seen:
 
     def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
         """A pass report with its observed kernels, and whether they belong to the requested algorithm."""
-        if plan is None or report.status is not LayerStatus.ok:
+        if plan is None or report.status is not LayerStatus.requested:
             return report
         kernels = self.kernels.get(plan, ())
         if not kernels:
@@ -81,7 +81,6 @@ def _mark() -> None:
 
 
 def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The names between each pair of markers."""
     found: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for name in names:

@@ -38,9 +38,7 @@ class Replays:
     def __call__(self, addresses: tuple[int, ...]) -> None:
         """Put the work on torch's current stream; first-time, currently captured and uncapturable work is enqueued.
 
-        Raises:
-            CaptureError: the device failed.
-            CudnnError: cuDNN refused.
+        It raises `CaptureError` if the device failed, and `CudnnError` if cuDNN refused.
         """
         launch = None
         if not capturing():
@@ -53,7 +51,6 @@ class Replays:
             launch(current_stream(self._device))
 
     def _new(self, addresses: tuple[int, ...]) -> Launch | None:
-        """A new launch of work whose addresses occur for the second time."""
         _tally.used[self] = None
         if addresses not in self._once:
             if len(self._once) >= _MOST_ONCE:

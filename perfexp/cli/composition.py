@@ -1,4 +1,4 @@
-"""Composition: have Hydra compose the configuration of a command line, and call a function for each job."""
+"""Composition: refuse words without effect, have Hydra compose a command line, and call a function for each job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,12 +17,13 @@ from unittest.mock import patch
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Glob, QuotedString, Sweep
 from omegaconf import DictConfig
 
 from perfexp.cli.flags import MULTIRUN
-from perfexp.cli.overrides import refuse_unreadable, without_credentials
-from perfexp.cli.refusals import is_of_hydra, refuse_hydra_settings, refuse_no_names, refuse_targets
-from perfexp.errors import UserError
+from perfexp.cli.overrides import parsed, refuse_unreadable, without_credentials
+from perfexp.cli.usage import COMMANDS
+from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.plan import config, validation
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
@@ -30,6 +32,10 @@ from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
 _SWITCHES = (*MULTIRUN, "--run", "-r", "--resolve", "--shell-completion", "-sc")
 #: Prefix of the temporary folders in which Hydra writes its own files.
 SCRATCH = "perfexp-hydra-"
+
+#: Accepted settings of Hydra; the others concern output and logs, which perfexp decides on.
+_HYDRA_KEYS = re.compile(r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)|hydra\.(launcher|sweeper|callbacks)\..+")
+_SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
 def compose(arguments: Sequence[str]) -> dict[str, Any]:
@@ -57,7 +63,9 @@ def call_with_hydra(arguments: Sequence[str], function: Callable[[DictConfig], N
     prints = _prints(ordered)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=SCRATCH))
-        stack.enter_context(_hydra_arguments(ordered))
+        # Hydra reads sys.argv, and has to raise errors instead of printing them
+        stack.enter_context(patch.object(sys, "argv", ["perfexp", *ordered]))
+        stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
         config.register(Path(scratch))
@@ -110,8 +118,46 @@ def _masked_stdout() -> Iterator[None]:
         print(credentials.mask(stdout.getvalue()), end="")
 
 
-@contextmanager
-def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Pass a command line to Hydra, which reads sys.argv, and have it raise errors instead of printing them."""
-    with patch.object(sys, "argv", ["perfexp", *arguments]), patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}):
-        yield
+def refuse_words(arguments: Sequence[str]) -> None:
+    """Raise UserError for a word that is neither a flag nor its value nor an override: it was meant as a command."""
+    for before, word in pairwise(["", *arguments]):
+        of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
+        if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
+            if word in COMMANDS:
+                raise UserError(f"'{word}' is a command, and comes first: perfexp {word} …")
+            raise UserError(f"'{word}' is neither a command nor KEY=VALUE. {did_you_mean(word, COMMANDS)}")
+
+
+def refuse_no_names(arguments: Sequence[str]) -> None:
+    """Raise UserError if a group is set to a number, null or a mapping; Hydra itself crashes on them."""
+    for override in parsed(arguments):
+        value = override.value()
+        names = value if isinstance(value, list) else [value]
+        is_name = all(isinstance(name, str | QuotedString) for name in names) or isinstance(value, Sweep | Glob)
+        if not is_name and (installation.conf_dir() / override.key_or_group).is_dir():
+            raise UserError(f"'{override.input_line}' is not an option: set {override.key_or_group}=NAME.")
+
+
+def is_of_hydra(argument: str) -> bool:
+    """Whether an override sets something of Hydra's own."""
+    return re.match(r"~hydra\b|\+*hydra\b[^=]*=", argument) is not None
+
+
+def refuse_hydra_settings(arguments: Sequence[str]) -> None:
+    """Raise UserError for settings of Hydra that would have no effect on a measurement, or a wrong one."""
+    for text in filter(is_of_hydra, arguments):
+        key = text.lstrip("+~").partition("=")[0]
+        if key.startswith(_SWEEPER_PARAMS):
+            raise UserError(f"{key} is for configuration files: on a command line use -m KEY=A,B.")
+        if not _HYDRA_KEYS.fullmatch(key):
+            remedy = "Set output_dir=DIR for results; run.log in there is the log."
+            raise UserError(f"{key} is not accepted: perfexp decides where Hydra's output and logs go. {remedy}")
+
+
+def refuse_targets(arguments: Sequence[str]) -> None:
+    """Raise UserError for code chosen on the command line; only files choose code, and nothing is unpickled."""
+    for argument in arguments:
+        if argument.startswith("--experimental-rerun"):
+            raise UserError("--experimental-rerun reads a pickle; repeat the command in record.json instead.")
+        if "_target_" in argument:
+            raise UserError(f"'{argument}': a _target_ is honored in configuration files only; see --config-dir.")

@@ -1,18 +1,21 @@
-"""Overrides: parse a command line as Hydra does: values, axes of a sweep, and its jobs."""
+"""Overrides: parse a command line as Hydra does: values, axes of a sweep, and its jobs, which have a limit."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
 from itertools import accumulate, product
 from typing import Any
+from unittest.mock import patch
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString, RangeSweep, Sweep
 
-from perfexp.cli.sweep_limit import num_values, refuse_many
+from perfexp.cli.flags import MAX_JOBS
 from perfexp.errors import UserError
 from perfexp.host import credentials, installation
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
@@ -24,6 +27,8 @@ _MOST_OVERRIDES, _MOST_STORED = 500, 50_000
 _MOST_TEXTS = 200_000
 #: Limits on one argument.
 _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
+#: Default limit on the runs of a sweep; and on a range that is counted exactly.
+_MOST_JOBS, _ENDLESS = 1000, 10**15
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
@@ -90,7 +95,7 @@ def jobs_of(command: Sequence[str], params: Mapping[str, Any]) -> list[list[str]
 def axes_of(arguments: Sequence[str]) -> dict[str, int]:
     """Return the number of values of each override that varies; 0 if it is unknown."""
     return {
-        override.key_or_group: num_values(override) if override.is_discrete_sweep() else 0
+        override.key_or_group: _num_values(override) if override.is_discrete_sweep() else 0
         for override in parsed(arguments)
         if override.is_sweep_override() and not override.is_hydra_override()
     }
@@ -153,3 +158,61 @@ def quoted(text: str) -> str:
     """Quote any text as one value of Hydra's grammar."""
     escaped = re.sub(r"(\\*)('|$)", r"\1\1\2", text).replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def without_max_jobs(arguments: Sequence[str]) -> tuple[list[str], int]:
+    """Remove `--max-jobs N` from a command line; returns the rest and N, by default 1,000."""
+    others: list[str] = []
+    most, words = _MOST_JOBS, iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != MAX_JOBS:
+            others.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not re.fullmatch("[1-9][0-9]{0,6}", value):
+            raise UserError(f"{MAX_JOBS} {value[:40]}: set an integer from 1 to 9,999,999.")
+        most = int(value)
+    return others, most
+
+
+@contextmanager
+def limited_jobs(most: int) -> Iterator[None]:
+    """Have Hydra count the runs of a sweep, axes of configuration files included, before it lists them."""
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.sweeper import Sweeper
+
+    # discovering plugins reloads the module: an import may return another class than the one in use
+    kinds: list[Any] = list(Plugins.instance().discover(Sweeper))
+    [sweeper] = [kind for kind in kinds if kind.__name__ == "BasicSweeper"]
+    split = sweeper.split_arguments
+
+    def counted(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        refuse_many(overrides, most)
+        batches: list[list[list[str]]] = split(overrides, max_batch_size)
+        return batches
+
+    with patch.object(sweeper, "split_arguments", staticmethod(counted)):
+        yield
+
+
+def refuse_many(overrides: Sequence[Override], most: int) -> None:
+    """Raise UserError for a sweep without any run, or with more than `most` runs."""
+    swept = [override for override in overrides if override.is_discrete_sweep()]
+    counts = {override.get_key_element(): _num_values(override) for override in swept}
+    if empty := [override.input_line for override in swept if not counts[override.get_key_element()]]:
+        raise UserError(f"The sweep has no runs: '{empty[0]}' matches no value.")
+    if (jobs := math.prod(counts.values())) > most:
+        counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items() if count != 1)
+        raise UserError(f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. {MAX_JOBS} N raises the limit.")
+
+
+def _num_values(override: Override) -> int:
+    """Count the values of an override without listing a range; raises UserError for an endless one."""
+    swept = override.value()
+    if not isinstance(swept, RangeSweep):
+        return sum(1 for _ in override.sweep_iterator())
+    if not all(math.isfinite(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)) or not swept.step:
+        raise UserError(f"'{override.input_line}' is endless: set a finite start and stop, and a step other than 0.")
+    start, stop, step = (Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step))
+    return min(max(0, math.ceil((stop - start) / step)), _ENDLESS)

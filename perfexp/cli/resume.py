@@ -13,7 +13,7 @@ from perfexp.cli.overrides import quoted
 from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
 from perfexp.host import installation
-from perfexp.orchestration.stored_sweep import is_measured, key_of, remembered_store
+from perfexp.orchestration.sweep_run import is_measured, key_of, remembered_store
 from perfexp.plan import plan_file
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.sweep_record import Sweep
@@ -49,7 +49,6 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
 
 
 def _is_repeated(argument: str) -> bool:
-    """Whether a stored override is repeated; the command line decides on output."""
     key = key_of(argument)
     if key == "timeout_seconds":  # a limit of a moment would end every worker
         return re.fullmatch(r"[1-9]\d{0,6}(\.\d+)?", argument.partition("=")[2]) is not None
@@ -57,7 +56,6 @@ def _is_repeated(argument: str) -> bool:
 
 
 def _stored(folder: Path) -> tuple[list[str], bool, str | None]:
-    """Return the command of a folder, whether it is a sweep's, and the uid of the folder's sweep."""
     if SweepPaths(folder).summary.exists():
         sweep = Sweep.load(folder)
         return sweep.command, True, sweep.uid

@@ -128,7 +128,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _schemas() -> Iterator[tuple[str, type]]:
-    """Yield each settings class with the prefix of its keys."""
     yield "", config.PlanSchema
     for group, name, node in schema.settings():
         yield f"{group.partition('/')[2] or name}.", node
@@ -151,7 +150,6 @@ def _is_plain_type(hint: Any) -> bool:
 
 
 def _plain_keys(node: Any, prefix: str) -> Iterator[str]:
-    """Yield the keys of a file whose values are plain, with their prefix."""
     for key, value in node.items() if isinstance(node, Mapping) else ():
         if key in ("defaults", "hydra", "_target_"):
             continue

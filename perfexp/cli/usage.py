@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 _HEADER = "perfexp measures how fast a deep-learning model trains and infers, and how certain the result is."
@@ -18,6 +19,7 @@ _COMMANDS = {
     "list algorithms model=vgg16": "algorithms for the layers of a model here",
     "doctor": "whether this machine can measure, what is missing",
     "selfcheck": "how much processes differ on this machine",
+    "calibrate kernels": "learn this GPU's kernels, by which algorithms are proven",
     "show DIR": "report of a run",
     "compare A B": "which run is faster, by how much, and whether they can be compared",
     "status": "done, failed, missing and running points",
@@ -55,14 +57,11 @@ def text(folders: Sequence[Path]) -> str:
             options.setdefault(file.parent.name, set()).add(file.stem)
     examples = [f"  perfexp {words:<55}{about}".rstrip() for words, about in (_MEASUREMENTS | _COMMANDS).items()]
     width = max(map(len, options), default=0) + 4
-    groups = [_entry(f"  {name}", sorted(names), width) for name, names in sorted(options.items())]
+    fill = partial(textwrap.fill, width=110, subsequent_indent=" " * width)
+    listed = sorted((name, ", ".join(sorted(names))) for name, names in options.items())
+    groups = [fill(names, initial_indent=f"  {name}".ljust(width)) for name, names in listed]
     keys = _keys(folders[0] / "config.yaml")
     return "\n".join([_HEADER, "", *examples, "", "Groups (group=option):", *groups, "", "Keys:", *keys, _FOOTER])
-
-
-def _entry(name: str, options: Sequence[str], width: int) -> str:
-    indent = " " * width
-    return textwrap.fill(", ".join(options), 110, initial_indent=name.ljust(width), subsequent_indent=indent)
 
 
 def _keys(file: Path) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,19 +55,18 @@ def benchmark(
     The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
     training failed.
     """
-    asked = _Asked(
+    arguments, plan = settle(
+        overrides or (),
+        config_dir,
         model=one_of("model", model, options("model", config_dir)),
         run_mode=one_of("run mode", run_mode, RUN_MODES),
         precision=_precision(precision, config_dir),
         batch_size=_number("BATCH_SIZE", batch_size, least=1),
         iterations=_number("ITERATIONS", iterations, least=1),
         workers=_number("WORKERS", workers, least=0),
-        overrides=tuple(overrides or ()),
-        config_dir=config_dir,
     )
-    arguments, plan = settle(asked)
     _check_speed_file(plan)
-    for note in _notes(asked, precision, plan):
+    for note in _notes(overrides or (), precision, int(workers), plan):
         echo(note)
     code, folder = run_plan(arguments, plan)
     # codes above 1 are usage errors, which leave no record
@@ -82,13 +80,9 @@ def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
 
 
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of a command's overrides by key.
+    """Return the values of a command's overrides by key; `set_by` has the keys that the command sets, and by what.
 
-    Args:
-        set_by: keys that the command sets, each with the option or word that does.
-
-    Raises:
-        UserError: a word is not an override, or its key is one of these.
+    Raises `UserError` if a word is not an override, or its key is one of those.
     """
     for text in overrides:
         if "=" not in text:
@@ -102,44 +96,29 @@ def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str,
     return values
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """A command line whose words have been checked individually."""
-
-    model: str
-    run_mode: str
-    precision: str
-    batch_size: int
-    iterations: int
-    workers: int
-    overrides: tuple[str, ...]
-    config_dir: Path | None = None
-
-    @property
-    def given(self) -> dict[str, str]:
-        return given_keys(self.overrides, _SET_BY)
-
-
-def settle(asked: _Asked) -> tuple[list[str], Plan]:
+def settle(
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    *,
+    model: str,
+    run_mode: str,
+    precision: str,
+    batch_size: int,
+    iterations: int,
+    workers: int,
+) -> tuple[list[str], Plan]:
     """The command line of the run, and its plan; raises UserError if a run or its run mode is impossible."""
-    overrides = asked.given
-    wanted = {
-        "model": asked.model,
-        "mode": "train",
-        "precision": asked.precision,
-        "batch_size": str(asked.batch_size),
-        "stopping": "fixed",
-        "stopping.measure": str(asked.iterations),
-        **_DEFAULTS,
-    }
-    arguments = [f"--config-dir={asked.config_dir}"] if asked.config_dir else []
-    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in overrides]
-    arguments += [*asked.overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep
+    given = given_keys(overrides, _SET_BY)
+    wanted = {"model": model, "mode": "train", "precision": precision, "batch_size": batch_size}
+    wanted |= {"stopping": "fixed", "stopping.measure": iterations, **_DEFAULTS}
+    arguments = [f"--config-dir={config_dir}"] if config_dir else []
+    arguments += [f"{key}={value}" for key, value in wanted.items() if key not in given]
+    arguments += [*overrides, "hydra.mode=RUN"]  # an experiment file may request a sweep
     # the data and the device decide which further keys exist
     plain = compose(arguments)
-    arguments += [f"data.workers={asked.workers}"] if "workers" in plain["data"] else []
-    count = _num_gpus(asked.run_mode, plain["gpu"], said="gpu.count" in overrides)
-    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in overrides else []
+    arguments += [f"data.workers={workers}"] if "workers" in plain["data"] else []
+    count = _num_gpus(run_mode, plain["gpu"], said="gpu.count" in given)
+    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in given else []
     return arguments, config.typed(compose(arguments))
 
 
@@ -185,17 +164,15 @@ def _check_speed_file(plan: Plan) -> None:
         placing.refuse_foreign(folder / speed.file_name, f"Move it away, or {remedy}")
 
 
-def _notes(asked: _Asked, precision: str, plan: Plan) -> list[str]:
-    notes = []
-    if precision in MIXED and "precision" not in asked.given:
-        notes.append(f"{precision} is mixed precision here: precision={asked.precision}.")
-        if precision == "fp16":
-            notes[-1] += " Parameters and inputs in half precision are precision=fp16, added at the end."
+def _notes(overrides: Sequence[str], precision: str, workers: int, plan: Plan) -> Iterator[str]:
+    if precision in MIXED and "precision" not in given_keys(overrides, _SET_BY):
+        half = " Parameters and inputs in half precision are precision=fp16, added at the end."
+        meant = f"{precision} is mixed precision here: precision={MIXED[precision]}."
+        yield meant + (half if precision == "fp16" else "")
     if "workers" not in plan.data:
         data = plan.choices.get("data", "the data")
-        unused = f"{data} has no workers: {asked.workers} is not used, and no loading is in the figure."
-        notes.append(f"{unused} data=cityscapes data.root=DIR trains on images.")
-    return notes
+        unused = f"{data} has no workers: {workers} is not used, and no loading is in the figure."
+        yield f"{unused} data=cityscapes data.root=DIR trains on images."
 
 
 def _print_speed(folder: Path) -> int:
@@ -216,7 +193,6 @@ def _precision(name: str, config_dir: Path | None) -> str:
 
 
 def _number(what: str, text: str, *, least: int) -> int:
-    """A number within the limits; raises `UserError` for any other text."""
     number = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else -1
     if not least <= number <= LARGEST:
         raise UserError(f"{what} is a whole number from {least} to {LARGEST}, not '{text}'.")

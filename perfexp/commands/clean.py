@@ -47,14 +47,7 @@ class _File(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Seen:
-    """Counts of everything that stays.
-
-    Attributes:
-        folders: folders of runs and sweeps with a manifest, except those in use.
-        others: number of files with other endings, by ending.
-        young: modification times of files with the right ending that are too recent, seconds since the epoch.
-        stays: numbers of files that stay whatever is asked for, by the reason.
-    """
+    """Counts of everything that stays; `young` has the modification times of recent files, seconds since the epoch."""
 
     folders: int = 0
     busy: int = 0
@@ -100,7 +93,9 @@ def clean(
     if dry_run:
         echo(f"{total} would go.")
         raise typer.Exit(1 if refused else 0)
-    if not yes and not _agreed(total):
+    if not yes and not sys.stdin.isatty():
+        raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
+    if not yes and not typer.confirm(f"Delete {total}?"):
         echo("Nothing was deleted.")
         raise typer.Exit(1)
     failed = sum(not _is_deleted(file) for file in files)
@@ -196,12 +191,6 @@ def _why_nothing(folder: Path, endings: Collection[str], older_than: str | None,
     for reason in (_MEASURED, _UNKNOWN, _AWAY):
         if seen.stays[reason]:
             yield f"  {units.counted(seen.stays[reason], 'file')} {reason}: they always stay"
-
-
-def _agreed(total: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UserError("stdin is not a terminal; pass --yes, or --dry-run to preview.")
-    return typer.confirm(f"Delete {total}?")
 
 
 def _is_deleted(file: _File) -> bool:

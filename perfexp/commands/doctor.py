@@ -93,7 +93,6 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
 
 
 def _last_selfcheck(facts: Facts, choice: Choice) -> Any:
-    """The cached result of the last `perfexp selfcheck` on the chosen device, or None."""
     chosen = devices.choose(facts, choice)
     device = str(chosen.device["uuid"]) if chosen.device else chosen.name
     driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")

@@ -61,12 +61,14 @@ def export(
     refuse_to_overwrite(list(targets.values()), "Choose another with --out FILE", force=force)
     for file in files:
         collected.add(file)
-    lines, rows = collected.lines(), collected.layer_lines()
+    runs = collected.runs.values()
+    lines = tidy.aligned([*(line for run in runs for line in run.lines), *collected.refused()])
+    rows = tidy.aligned(layer_tables.with_winners([line for run in runs for line in run.layers]))
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
         targets = {kind: file for kind, file in targets.items() if not kind.startswith("layers")}
     if lines:
-        _write(targets, lines, collected.blocks(), rows)
+        _write(targets, lines, [block for run in runs for block in run.blocks], rows)
         exported = f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
         echo(f"{exported}: {', '.join(map(str, targets.values()))}")
     raise typer.Exit(collected.exit_code)
@@ -74,8 +76,6 @@ def export(
 
 @dataclass(kw_only=True)
 class _Run:
-    """Exported content of a record."""
-
     ended: str
     sweep: tuple[str, int] | None
     lines: list[Line]
@@ -117,17 +117,6 @@ class _Collected:
         except PerfexpError as error:
             self._failed(error)
 
-    def lines(self) -> list[Line]:
-        """The lines of all runs, then those of runs without a record."""
-        return tidy.aligned([*(line for run in self.runs.values() for line in run.lines), *self._refused()])
-
-    def blocks(self) -> list[Block]:
-        return [block for run in self.runs.values() for block in run.blocks]
-
-    def layer_lines(self) -> list[Line]:
-        """The layers of all runs, with their winners."""
-        return tidy.aligned(layer_tables.with_winners([line for run in self.runs.values() for line in run.layers]))
-
     def _add_record(self, record: Record, file: Path, of: str | None) -> None:
         membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
@@ -152,7 +141,8 @@ class _Collected:
             if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
                 self.add(record, of=sweep.uid)
 
-    def _refused(self) -> Iterator[Line]:
+    def refused(self) -> Iterator[Line]:
+        """The lines of runs without a record."""
         recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):

@@ -44,10 +44,7 @@ def write_plugin(folder: Path) -> None:
 
 
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
-    """Accepted values of the header Host for a server, with and without the port.
-
-    `others` are further names, separated by commas; `*` stands for any characters.
-    """
+    """Accepted values of the header Host, with and without the port; `others`, separated by commas, may have a `*`."""
     names = [*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host])]
     names += [name.strip().strip("[]") for name in (others or "").split(",") if name.strip()]
     quoted = (f"[{name}]" if name.count(":") > 1 else name for name in names)

@@ -16,6 +16,7 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, app, echo, group_folders
 from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host.process import SilenceError, WorkerProcess, worker_command
+from perfexp.orchestration.capabilities import last_line
 from perfexp.plan import plan_file
 from perfexp.reports import support_table
 from perfexp.reports.console import Console
@@ -84,7 +85,6 @@ def _about(file: Path) -> str:
 
 
 def _show_support(overrides: Sequence[str], *, config_dir: Path | None, reasons: bool, as_json: bool) -> None:
-    """Print the algorithms for each convolution of a model, which `overrides` choose as for a run."""
     survey = _survey(overrides, config_dir)
     if as_json:
         echo(json.dumps(survey, indent=1))
@@ -131,9 +131,8 @@ def query(plain: Mapping[str, Any]) -> Survey:
         if failure is not None:
             raise (UserError if failure.get("exit_code") == 2 else PerfexpError)(failure["message"])
         if answer is None:
-            lines = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
-            last = f": {lines[-1].strip()}" if lines else ""
-            raise PerfexpError(f"The worker ended with code {code}{last}.")
+            last = last_line(log)
+            raise PerfexpError(f"The worker ended with code {code}{f': {last}' if last else ''}.")
         return dict(answer)
 
 

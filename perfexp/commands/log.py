@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,65 +23,47 @@ def log(
     experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
 ) -> None:
     """Send records to MLflow; sending one twice does no harm."""
-    sending = _Sending(uri=uri, experiment=experiment)
+    links: dict[str, str] = {}
+    experiments: dict[str, Any] = {}
+    exit_code = 0
+
+    def failed(folder: Path, error: PerfexpError) -> None:
+        nonlocal exit_code
+        echo(f"failed  {folder}: {error}", err=True)
+        exit_code = max(exit_code, error.exit_code)
+
     for folder in folders:
-        sending.send_below(folder)
-    for line in sending.links.values():
-        echo(line)
-    raise typer.Exit(sending.exit_code)
-
-
-@dataclass(kw_only=True)
-class _Sending:
-    """Records to send, the address of the last sent record by store, and the exit code of the worst error.
-
-    Records do not choose the store, since they are data; `experiment` is None for that of each plan.
-    """
-
-    uri: str | None
-    experiment: str | None
-    links: dict[str, str] = field(default_factory=dict)
-    exit_code: int = 0
-    _tracking: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def send_below(self, folder: Path) -> None:
-        """Send every record in or below a folder, then their sweeps."""
-        if not folder.exists():
-            self._failed(folder, UserError("there is no such folder; set the store with --uri"))
-            return
         files = sorted([folder] if folder.is_file() else below(folder, RECORD, SWEEP, refused=lambda error: None))
-        if not any(file.name == RECORD for file in files):
-            self._failed(folder, UserError(f"no {RECORD} in it or below it"))
-        for name, send in ((RECORD, self._send_record), (SWEEP, self._send_sweep)):
-            for file in files:
+        if not folder.exists():
+            failed(folder, UserError("there is no such folder; set the store with --uri"))
+        elif not any(file.name == RECORD for file in files):
+            failed(folder, UserError(f"no {RECORD} in it or below it"))
+        for name in (RECORD, SWEEP):
+            for file in (file for file in files if file.name == name):
                 try:
-                    if file.name == name:
-                        send(file)
+                    _send(file, uri, experiment, experiments, links)
                 except PerfexpError as error:
-                    self._failed(file.parent, error)
+                    failed(file.parent, error)
+    for link in links.values():
+        echo(link)
+    raise typer.Exit(exit_code)
 
-    def _send_record(self, file: Path) -> None:
+
+def _send(
+    file: Path, uri: str | None, experiment: str | None, experiments: dict[str, Any], links: dict[str, str]
+) -> None:
+    """Send a record, or a sweep, which goes to the experiment of its runs; `links` are those sent last, by store."""
+    if file.name == RECORD:
         record = Record.load(file)
         tracking = record.plan.get("tracking")
-        settings = tracking if isinstance(tracking, Mapping) else {}
+        planned = tracking.get("experiment") if isinstance(tracking, Mapping) else None
         if record.sweep:
-            # a sweep goes to the experiment of its runs
-            self._tracking[record.sweep.uid] = settings
-        sink = self._sink(settings)
-        self._sent(record.name, file.parent, sink.uri, sink.publish(record, file.parent))
-
-    def _send_sweep(self, file: Path) -> None:
+            experiments[record.sweep.uid] = planned
+        sink = MlflowSink(uri=uri, experiment=experiment or planned)  # a record is data: it does not choose the store
+        name, link = record.name, sink.publish(record, file.parent)
+    else:
         sweep = Sweep.load(file)
-        sink = self._sink(self._tracking.get(sweep.uid, {}))
-        self._sent(sweep.name, file.parent, sink.uri, sink.publish_sweep(sweep, file.parent))
-
-    def _sink(self, settings: Mapping[str, Any]) -> MlflowSink:
-        return MlflowSink(uri=self.uri, experiment=self.experiment or settings.get("experiment"))
-
-    def _sent(self, name: str, folder: Path, uri: str, link: str) -> None:
-        echo(f"sent    {name}  {folder}")
-        self.links[uri] = link
-
-    def _failed(self, folder: Path, error: PerfexpError) -> None:
-        echo(f"failed  {folder}: {error}", err=True)
-        self.exit_code = max(self.exit_code, error.exit_code)
+        sink = MlflowSink(uri=uri, experiment=experiment or experiments.get(sweep.uid))
+        name, link = sweep.name, sink.publish_sweep(sweep, file.parent)
+    echo(f"sent    {name}  {file.parent}")
+    links[sink.uri] = link

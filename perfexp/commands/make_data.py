@@ -35,18 +35,15 @@ def make_data(
     [(height, width)] = parse_sizes(size)
     if not (_SMALLEST <= height <= _LARGEST and _SMALLEST <= width <= _LARGEST):
         raise UserError(f"--size {size}: from {_SMALLEST} to {_LARGEST} pixels.")
+    is_terminal = typer.get_text_stream("stderr").isatty()
     made_streets.make(
         folder,
         photographs=None if photographs is None else made_streets.photographs_in(photographs),
         counts={"train": train, "val": val},
         size=(height, width),
         seed=seed,
-        progress=_show_progress if typer.get_text_stream("stderr").isatty() else lambda _: None,
+        progress=lambda text: typer.echo(f"\r{text}   ", nl=False, err=True) if is_terminal else None,
     )
-    echo(f"{folder}: {train} pictures of training and {val} of evaluation, {height} × {width}.")
+    echo(f"{folder}: {train} images of training and {val} of evaluation, {height} × {width}.")
     echo(made_streets.NO_TRUTH)
     echo(f"Check it: perfexp doctor data.root={folder}")
-
-
-def _show_progress(text: str) -> None:
-    typer.echo(f"\r{text}   ", nl=False, err=True)

@@ -69,7 +69,6 @@ def roofline(
 def _rooflines(
     place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
-    """The rooflines of one argument, with the paths of their files without suffix."""
     if not place.exists():
         raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {RECORD}.")
     if place.is_dir() or place.suffix == ".json":

@@ -76,7 +76,6 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
 
 
 def _of_runs(place: Path) -> Iterator[Speed]:
-    """The trainings of a run, or of all runs below a folder."""
     refused: list[OSError] = []
     files = list(folders.below(place, RECORD, refused=refused.append)) if place.is_dir() else [place]
     if refused:

@@ -17,7 +17,7 @@ from perfexp.profilers.tools import Tool
 from perfexp.records.paths import RunPaths
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.profile_summary import kernel_grid
+from perfexp.summaries.profile_summary import ranked
 
 
 @app.command()
@@ -74,7 +74,6 @@ def _profiles(place: Path) -> Iterator[Path]:
 
 
 def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
-    """Make and print the reports of one profile; returns whether each was made or is empty."""
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:
@@ -101,5 +100,5 @@ def _show(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> bool:
     console = Console()
     console.show_grid(str(profile), Grid(columns))
     if kernels := facts["kernels"]:
-        console.show_grid(f"top kernels of {facts['kernel_names']}", kernel_grid(kernels))
+        console.show_grid(f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all"))
     return all(name in made or name in facts["empty"] for name in wanted)

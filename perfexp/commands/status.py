@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands import pending
+from perfexp.cli.overrides import jobs_of
 from perfexp.commands.app import PLAN, RECORD, SWEEP, app, echo
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
-from perfexp.orchestration.stored_sweep import measures_the_same
+from perfexp.orchestration.sweep_run import key_of, measures_the_same
 from perfexp.plan import plan_file
 from perfexp.profilers import is_profile
 from perfexp.records import folders
@@ -21,10 +24,15 @@ from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, Status
-from perfexp.records.sweep_record import Sweep
+from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_status
 from perfexp.reports.console import Console
 from perfexp.reports.run_status import Run
+
+#: Overrides that change the number of points; one size or batch size is as many as another.
+_CHANGES_POINTS = re.compile(
+    r"\+*((experiment|mode|probes\.layers|replicate|ttfp)=|(sweep|profiler)[.=]|(batch_size|input_size)=\[)"
+)
 
 
 @app.command()
@@ -92,14 +100,7 @@ class _Below:
 
 @dataclass(kw_only=True)
 class _Group:
-    """Contents of one folder.
-
-    Attributes:
-        runs: runs with a plan, and runs of its sweeps that have not begun.
-        sweeps: progress of each sweep, in words.
-        refused: a line for each run that left no record.
-        not_begun: number of runs of its sweeps that have not ended.
-    """
+    """Runs of one folder, begun or not, and lines on its sweeps and refused runs; `not_begun` counts runs of sweeps."""
 
     runs: list[Run] = field(default_factory=list)
     sweeps: list[str] = field(default_factory=list)
@@ -136,12 +137,8 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     """Whether a sweep repeats another one; compares commands alone if the earlier one has no runs."""
     if not measures_the_same(later[0].command, earlier[0].command):
         return False
-    before, after = (set(_child_folders(*pair)) for pair in (earlier, later))
+    before, after = ({path for _, path in run_folders(*pair)} for pair in (earlier, later))
     return not before or bool(before & after)
-
-
-def _child_folders(sweep: Sweep, folder: Path) -> list[Path]:
-    return [path for _, path in run_folders(sweep, folder)]
 
 
 def _show(below: _Below, folder: Path, console: Console) -> bool:
@@ -161,16 +158,15 @@ def _show(below: _Below, folder: Path, console: Console) -> bool:
 
 
 def _groups(below: _Below) -> dict[Path, _Group]:
-    """Group runs by the folder of their stage, sweep or day."""
     groups: dict[Path, _Group] = {}
     for run in below.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
     reported: set[Path] = set()
     for sweep, place in below.current_sweeps:
-        children = _child_folders(sweep, place)
-        begun = (path.parent for path in children if path.absolute() in below.runs)
+        children = list(run_folders(sweep, place))
+        begun = (path.parent for _, path in children if path.absolute() in below.runs)
         group = groups.setdefault(next(begun, place), _Group())
-        waiting = pending.runs(sweep, place, below.runs.values())
+        waiting = not_begun(sweep, place, below.runs.values())
         group.runs += waiting or []
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
@@ -179,7 +175,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
         group.not_begun += left
         group.refused += _refused(sweep, place, below)
-        reported.update(path.absolute() for child, path in zip(sweep.children, children, strict=True) if child.error)
+        reported.update(path.absolute() for child, path in children if child.error)
     for path, run in below.runs.items():
         if run.refusal is not None and path not in reported:
             groups[run.folder.parent].refused.append(f"{run.folder.name}: refused: {run.refusal}")
@@ -192,3 +188,85 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
         run = below.runs.get(folder.absolute())
         if child.error and not (folder / RECORD).is_file() and not (run and run.running):
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"
+
+
+def not_begun(sweep: Sweep, folder: Path, begun: Collection[Run]) -> list[Run] | None:
+    """List the runs of a sweep that have not begun, or were refused before they had a folder.
+
+    Each copies the most similar run of those `begun` (with a plan, also of other sweeps); nothing is composed. Its
+    points are known if both runs have the same number of points. None if the sweep's command does not determine the
+    runs.
+    """
+    try:
+        jobs = jobs_of(sweep.command, _sweeper_params(folder))
+    except UserError:
+        return None
+    if not jobs or len(jobs) != sweep.jobs:
+        return None
+    ended = {path.absolute(): child for child, path in run_folders(sweep, folder)}
+    own = list(_own(jobs, begun, {folder.absolute(), *(path.parent for path in ended)}))
+    varying = set().union(*jobs) - set(jobs[0]).intersection(*jobs)
+    has_begun = {frozenset(varying.intersection(_command(run.plan))) for run in own}
+    has_begun |= {_axes(ended[run.folder.absolute()], varying) for run in own if run.folder.absolute() in ended}
+    children = {_axes(child, varying): child for child in sweep.children}
+    pending: list[Run] = []
+    for number, job in enumerate(jobs):
+        child = children.get(axes := frozenset(varying.intersection(job)))
+        if axes not in has_begun and (child is None or child.error):
+            pending.append(_pending(job, own, folder / str(number), child.error if child else None))
+    return pending
+
+
+def _sweeper_params(folder: Path) -> Mapping[str, Any]:
+    """Read the axes that a configuration file gave to the sweeper from multirun.yaml."""
+    with suppress(UserError, KeyError, TypeError):
+        params = plan_file.read(folder / "multirun.yaml")["hydra"]["sweeper"]["params"]
+        return params if isinstance(params, Mapping) else {}
+    return {}
+
+
+def _own(jobs: Sequence[Sequence[str]], begun: Collection[Run], parents: Collection[Path]) -> Iterator[Run]:
+    """Yield the runs of a sweep: by folder, or by command for those in the folder of a stage."""
+    for run in begun:
+        if run.folder.absolute().parent in parents or (
+            run.plan.get("stage") and any(measures_the_same(job, _command(run.plan)) for job in jobs)
+        ):
+            yield run
+
+
+def _axes(child: SweepChild, varying: Collection[str]) -> frozenset[str]:
+    """Select the varying overrides of a run; one that adds a key counts as one that changes it."""
+    values = {f"{axis}={value}" for axis, value in child.axes.items()}
+    return frozenset(text for text in varying if text.lstrip("+") in values)
+
+
+def _command(plan: Mapping[str, Any]) -> list[str]:
+    command = plan.get("command")
+    return [text for text in command if str(text)[:1] != "-"] if isinstance(command, list) else []
+
+
+def _pending(job: Sequence[str], own: Sequence[Run], folder: Path, refusal: str | None) -> Run:
+    """Derive a run that has not begun from the run of the same sweep (`own`) whose command is most similar."""
+    points = {text for text in job if _CHANGES_POINTS.match(text)}
+
+    def similarity(run: Run) -> tuple[bool, int]:
+        same = points == {text for text in _command(run.plan) if _CHANGES_POINTS.match(text)}
+        return same, len(set(job).intersection(_command(run.plan)))
+
+    nearest = max(own, key=similarity, default=None)
+    if nearest is None:
+        plan = {key_of(text): {"name": text.partition("=")[2]} for text in job}
+        return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal)
+    plan = copy.deepcopy(dict(nearest.plan))
+    for text in set(job).difference(_command(nearest.plan)):
+        key, value = key_of(text), text.partition("=")[2]
+        twin = next((run.plan for run in own if text in _command(run.plan)), {})
+        group, _, name = key.partition(".")
+        if key in twin:
+            plan[key] = twin[key]
+        elif isinstance(plan.get(group), dict) and name in ("", "name"):
+            plan[group] = {**plan[group], "name": value} if name else {"name": value}
+    keys = nearest.expected if similarity(nearest)[0] else None
+    return Run(
+        folder=folder, plan=plan, results={}, expected=keys, point_seconds=nearest.point_seconds, refusal=refusal
+    )

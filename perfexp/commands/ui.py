@@ -24,17 +24,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.credentials import hide
 from perfexp.host.process import python_command
-from perfexp.tracking.store import (
-    HOST,
-    PORT,
-    artifact_folder,
-    database,
-    is_server,
-    mlflow_environment,
-    page,
-    refuse_foreign_database,
-    store_uri,
-)
+from perfexp.tracking import store
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with options of `mlflow server`, which perfexp's server ignores.
@@ -51,28 +41,31 @@ def ui(
     uri: Annotated[
         str | None, typer.Option(help="Tracking store; by default outputs/mlflow.db of this folder.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
-    host: Annotated[str, typer.Option(help="Address to listen on; anyone who reaches it can read and delete.")] = HOST,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = store.PORT,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anyone who reaches it can read and delete.")
+    ] = store.HOST,
     allowed_hosts: Annotated[
-        str | None, typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel.")
+        str | None,
+        typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."),
     ] = None,
 ) -> None:
     """Open MLflow on the tracking store until Ctrl-C."""
-    store = store_uri(uri)
+    location = store.store_uri(uri)
     # a tracking server needs no second server
-    if is_server(store):
-        echo(f"The tracking server has its own pages: {hide(store)}/#/experiments")
+    if store.is_server(location):
+        echo(f"The tracking server has its own pages: {hide(location)}/#/experiments")
         return
-    _check(store, host, port)
+    _check(location, host, port)
     if host not in LOOPBACK:
         echo(f"It has no authentication: anyone who reaches {host}:{port} can read and delete everything.", err=True)
     hosts = accepted_hosts(host, port, allowed_hosts)
-    command = [*_server(store), "--host", host, "--port", str(port), "--allowed-hosts", ",".join(hosts)]
+    command = [*_server(location), "--host", host, "--port", str(port), "--allowed-hosts", ",".join(hosts)]
     address = EVERYWHERE.get(host, host)
     base = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     with (
         tempfile.TemporaryFile("w+") as output,
-        _environment(store) as environment,
+        _environment(location) as environment,
         interrupts.handled(),
         _running(command, environment, output) as server,
         suppress(KeyboardInterrupt),
@@ -85,11 +78,11 @@ def ui(
         raise _failure(f"ended with exit code {server.returncode}", output)
 
 
-def _check(store: str, host: str, port: int) -> None:
-    file = database(store)
+def _check(uri: str, host: str, port: int) -> None:
+    file = store.database(uri)
     if file is not None and not file.is_file():
         raise UserError(f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri.")
-    refuse_foreign_database(store)
+    store.refuse_foreign_database(uri)
     try:
         importlib.metadata.version("mlflow")
     except importlib.metadata.PackageNotFoundError as error:
@@ -103,14 +96,14 @@ def _check(store: str, host: str, port: int) -> None:
         raise UserError(f"{host}:{port} cannot be opened ({error.strerror}); choose another with --port.") from error
 
 
-def _server(store: str) -> list[str]:
+def _server(uri: str) -> list[str]:
     command = python_command("mlflow", "server", "--workers", "1", "--app-name", APPLICATION)
-    folder = artifact_folder(store)
+    folder = store.artifact_folder(uri)
     return [*command, "--artifacts-destination", folder.as_uri()] if folder else command
 
 
 @contextmanager
-def _environment(store: str) -> Iterator[dict[str, str]]:
+def _environment(uri: str) -> Iterator[dict[str, str]]:
     """The server's environment: the store, whose password `ps` must not show, and the guard."""
     variables = {
         name: value
@@ -120,10 +113,10 @@ def _environment(store: str) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         write_plugin(Path(folder))
         yield variables | {
-            "MLFLOW_BACKEND_STORE_URI": store,
+            "MLFLOW_BACKEND_STORE_URI": uri,
             # without jobs for language models it is 2 processes and 0.5 GB instead of 15 and 2.7 GB
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            **mlflow_environment(),
+            **store.mlflow_environment(),
             "PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
@@ -171,7 +164,7 @@ def _experiments(base: str) -> list[tuple[str, str]]:
     with _direct.open(request, timeout=30) as answer:
         experiments = json.load(answer).get("experiments", [])
     used = [experiment for experiment in experiments if experiment["experiment_id"] != "0"]
-    return [(experiment["name"], page(base, experiment["experiment_id"])) for experiment in used or experiments]
+    return [(experiment["name"], store.page(base, experiment["experiment_id"])) for experiment in used or experiments]
 
 
 def _failure(message: str, output: IO[str]) -> PerfexpError:

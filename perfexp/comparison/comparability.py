@@ -1,4 +1,4 @@
-"""Comparability: classify what differs between two runs as their subject, as a confounder, or as neutral."""
+"""Comparability: classify the facts that differ between two runs as their subject, as a confounder, or as neutral."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
         key: short name, as for `--allow`.
         allowed: whether the user accepts this confounder.
         measures: the measures that a confounder affects; empty for all of them.
-        help: what to do about a confounder.
+        help: remedy for a confounder.
     """
 
     key: str
@@ -147,7 +147,7 @@ def check_allowed(keys: Collection[str]) -> None:
 
 
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
-    """Return what differs between two runs, the subject first, then confounders."""
+    """Return the facts that differ between two runs, the subject first, then confounders."""
     differing = {key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))}
     subjects = {key for key in differing if FACTS[key].role is Role.SUBJECT}
     found = []

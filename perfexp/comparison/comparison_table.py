@@ -32,14 +32,14 @@ _WITHOUT_RUNS = "; without a history of three runs, other runs may differ by mor
 
 
 def title(comparison: Comparison, side: SideFacts) -> str:
-    """A line that names two sides and what they are compared for."""
+    """A line that names two sides and the subject of their comparison."""
     baseline = comparison.sides[0]
     subject = [f"{one.key} {one.baseline} → {one.other}" for one in side.differences if one.role is Role.SUBJECT]
     return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
 
 
 def header(comparison: Comparison) -> list[str]:
-    """Lines above all tables: the sides, what all pairs have in common, and how verdicts are reached."""
+    """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
     runs = "" if all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
@@ -92,7 +92,7 @@ def verdict_of(pair: Compared) -> str:
 
 
 def confounders(side: SideFacts) -> list[str]:
-    """Each confounder of a side in two lines: what differs, and what to do."""
+    """Each confounder of a side in two lines: its values, and the remedy."""
     lines = []
     for one in side.differences:
         if one.role is Role.CONFOUNDER:

@@ -28,8 +28,8 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
     Attributes:
         side: name of the other side; the baseline is `A`.
-        point: identity in words, without what all pairs have in common.
-        curve: the same without the input size.
+        point: identity in words, without the words common to all pairs.
+        curve: identity in words without the input size.
         key: key of the baseline's point.
         baseline: figure of the baseline in the unit, the geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
@@ -39,7 +39,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         p: p-value of a difference beyond the margin.
         word: the verdict as reports name it: FASTER, SLOWER, LESS, …
         further_processes: how many more processes of each side would decide; None if unknown, or decided.
-        confounders: what differs and prevents a comparison, with allowed confounders.
+        confounders: facts that differ and prevent a comparison, with allowed confounders.
     """
 
     side: str
@@ -64,7 +64,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One side: its name, the folder that the user named, its runs, and what differs from the baseline."""
+    """One side: its name, the folder that the user named, its runs, and its differences from the baseline."""
 
     name: str
     source: str
@@ -119,7 +119,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
         margin: relative difference up to which two figures count as the same.
         fdr: tolerated share of false verdicts among all that are not UNDECIDED.
         allowed: confounders that the user accepts.
-        constant: what all pairs have in common, in words.
+        constant: facts common to all pairs, in words.
         pairs: all figures, the largest regressions of each measure first.
     """
 

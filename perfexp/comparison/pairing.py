@@ -1,4 +1,4 @@
-"""Pairing: match the points of two sides by key and by what their runs measure, unless that is what differs."""
+"""Pairing: match the points of two sides by key and by the features of their runs that both sides share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Measurement:
     """A timed point of one side.
 
     Attributes:
-        features: what its run measures, by name: model, algorithm, …, and the other axes of its sweep.
+        features: properties of its run by name: model, algorithm, …, and the other axes of its sweep.
     """
 
     record: Record
@@ -43,7 +43,7 @@ class Side:
 
     Attributes:
         name: `A` for the baseline, then `B`, ….
-        source: what the user named.
+        source: argument of the user.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Matching:
     """Points of a baseline and another side that belong together.
 
     Attributes:
-        subject: names of the features that no two points of both sides share: what the comparison is about.
+        subject: names of the features that no two points of both sides share.
         pairs: baseline and other side of each pair.
         alone: points that only one side measured: that side's name, the point, and the other side's status if it tried.
     """

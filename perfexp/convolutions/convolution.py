@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ Pair = tuple[int, int]
 
 #: Data types of the sums of half-precision numbers, as on tensor cores.
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+#: Small constant tensors of the algorithms (transforms, indices).
+_constants: dict[Hashable, torch.Tensor] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,27 @@ class Convolution:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Data type of sums: float32 for the half precisions, otherwise the same."""
     return _WIDE.get(dtype, dtype)
+
+
+def constant(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The cached result of `make`; the key includes data type and device.
+
+    A compiler that traces the call sees how the tensor is made and does its own constant folding.
+    """
+    if torch.compiler.is_compiling():
+        return make()
+    tensor = _constants.get(key)
+    if tensor is None:
+        with torch.inference_mode(False):  # training cannot use inference tensors
+            tensor = make()
+        if type(tensor) is torch.Tensor:  # no call can use the fake tensors of a trial
+            _constants[key] = tensor
+    return tensor
+
+
+def clear_constants() -> None:
+    """Free all cached constants; they are made again on demand."""
+    _constants.clear()
 
 
 def _pair(value: int | Sequence[int]) -> Pair:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import unfold
 
-from perfexp.convolutions.constants import constant
-from perfexp.convolutions.convolution import Convolution, wide
+from perfexp.convolutions.convolution import Convolution, constant, wide
 
 
 def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:

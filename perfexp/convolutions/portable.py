@@ -25,13 +25,7 @@ _PRODUCTS = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm in torch operations.
-
-    Attributes:
-        strided: whether it computes strides and dilations other than 1.
-        kernel: the only size of a kernel that it computes, or None.
-        largest: largest side of a kernel, or None.
-    """
+    """An algorithm in torch operations: its only `kernel` or `largest` side, whether it takes strides and dilations."""
 
     compute: Compute
     spectral: bool = False
@@ -56,12 +50,6 @@ class Portable:
             return f"the dilation is {_times(convolution.dilation)}, not 1"
         return None
 
-    def run(
-        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would; see `as_torch_does`."""
-        return as_torch_does(self.compute, convolution, inputs, weight, bias)
-
 
 def as_torch_does(
     compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -72,17 +60,11 @@ def as_torch_does(
     data type and memory format of its result.
     """
     kind = inputs.device.type
-    if not torch.is_autocast_enabled(kind):
-        return _as_torch_does(compute, convolution, inputs, weight, bias)
-    dtype = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False):
-        cast = None if bias is None else _cast(bias, dtype)
-        return _as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
-
-
-def _as_torch_does(
-    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            cast = None if bias is None else _cast(bias, dtype)
+            return as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
     batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
     if batched.shape[0] == 0:  # not all operations take an empty batch
         settings = (convolution.stride, 0, convolution.dilation, convolution.groups)

@@ -12,8 +12,7 @@ from math import isqrt
 
 import torch
 
-from perfexp.convolutions.constants import constant
-from perfexp.convolutions.convolution import Convolution, wide
+from perfexp.convolutions.convolution import Convolution, constant, wide
 
 #: Bᵀ, G and Aᵀ of F(2 × 2, 3 × 3); Lavin and Gray, section 4.1.
 _F2 = (

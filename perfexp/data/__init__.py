@@ -47,14 +47,9 @@ class Data(Protocol):
     def open(
         self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
     ) -> AbstractContextManager[Batches]:
-        """Batches of one size, closed on leaving.
+        """Batches of one size (height and width in pixels), closed on leaving.
 
-        Args:
-            input_size: height and width in pixels.
-
-        Raises:
-            UserError: the data cannot be read.
-            Unsupported: there are fewer samples than in one batch.
+        Raises `UserError` if the data cannot be read, `Unsupported` if there are fewer samples than in one batch.
         """
 
 

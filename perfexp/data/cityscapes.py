@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from perfexp.data.cityscapes_folder import MADE, Pair, find_pairs
-from perfexp.data.cityscapes_masks import CLASSES, read_mask, train_ids
+from perfexp.data.cityscapes_folder import CLASSES, MADE, Pair, find_pairs, read_mask, train_ids
 from perfexp.data.image_files import read_image
 from perfexp.data.loading import LoadedBatches, Loading, Order, Preparation, Samples, to_tensor
 from perfexp.data.mmseg_pipeline import Pipeline
@@ -27,10 +26,7 @@ class Cityscapes:
 
     A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
     gets its images from the pipelines of its configuration, other models from random crops, or whole images in
-    evaluation. The arguments are those of `perfexp.data.images.Images`.
-
-    Raises:
-        UserError: the folder is incomplete.
+    evaluation. The arguments are those of `perfexp.data.images.Images`. Raises `UserError` if the folder is incomplete.
     """
 
     def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:

@@ -1,14 +1,83 @@
-"""The folder of Cityscapes: its pairs of an image and a mask by split, and its problems."""
+"""The folder of Cityscapes: pairs of an image and a mask by split, how masks are read, and problems."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfexp.data.cityscapes_masks import AGAIN, CLASSES, LABEL_IDS_END, TRAIN_IDS_END, read_mask, train_ids
-from perfexp.data.image_files import read_image
+import numpy as np
+
+from perfexp.data.image_files import decoding, read_image
 from perfexp.errors import UserError
+
+Mask = np.ndarray[Any, np.dtype[np.uint8]]
+
+#: Names of the classes by train id.
+CLASSES = (
+    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
+    *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
+)
+#: Train id of pixels without a class.
+VOID = 255
+#: The label id of each class. Source: the table `labels` of cityscapesScripts, cityscapesscripts/helpers/labels.py. The
+#: other ids up to the last are void; -1, license plates, is never drawn (preparation/json2labelImg.py).
+LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+
+#: Advice for files that cannot be decoded.
+AGAIN = "Get it again, or take it out."
+#: Endings of files with train ids and with label ids.
+TRAIN_IDS_END, LABEL_IDS_END = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
+
+#: The train id of each label id; 254, neither a class nor void, for unknown ones.
+_TRAIN_ID_OF = np.full(256, 254, np.uint8)
+_TRAIN_ID_OF[[*range(max(LABEL_IDS) + 1), VOID]] = VOID
+_TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
+
+
+def read_mask(file: Path) -> Mask:
+    """A mask as stored, (height, width); raises `UserError` if it cannot be decoded, or is not a mask."""
+    with decoding(file, "a mask", AGAIN) as mask:
+        numbers = np.array(mask)
+    if numbers.ndim != 2 or (numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID):
+        raise UserError(f"{file} is not a mask: it needs one number from 0 to 255 per pixel, not a color.")
+    return numbers.astype(np.uint8, copy=False)
+
+
+def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) -> Mask:
+    """A mask (height, width) with train ids and void only, which a loss accepts.
+
+    The name of its file marks label ids, which are converted. Raises `UserError` for another size or unknown numbers.
+    """
+    if mask.shape != size:
+        raise UserError(
+            f"{file} is {' × '.join(map(str, mask.shape))}, its image {' × '.join(map(str, size))} pixels: get "
+            "both again."
+        )
+    ids = _TRAIN_ID_OF.take(mask) if file.name.endswith(LABEL_IDS_END) else mask
+    # void + 1 wraps to 0 in uint8, which finds the largest class without a copy of eight times the size
+    if ids.size and int((ids + np.uint8(1)).max()) > classes:
+        wrong = np.unique(mask[(ids >= classes) & (ids != VOID)]).tolist()
+        raise UserError(_wrong_labels(file, wrong, classes))
+    return ids
+
+
+def _wrong_labels(file: Path, wrong: Iterable[int], classes: int) -> str:
+    numbers = list(map(str, wrong))
+    labels = ", ".join(numbers[:5]) + (", …" if len(numbers) > 5 else "")
+    if file.name.endswith(LABEL_IDS_END) and classes == len(CLASSES):
+        return f"{file} has labels that are not label ids of Cityscapes: {labels}. They go from 0 to 33."
+    if classes < len(CLASSES):
+        return (
+            f"{file} has labels that the model does not tell apart: {labels}. It has {classes} classes, "
+            f"Cityscapes {len(CLASSES)}: leave model.num_classes empty."
+        )
+    return (
+        f"{file} has labels that are not train ids: {labels}. They go from 0 to {len(CLASSES) - 1}; {VOID} is for "
+        "what belongs to no class."
+    )
+
 
 SPLITS = ("train", "val")
 IMAGES, MASKS = "leftImg8bit", "gtFine"
@@ -28,19 +97,12 @@ class Pair:
     image: Path
     mask: Path
 
-    @property
-    def has_label_ids(self) -> bool:
-        """Whether the mask holds label ids, which are converted to train ids when it is read."""
-        return self.mask.name.endswith(LABEL_IDS_END)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Contents of the two folders of a split.
+    """Contents of the two folders of a split; `masks` counts the images that have a mask file.
 
-    Attributes:
-        pairs: images with a mask, by name; of two masks the one with train ids.
-        masks: number of images that have a mask file.
+    Pairs are in the order of their names; of two masks of an image they have the one with train ids.
     """
 
     pairs: list[Pair]
@@ -67,11 +129,7 @@ def first_missing(root: Path, split: str) -> Path | None:
 
 
 def contents(root: Path, split: str) -> Contents:
-    """Contents of a split (`train` or `val`).
-
-    Raises:
-        UserError: a folder is missing, of which the first is named, or cannot be read.
-    """
+    """Contents of a split (`train` or `val`); raises `UserError` with the first missing or unreadable folder."""
     if (missing := first_missing(root, split)) is not None:
         problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
@@ -93,18 +151,14 @@ def contents(root: Path, split: str) -> Contents:
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
-    """The pairs of a split (`train` or `val`).
-
-    Raises:
-        UserError: a folder is missing, there are no images, or one of them has no mask.
-    """
+    """The pairs of a split (`train` or `val`); raises `UserError` unless there are images, each with a mask."""
     files = contents(root, split)
     if not files.images:
-        raise UserError(f"There are no pictures CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
+        raise UserError(f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
     if files.without_mask:
         image = files.without_mask[0]
         raise UserError(
-            f"{len(files.without_mask)} of {files.images} pictures in {root / IMAGES / split} have no mask, the "
+            f"{len(files.without_mask)} of {files.images} images in {root / IMAGES / split} have no mask, the "
             f"first is {image.name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
             f"{root / MASKS / split / image.parent.name}."
         )
@@ -129,11 +183,7 @@ def sample(pairs: list[Pair], count: int) -> list[Pair]:
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
-    """Facts for a diagnosis of the folder, as JSON values, with `count` pairs of each split read whole (0: all).
-
-    Raises:
-        UserError: a folder cannot be read.
-    """
+    """Facts for a diagnosis as JSON values, `count` pairs of each split read whole (0: all); raises `UserError`."""
     facts: dict[str, Any] = {"root": str(root), "where": WHERE, "made": (root / MADE).is_file(), "splits": {}}
     for split in SPLITS:
         if (missing := first_missing(root, split)) is not None:
@@ -144,12 +194,12 @@ def survey(root: Path, count: int) -> dict[str, Any]:
         problems = [problem for pair in read if (problem := inspect(pair)) is not None]
         facts["splits"][split] = {
             "missing": None,
-            "pictures": files.images,
+            "images": files.images,
             "masks": files.masks,
             "pairs": len(files.pairs),
-            "label_ids": sum(pair.has_label_ids for pair in files.pairs),
+            "label_ids": sum(pair.mask.name.endswith(LABEL_IDS_END) for pair in files.pairs),
             "without_mask": [str(file) for file in files.without_mask[:1]],
-            "without_picture": [str(file) for file in files.without_image[:1]],
+            "without_image": [str(file) for file in files.without_image[:1]],
             "read": len(read),
             "problems": problems,
         }

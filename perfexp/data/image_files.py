@@ -20,12 +20,7 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff
 
 @dataclass(frozen=True)
 class Split:
-    """The images of training, or of evaluation.
-
-    Attributes:
-        items: each file with its class, or with None without classes.
-        classes: names of the classes; empty where there are none.
-    """
+    """Images of training, or of evaluation, with their classes; without classes, which are named in `classes`, None."""
 
     items: list[tuple[Path, int | None]]
     classes: list[str]
@@ -34,11 +29,8 @@ class Split:
 def find_split(folder: Path, root: Path) -> Split:
     """The images of a folder: by class where it has subfolders, otherwise without labels.
 
-    Hidden files, and links that lead out of the root, are ignored.
-
-    Raises:
-        UserError: it holds no images, or one of its classes holds none.
-        OSError: it cannot be read.
+    Hidden files, and links that lead out of the root, are ignored. Raises `UserError` if it or a class holds no images,
+    and `OSError` if it cannot be read.
     """
     looked_for = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
     classes = sorted(entry.name for entry in _entries(folder, root) if entry.is_dir())
@@ -47,14 +39,14 @@ def find_split(folder: Path, root: Path) -> Split:
         images = sorted(_find_images(folder / name, root))
         if not images:
             raise UserError(
-                f"The class folder {folder / name} holds no pictures. Fill it or remove it: a folder is a class. "
+                f"The class folder {folder / name} holds no images. Fill it or remove it: a folder is a class. "
                 f"{looked_for}"
             )
         items += [(image, label) for image in images]
     if not classes:
         items = [(image, None) for image in sorted(_find_images(folder, root))]
     if not items:
-        raise UserError(f"There are no pictures in {folder}. {looked_for}")
+        raise UserError(f"There are no images in {folder}. {looked_for}")
     return Split(items, classes)
 
 
@@ -67,12 +59,12 @@ def decoding(file: Path, kind: str, advice: str) -> Iterator[Image.Image]:
     except MemoryError:
         raise
     except Exception as error:  # each of PIL's decoders has its own errors
-        raise UserError(f"{file} can't be read as a {kind}: {error}. {advice}") from error
+        raise UserError(f"{file} can't be read as {kind}: {error}. {advice}") from error
 
 
 def read_image(file: Path, advice: str = "Repair it, or take it out of the folder.") -> Image.Image:
     """An image in RGB; raises `UserError`, with advice, if it cannot be decoded."""
-    with decoding(file, "picture", advice) as image:
+    with decoding(file, "an image", advice) as image:
         return image.convert("RGB")
 
 

@@ -25,14 +25,12 @@ class Images:
     """A folder with one subfolder of images per class; or `train` and `val`, each such a folder; or just images.
 
     Training images are shuffled, cropped at random and mirrored; in evaluation they keep their order and their center.
+    Raises `UserError` if the folder cannot be read, or holds no images.
 
     Args:
         workers: number of processes that load images; 0 loads them between the model's calls.
         pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker loads ahead.
-
-    Raises:
-        UserError: the folder cannot be read, or holds no images.
     """
 
     def __init__(self, *, root: str, workers: int = 2, pin_memory: bool = False, prefetch_factor: int = 2) -> None:
@@ -51,7 +49,7 @@ class Images:
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
-                f"The pictures in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
+                f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
         samples = Samples(items, _Crops(input_size, training=training))
@@ -59,8 +57,6 @@ class Images:
 
 
 class _Crops(Preparation):
-    """Images cropped to a size (height, width), at random in training."""
-
     def __init__(self, size: tuple[int, int], *, training: bool) -> None:
         self._size, self._crop = size, random_crop if training else centre_crop
 
@@ -88,7 +84,6 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
-    """The images of training and of evaluation; the same ones where the folder has no splits."""
     if not root.is_dir():
         raise UserError(f"data.root is not a folder: {root.absolute()}. Set it to the folder of the images.")
     try:

@@ -125,9 +125,7 @@ class Loading:
     ) -> DataLoader[Any]:
         """A loader whose processes persist from one pass over the data to the next.
 
-        Args:
-            training: whether to shuffle, unless `order` is given.
-            seed: seed of the order and of the processes' random numbers.
+        In training it shuffles, unless there is an order. The seed is that of its order and of its processes.
         """
         _shorten_sockets()
         return DataLoader(
@@ -159,8 +157,7 @@ class Loading:
 class LoadedBatches:
     """Batches of a loader, valid while the context of their data is open.
 
-    Args:
-        order: an order that goes on after a pass, so that no pass over the data begins with a wait.
+    With an order that goes on after a pass, no pass over the data begins with a wait.
     """
 
     constant = False
@@ -177,10 +174,8 @@ class LoadedBatches:
     def next(self) -> Batch:
         """See `Batches`. The batch is always full, since a smaller call would be another measurement.
 
-        Raises:
-            UserError: an image or its label or mask cannot be used.
-            Unsupported: there are fewer images than in a batch.
-            PerfexpError: a worker process died.
+        Raises `UserError` for an unusable image, label or mask, `Unsupported` for fewer images than in a batch,
+        and `PerfexpError` if a worker process died.
         """
         check_batch(self._count, self._batch_size)
         while True:
@@ -227,7 +222,7 @@ class LoadedBatches:
             # The error's traceback would hold the iterator, so it is not chained.
             self.close()
             raise PerfexpError(
-                f"A process that loads pictures failed: {died} It may lack memory, or shared memory (in a container: "
+                f"A process that loads images failed: {died} It may lack memory, or shared memory (in a container: "
                 "--shm-size=8g); data.workers=0 needs none."
             )
         if isinstance(loaded, UserError):
@@ -239,8 +234,8 @@ def check_batch(count: int, batch_size: int) -> None:
     """Raise `Unsupported` unless there are enough images for a batch."""
     if count < batch_size:
         raise Unsupported(
-            f"There are {count} pictures, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
-            "pictures."
+            f"There are {count} images, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
+            "images."
         )
 
 

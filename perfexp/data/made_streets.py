@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from perfexp.data.cityscapes_folder import MADE, image_of, mask_of
-from perfexp.data.cityscapes_masks import CLASSES, VOID, Mask
-from perfexp.data.image_files import read_image
+from perfexp.data.cityscapes_folder import CLASSES, MADE, VOID, Mask, image_of, mask_of
+from perfexp.data.image_files import EXTENSIONS, read_image
 from perfexp.errors import UserError
 
 _Features = np.ndarray[Any, np.dtype[np.float32]]
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 #: Name of the only city.
 _CITY = "made"
 #: Least size of a crop, relative to the largest that fits into its photograph.
@@ -40,9 +38,9 @@ def photographs_in(folder: Path) -> list[Path]:
     """The photographs in a folder, by name; raises `UserError` if there are none."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _EXTENSIONS and file.is_file())
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS and file.is_file())
     if not files:
-        raise UserError(f"There are no photographs in {folder}. Looked for: {', '.join(_EXTENSIONS)}.")
+        raise UserError(f"There are no photographs in {folder}. Looked for: {', '.join(sorted(EXTENSIONS))}.")
     return files
 
 
@@ -71,29 +69,21 @@ def make(
     seed: int,
     progress: Callable[[str], None],
 ) -> None:
-    """Write the data set.
+    """Write the data set into an empty or new folder, from files, or from the photographs of scikit-learn (None).
 
-    Args:
-        root: an empty or new folder.
-        photographs: files, or None for those of scikit-learn.
-        seed: random seed; equal photographs, counts, size and seed give the same pixels.
-
-    Raises:
-        UserError: a photograph cannot be read, or the folder is not empty or cannot be written.
+    Equal photographs, counts, size and seed give the same pixels. Raises `UserError` if a photograph cannot be read, or
+    the folder is not empty or cannot be written.
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
-    sources = (
-        public_photographs()
-        if photographs is None
-        else [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs]
-    )
+    named = [(file.name, read_image(file, "Take it out of the folder.")) for file in photographs or ()]
+    sources = public_photographs() if photographs is None else named
     about = {
         "made_by": "perfexp make-data",
         "masks": NO_TRUTH,
         "seed": seed,
         "size": list(size),
-        "pictures": counts,
+        "images": counts,
         "photographs": [name for name, _ in sources],
     }
     try:
@@ -102,26 +92,18 @@ def make(
         (root / MADE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         for number, (split, count) in enumerate(counts.items()):
             for index in range(count):
-                _make_pair(root, split, index, sources, size, np.random.default_rng([seed, number, index]))
+                name, random = f"{_CITY}/{_CITY}_{index:06}_000019", np.random.default_rng([seed, number, index])
+                image = crop(sources[index % len(sources)][1], size, random)
+                _save(image_of(root, split, name), image)
+                _save(mask_of(root, split, name), Image.fromarray(regions(image, random)))
                 progress(f"{split} {index + 1} of {count}")
     except OSError as error:
         raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
 
 
-def _make_pair(
-    root: Path,
-    split: str,
-    index: int,
-    sources: Sequence[tuple[str, Image.Image]],
-    size: tuple[int, int],
-    random: np.random.Generator,
-) -> None:
-    name = f"{_CITY}/{_CITY}_{index:06}_000019"
-    image = crop(sources[index % len(sources)][1], size, random)
-    mask = Image.fromarray(regions(image, random))
-    for file, pixels in ((image_of(root, split, name), image), (mask_of(root, split, name), mask)):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pixels.save(file)
+def _save(file: Path, pixels: Image.Image) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels.save(file)
 
 
 def crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:
@@ -159,7 +141,6 @@ def regions(image: Image.Image, random: np.random.Generator) -> Mask:
 
 
 def _features(image: Image.Image) -> _Features:
-    """Color and position of each pixel, (pixels, 5)."""
     colors = np.asarray(image, np.float32).reshape(-1, 3) / 255
     down, across = np.mgrid[: image.height, : image.width].astype(np.float32)
     places = np.stack([down.ravel() / image.height, across.ravel() / image.width], axis=1)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from perfexp.data.cityscapes_folder import Pair
-from perfexp.data.cityscapes_masks import AGAIN, VOID, read_mask, train_ids
+from perfexp.data.cityscapes_folder import AGAIN, VOID, Pair, read_mask, train_ids
 from perfexp.data.image_files import read_image
 from perfexp.data.loading import Preparation
 from perfexp.errors import UserError
@@ -26,10 +25,8 @@ class Pipeline(Preparation):
     """The training or test pipeline of a configuration, unchanged but for the sizes.
 
     Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
-    smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size.
-
-    Raises:
-        UserError: the configuration has no such pipeline, or it cannot be built.
+    smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size. Raises `UserError` if
+    the configuration has no such pipeline, or it cannot be built.
     """
 
     def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int) -> None:
@@ -79,8 +76,8 @@ class Pipeline(Preparation):
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
-                "The pictures of one batch have different sizes, and so have their masks, which a test leaves as they "
-                "are: use batch_size=1, or pictures of one size."
+                "The images of one batch have different sizes, and so have their masks, which a test leaves as they "
+                "are: use batch_size=1, or images of one size."
             )
         return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(masks)
 
@@ -95,8 +92,6 @@ class Pipeline(Preparation):
 
 
 class _Labels:
-    """A transform that converts a loaded mask to train ids of the model's classes."""
-
     def __init__(self, classes: int) -> None:
         self._classes = classes
 
@@ -107,18 +102,16 @@ class _Labels:
 
 
 def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
-    """A pipeline of a configuration as plain data; raises `UserError` if there is none."""
     for key in _TRAIN if training else _TEST:
         node = config.get(key)
         while isinstance(node, Mapping):  # a loader, its data set, the one that this repeats, …
             node = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
         if node:
             return [copy.deepcopy(dict(step)) for step in node]
-    raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare pictures by.")
+    raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare images by.")
 
 
 def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: bool) -> list[dict[str, Any]]:
-    """The same pipeline for images of a height and width."""
     crops = training and any(_name(step) == "RandomCrop" for step in described)
     for step in described:
         scale = step.get("scale")

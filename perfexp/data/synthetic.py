@@ -1,12 +1,48 @@
-"""Random batches that stay on the device, so that only the model is timed."""
+"""Batches that stay on the device: random ones, or the same one at many addresses, beyond its caches (cache=rotate)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle, islice
 
-from perfexp.data.rotating import Cycled
+from perfexp.data import Batches
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
+
+#: Size of all copies together, relative to the caches.
+_TIMES_CACHE = 2
+
+
+class Cycled:
+    """Batches on the device, in rotation; constant if they share their inputs."""
+
+    def __init__(self, batches: Sequence[Batch], per_epoch: int | None, *, constant: bool) -> None:
+        self._cycle, self.per_epoch, self.constant = cycle(batches), per_epoch, constant
+
+    def next(self) -> Batch:
+        return next(self._cycle)
+
+    def epoch(self) -> Iterator[Batch]:
+        return islice(self._cycle, self.per_epoch or 0)
+
+
+class Rotating(Cycled):
+    """Copies of equal batches in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
+
+    def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
+        first = batches.next()
+        size = int(getattr(first.inputs, "nbytes", 0)) or cache_bytes or 1
+        self.copies = max(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, 2)
+        others = [session.copy(batches.next()) for _ in range(self.copies - 1)]
+        super().__init__([first, *others], batches.per_epoch, constant=False)
+
+
+def on_device(batches: Batches) -> bool:
+    """Whether all batches are on the device already."""
+    return batches.constant or isinstance(batches, Cycled)
+
 
 #: Number of label sets for the same inputs. With one, training soon memorizes it; loss and gradients become zeros and
 #: denormal numbers, which some devices compute faster and some slower than others.

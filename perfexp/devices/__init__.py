@@ -23,10 +23,7 @@ class Cache(StrEnum):
 class Conditions(NamedTuple):
     """What slows a device down at one moment, as its driver reports it; None for what it does not report.
 
-    Attributes:
-        throttled_ns: time that the device has been throttled so far, by reason, nanoseconds.
-        reasons: reasons of the moment; known only without `throttled_ns`.
-        temperature: in degrees Celsius.
+    Nanoseconds that it has been throttled so far by reason, or else the reasons of the moment; degrees Celsius.
     """
 
     throttled_ns: dict[str, int] | None = None

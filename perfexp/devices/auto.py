@@ -15,14 +15,16 @@ from perfexp.errors import DeviceMismatch
 
 def open_device(*, index: int = 0, **_: Any) -> Device:
     """The CUDA device of an index where torch has CUDA, otherwise the CPU; `DeviceMismatch` if only others exist."""
+    import torch
+
     from perfexp.devices import cuda
 
     if cuda.is_available(index):
         return cuda.CudaDevice(index=index)
     if cuda.is_available():
-        raise DeviceMismatch(
-            f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 to {cuda.last()}."
-        )
+        last = torch.cuda.device_count() - 1
+        why = f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 to {last}."
+        raise DeviceMismatch(why)
     return CpuDevice()
 
 

@@ -28,8 +28,6 @@ _UNKNOWN_CACHE_BYTES = 64 * 2**20
 
 
 class _Stamp:
-    """A time of the host's clock."""
-
     nanoseconds: int = 0
 
 
@@ -114,7 +112,6 @@ def processor_name() -> str:
 
 
 def _last_level_bytes() -> int:
-    """Size of the largest cache of the first core (Linux), or a large default."""
     paths = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     sizes = [int(_search(r"^(\d+)K$", path) or 0) for path in paths]
     return max(sizes, default=0) * 1024 or _UNKNOWN_CACHE_BYTES

@@ -278,8 +278,7 @@ def open_device(
 ) -> CudaDevice:
     """The device that a file of the gpu group describes; raises `DeviceMismatch` if the machine has none.
 
-    Args:
-        match: regular expression for the driver's product name.
+    `match` is a regular expression for the driver's product name.
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else None
     if device_name is None or (match is not None and not re.search(match, device_name, re.IGNORECASE)):
@@ -295,8 +294,3 @@ def open_device(
 def is_available(index: int = 0) -> bool:
     """Whether torch can use the device of an index."""
     return torch.cuda.is_available() and 0 <= index < torch.cuda.device_count()
-
-
-def last() -> int:
-    """Index of torch's last device."""
-    return torch.cuda.device_count() - 1

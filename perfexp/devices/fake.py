@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from perfexp.devices import Conditions, Device, Event
@@ -24,6 +25,7 @@ class _Mark:
     seconds: float = math.inf
 
 
+@dataclass(eq=False, kw_only=True)
 class FakeDevice(Device):
     """A host that enqueues and a device that works through its queue, both on simulated clocks.
 
@@ -31,11 +33,9 @@ class FakeDevice(Device):
     pending launches, the host waits for the oldest to end, as with a CUDA stream.
 
     Args:
-        asynchronous: whether launches return before their work is done.
         tick_seconds: resolution of the event clock.
         record_host_seconds: host time of recording an event.
         synchronize_seconds: host time of a synchronization beyond the wait itself.
-        queue_depth: maximum number of pending launches.
         graph_gap_seconds: device time between two separately launched kernels; a captured graph saves it.
         clock_hertz: frequencies of the clock, which take turns every `clock_seconds`; empty for no readings.
         clock_noise: relative standard deviation of a reading of the clock, with the seed `clock_seed`.
@@ -43,69 +43,46 @@ class FakeDevice(Device):
         warming_share: relative growth of the duration of work while the device warms up by 30 °C; 0 for no thermometer.
         warming_seconds: time constant of the warming, in working time.
 
-    Attributes:
-        cold: whether the cache was flushed since the last call that used it.
-        lost: whether it was lost; set by a scripted fault.
+    It is `cold` if the cache was flushed since the last call that used it, and `lost` after a scripted fault.
     """
 
     kind = "fake"
-    identifier: str | None = None
+    identifier = None
     cache_bytes = 0
 
-    def __init__(
-        self,
-        *,
-        name: str = "scripted device",
-        asynchronous: bool = True,
-        tick_seconds: float = 1e-9,
-        enqueue_seconds: float = 5e-6,
-        record_seconds: float = 0.0,
-        record_host_seconds: float = 0.0,
-        synchronize_seconds: float = 0.0,
-        queue_depth: int = 1000,
-        graph_gap_seconds: float = 0.0,
-        flush_seconds: float = 50e-6,
-        lock_name: str | None = None,
-        clock_hertz: Sequence[float] = (),
-        clock_seconds: float = 0.1,
-        clock_noise: float = 0.0,
-        clock_seed: int = 0,
-        throttled_share: float | None = None,
-        warming_share: float = 0.0,
-        warming_seconds: float = 20.0,
-    ) -> None:
-        self.name = name
-        self.asynchronous = asynchronous
+    name: str = "scripted device"
+    asynchronous: bool = True
+    tick_seconds: InitVar[float] = 1e-9
+    enqueue_seconds: float = 5e-6
+    record_seconds: float = 0.0
+    record_host_seconds: float = 0.0
+    synchronize_seconds: float = 0.0
+    queue_depth: int = 1000
+    graph_gap_seconds: float = 0.0
+    flush_seconds: float = 50e-6
+    lock_name: str | None = None
+    clock_hertz: Sequence[float] = ()
+    clock_seconds: float = 0.1
+    clock_noise: float = 0.0
+    clock_seed: int = 0
+    throttled_share: float | None = None
+    warming_share: float = 0.0
+    warming_seconds: float = 20.0
+
+    def __post_init__(self, tick_seconds: float) -> None:
         self.event_tick_seconds = tick_seconds
-        self.enqueue_seconds = enqueue_seconds
-        self.record_seconds = record_seconds
-        self.record_host_seconds = record_host_seconds
-        self.synchronize_seconds = synchronize_seconds
-        self.queue_depth = queue_depth if asynchronous else 0
-        self.graph_gap_seconds = graph_gap_seconds
-        self.flush_seconds = flush_seconds
-        self.lock_name = lock_name
-        self.cold = False
-        self.lost = False
-        self.clock_hertz, self.clock_seconds = list(clock_hertz), clock_seconds
-        self.clock_noise, self._random = clock_noise, random.Random(clock_seed)
-        self.throttled_share = throttled_share
-        self.warming_share, self.warming_seconds = warming_share, warming_seconds
-        self._worked_seconds = 0.0
+        self.queue_depth = self.queue_depth if self.asynchronous else 0
+        self.cold = self.lost = False
+        self._random = random.Random(self.clock_seed)
+        self._worked_seconds = self._host_seconds = self._free_seconds = 0.0
         self._captured: list[float] | None = None
-        self._host_seconds = 0.0
-        self._free_seconds = 0.0
         self._synchronized = 0
         self._pending: deque[float] = deque()
 
     def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
-        """Enqueue work.
+        """Enqueue work; return its completion time on the device, in simulated seconds.
 
-        Args:
-            host_seconds: host time of enqueuing; `enqueue_seconds` by default.
-
-        Returns:
-            Completion time on the device, in simulated seconds.
+        The host spends `host_seconds` on it, by default `enqueue_seconds`.
         """
         if self.lost:
             raise RuntimeError("scripted: the device is lost")

@@ -16,16 +16,13 @@ from perfexp.host.locks import lock_path as lock_path
 def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]) -> Iterator[None]:
     """While entered, no other process of this user measures on the device. The lock ends with the process.
 
-    Processes forked in between do not hold the lock: one that outlives this process does not block the device.
+    Processes forked in between do not hold the lock: one that outlives this process does not block the device. It
+    raises `UserError` if another process has the lock and `wait` is false, or if locks are impossible here.
 
     Args:
         name: unique name of the device on this machine; None for no lock.
-        wait: whether to wait for the device instead of raising.
         purpose: description of this measurement for other processes' messages.
         waiting: called with the lock's owner before this process waits.
-
-    Raises:
-        UserError: another process has the lock and `wait` is false, or locks are impossible here.
     """
     if name is None:
         yield

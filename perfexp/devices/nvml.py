@@ -153,7 +153,6 @@ def visible_names() -> list[str] | None:
 
 
 def _identities() -> list[dict[str, str]]:
-    """UUID and name of each board, in the order of the driver."""
     nvml = initialized()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     return [{"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)} for handle in handles]

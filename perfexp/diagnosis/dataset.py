@@ -16,7 +16,7 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
     Args:
         facts: `made` (whether the masks are artificial), `where` (source of the data), and `splits`, each with
-            `missing` or with `pictures`, `masks`, `pairs`, `label_ids`, `without_mask`, `without_picture`, `read` and
+            `missing` or with `images`, `masks`, `pairs`, `label_ids`, `without_mask`, `without_image`, `read` and
             `problems`.
     """
     reported = set()
@@ -27,10 +27,10 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 yield fail(split, f"there is no folder {missing}", facts["where"])
         else:
             yield _counts(split, of_split)
-            if of_split["without_picture"]:
+            if of_split["without_image"]:
                 lonely = of_split["masks"] - of_split["pairs"]
-                observation = f"{lonely} masks have no picture, the first is {of_split['without_picture'][0]}"
-                yield warn(f"{split} masks", observation, "get the pictures; these masks are not used")
+                observation = f"{lonely} masks have no image, the first is {of_split['without_image'][0]}"
+                yield warn(f"{split} masks", observation, "get the images; these masks are not used")
             yield from _read(split, of_split)
     if facts["made"]:
         remedy = "use it to try out and to time; no accuracy is reported"
@@ -38,11 +38,11 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
-    observation = f"{facts['pictures']} pictures, {facts['masks']} masks, {facts['pairs']} pairs"
-    if not facts["pictures"]:
-        return fail(split, observation, "put pictures CITY/*_leftImg8bit.png there")
+    observation = f"{facts['images']} images, {facts['masks']} masks, {facts['pairs']} pairs"
+    if not facts["images"]:
+        return fail(split, observation, "put images CITY/*_leftImg8bit.png there")
     if facts["without_mask"]:
-        missing = facts["pictures"] - facts["pairs"]
+        missing = facts["images"] - facts["pairs"]
         observation += f"; {missing} without a mask, the first is {facts['without_mask'][0]}"
         return fail(split, observation, "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png")
     if facts["label_ids"]:
@@ -58,4 +58,4 @@ def _read(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield fail(check, f"{len(problems)} of {facts['read']} pairs that were read can't be used", "--json lists all")
     if facts["read"] and not problems:
         whole = "all" if facts["read"] == facts["pairs"] else f"{facts['read']} of {facts['pairs']}, evenly spread,"
-        yield ok(check, f"{whole} read whole: pictures and masks agree, labels from 0 to 18 and 255")
+        yield ok(check, f"{whole} read whole: images and masks agree, labels from 0 to 18 and 255")

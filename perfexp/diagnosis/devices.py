@@ -21,13 +21,9 @@ _POWER_SHARE = 0.98
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Device of a choice on this machine.
+    """Device of a choice on this machine: of kind `cuda`, `cpu`, `mps`, `fake`, or None with the reason as its name.
 
-    Attributes:
-        kind: `cuda`, `cpu`, `mps`, `fake`, or None for no device.
-        name: product name, or the reason for no device.
-        device: the survey's facts of a CUDA device.
-        file: name of the matching file of conf/gpu.
+    A CUDA device has the survey's facts, and the name of the matching file of conf/gpu.
     """
 
     kind: str | None
@@ -81,7 +77,6 @@ def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
 
 
 def _none(facts: Facts, choice: Choice) -> Chosen:
-    """No device, with the requested and the existing ones in the job's own words."""
     wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
     wanted = wanted or facts["gpu_files"][choice.name]["product"] or "a CUDA device"
     if not _are_known(facts):
@@ -113,7 +108,6 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
 
 
 def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
-    """A device, with the file of conf/gpu that has its data sheet."""
     rocm = bool(part(facts, "torch").get("rocm"))
     capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
     description = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
@@ -127,7 +121,6 @@ def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
 
 
 def _unusable(facts: Facts) -> Iterator[Finding]:
-    """Boards of the driver that torch cannot use."""
     boards, devices = part(facts, "boards").get("boards", ()), cuda_devices(facts)
     torch, reason = part(facts, "torch"), part(facts, "cuda").get("reason")
     if not torch or torch.get("error") or not part(facts, "cuda"):
@@ -192,7 +185,6 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:
-    """Events and calibration kernel, the first kernels on the device."""
     if not clocks:  # the survey's own line says why
         return
     if error := clocks.get("error"):

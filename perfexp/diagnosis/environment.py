@@ -164,7 +164,6 @@ def _operating_system() -> str:
 
 
 def _container() -> str | None:
-    """Kind of container, or None without signs of one."""
     if Path("/.dockerenv").exists():
         return "docker"
     if Path("/run/.containerenv").exists():
@@ -245,7 +244,6 @@ def _quota(file: Path) -> float | None:
 
 
 def _database_problem(file: Path) -> str | None:
-    """The problem of an SQLite file; None without a problem, or if it does not exist yet."""
     try:
         with file.open("rb") as stream:
             head = stream.read(len(_SQLITE_MAGIC))

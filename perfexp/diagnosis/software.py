@@ -113,7 +113,6 @@ def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
 
 
 def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """One line where all fit, otherwise one per package that does not."""
     if requirements is None:
         yield warn("packages", "perfexp itself is not installed: its requirements are unknown", _INSTALL)
         return

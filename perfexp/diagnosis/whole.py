@@ -83,7 +83,6 @@ def _clock(clock: Mapping[str, Any]) -> Finding:
 
 
 def _selfcheck(last: Mapping[str, Any] | None) -> Finding:
-    """The last selfcheck of the chosen device."""
     if not last:
         remedy = "perfexp selfcheck measures it"
         return missing("repeatability", "how much processes differ here is not known", remedy)
@@ -105,7 +104,6 @@ def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[F
 
 
 def _instrument_findings(facts: Facts) -> Iterator[Finding]:
-    """A line per check of energy meters and profilers."""
     machine = facts["machine"]
     energy = part(facts, "energy")
     if "error" in energy:

@@ -55,7 +55,6 @@ class JsonCache:
                 write_atomically(self.path, json.dumps(content, indent=1).encode())
 
     def _read(self) -> dict[str, Any]:
-        """The entries on disk; an unreadable file counts as empty."""
         try:
             entries = json.loads(self.path.read_text())["findings"]
         except (OSError, ValueError, KeyError, TypeError):

@@ -28,7 +28,6 @@ def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
 
 
 def _appended(file: Path, text: str) -> bool:
-    """Append to a file that need not exist; return whether that was possible."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with untrusted.open_append(file) as log:

@@ -73,7 +73,6 @@ def scrub(text: str) -> str:
 
 
 def _secrets(url: str) -> Iterator[str]:
-    """The secret parts of a URL, as written and decoded."""
     user = _USER.search(url)
     parts = [user[0][:-1], user[0][:-1].partition(":")[2]] if user else []
     parts += [value for _, value in _QUERY.findall(url)]

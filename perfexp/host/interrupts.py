@@ -44,11 +44,7 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """While entered, an interrupt waits for the end of this block, or for a `check` in it.
-
-    Raises:
-        KeyboardInterrupt: an interrupt came.
-    """
+    """While entered, an interrupt waits for the end of this block, or for a `check`; then it is a KeyboardInterrupt."""
     before = _State.held
     try:
         _State.held = True

@@ -28,7 +28,6 @@ def die_with(parent: int) -> None:
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process is gone, or a zombie (Linux)."""
     try:
         state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:

@@ -37,7 +37,6 @@ def facts() -> dict[str, Any] | None:
 
 
 def _is_changed(commit: str) -> bool | None:
-    """Whether tracked files differ from a commit; None if unknown."""
     output = _run("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
     places = [Path(line).absolute() for line in (output or "").splitlines()]
     if len(places) != 4:  # a bare repository, or a line break in a name
@@ -79,7 +78,6 @@ def _imitate(own: Path, commit: str, folder: Path, index: Path) -> None:
 
 
 def _run(*arguments: str, folder: Path | None = None, **variables: str) -> str | None:
-    """The output of git; None if it fails."""
     inherited: Mapping[str, str] = os.environ
     if variables:  # another repository than that of the environment
         inherited = {key: value for key, value in os.environ.items() if key not in ("GIT_COMMON_DIR", "GIT_NAMESPACE")}

@@ -9,7 +9,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 from perfexp.convolutions.convolution import wide as wide_type
-from perfexp.kernels.launch import INT32, Launch, Problem, Recipe, power_of_two
+from perfexp.kernels.launch import INT32, Launch, Plan, Problem
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
@@ -160,7 +160,7 @@ class _Tiling:
 
     def fitted(self, problem: Problem) -> _Tiling:
         """The tiling narrowed to a group's outputs, with freed threads moved to pixels and channels shared evenly."""
-        quads = power_of_two(-(-problem.convolution.out_group // 4))
+        quads = triton.next_power_of_2(-(-problem.convolution.out_group // 4))
         width, along_quads = min(self.quads, quads), min(self.quad_threads, quads)
         while width * along_quads > quads:
             width, along_quads = (width // 2, along_quads) if width > 1 else (width, along_quads // 2)
@@ -187,7 +187,7 @@ _WIDEST = 16
 _THREADS, _ROWS, _OUTPUTS = 128, 64, 64
 
 
-def recipes(problem: Problem) -> list[Recipe]:
+def plans(problem: Problem) -> list[Plan]:
     """Ways to compute a convolution, the likeliest to be fast first."""
     convolution = problem.convolution
     if convolution.in_group == 1 and convolution.out_group < _SHARING and convolution.kernel[1] <= _WIDEST:
@@ -202,7 +202,7 @@ def recipes(problem: Problem) -> list[Recipe]:
     return [_tiled(problem, tiling) for tiling in dict.fromkeys(chosen)]
 
 
-def _tiled(problem: Problem, tiling: _Tiling) -> Recipe:
+def _tiled(problem: Problem, tiling: _Tiling) -> Plan:
     convolution = problem.convolution
     (kernel_height, kernel_width), in_group, out_group = convolution.kernel, convolution.in_group, convolution.out_group
     taps, quads, groups = kernel_height * kernel_width, -(-out_group // 4), convolution.groups
@@ -220,13 +220,13 @@ def _tiled(problem: Problem, tiling: _Tiling) -> Recipe:
     warps = tiling.pixel_threads * tiling.quad_threads * tiling.split // 32
     grid = (tiling.programs(problem), 1, 1)
     launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=constants, warps=warps)
-    return Recipe(launch=launch, prepare=pack, size=size, dtype=sums)
+    return Plan(outputs=problem.outputs, launch=launch, prepare=pack, size=size, dtype=sums)
 
 
-def _by_channel(problem: Problem) -> Recipe:
+def _by_channel(problem: Problem) -> Plan:
     convolution = problem.convolution
     outputs = convolution.out_channels
-    output_threads = min(32, power_of_two(outputs)) if problem.last else 1
+    output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1
     pixel_threads, pixels = _THREADS // output_threads, 4 if problem.pixels > _THREADS // output_threads else 1
     blocks = -(-outputs // output_threads)
     grid = (-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1)
@@ -237,7 +237,8 @@ def _by_channel(problem: Problem) -> Recipe:
     numbers = (*problem.places, outputs, convolution.out_group, blocks, *strides, *rest, kernel_height)
     tile = (kernel_width, pixel_threads, output_threads, pixels)
     constants = (*tile, problem.last, problem.wide, _sum(problem.dtype))
-    return Recipe(launch=Launch(kernel=convolved_by_channel, grid=grid, numbers=numbers, constants=constants))
+    launch = Launch(kernel=convolved_by_channel, grid=grid, numbers=numbers, constants=constants)
+    return Plan(outputs=problem.outputs, launch=launch)
 
 
 def _window(problem: Problem) -> tuple[int, ...]:

@@ -117,43 +117,31 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How to compute a convolution.
+class Plan:
+    """Computes the convolutions of a shape.
 
     Attributes:
+        launch: function of inputs, weights and outputs; None for empty outputs.
         prepare: function of the weights and the buffer of prepared weights; None if `launch` takes the original ones.
-        size: number of elements of the prepared weights.
-        dtype: data type of the prepared weights.
+        size: number of elements of the prepared weights, of data type `dtype`.
     """
 
-    launch: Launch
+    outputs: Layout
+    launch: Launch | None = None
     prepare: Launch | None = None
     size: int = 0
     dtype: torch.dtype = torch.float32
 
-
-class Plan:
-    """Computes the convolutions of a shape by a recipe, or None for empty ones, into tensors like `outputs`."""
-
-    def __init__(self, recipe: Recipe | None, outputs: torch.Tensor) -> None:
-        self._recipe, self._shape, self._strides = recipe, tuple(outputs.shape), outputs.stride()
-
-    @property
-    def constants(self) -> tuple[Any, ...]:
-        """Compile-time constants of the kernel, the tile first."""
-        return self._recipe.launch.constants if self._recipe else ()
-
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The outputs for inputs (N, C, H, W) and weights (O, C / G, kernel height, kernel width)."""
-        outputs = torch.empty_strided(self._shape, self._strides, dtype=inputs.dtype, device=inputs.device)
-        recipe = self._recipe
-        if recipe is None:
-            return outputs
-        if recipe.prepare is not None:
-            prepared = torch.empty(recipe.size, dtype=recipe.dtype, device=weight.device)
-            recipe.prepare(weight, prepared)
+        layout = self.outputs
+        outputs = torch.empty_strided(layout.shape, layout.strides, dtype=inputs.dtype, device=inputs.device)
+        if self.prepare is not None:
+            prepared = torch.empty(self.size, dtype=self.dtype, device=weight.device)
+            self.prepare(weight, prepared)
             weight = prepared
-        recipe.launch(inputs, weight, outputs)
+        if self.launch is not None:
+            self.launch(inputs, weight, outputs)
         return outputs
 
 
@@ -186,8 +174,3 @@ def _seconds(plan: Plan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3 / _CALLS)
     return min(times)
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is not below a positive number."""
-    return 1 << (number - 1).bit_length()

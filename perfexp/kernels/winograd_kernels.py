@@ -6,7 +6,7 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-from perfexp.kernels.launch import INT32, Launch, Problem, Recipe
+from perfexp.kernels.launch import INT32, Launch, Plan, Problem
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
@@ -204,7 +204,7 @@ _DOUBLE_TILINGS: tuple[tuple[int, int], ...] = ((16, 16),)
 _WARPS, _CHANNELS, _BLOCK = 8, 16, 128
 
 
-def recipes(problem: Problem) -> list[Recipe]:
+def plans(problem: Problem) -> list[Plan]:
     """Ways to compute a 3 × 3 convolution of stride and dilation 1, the likeliest to be fast first."""
     out_group = problem.convolution.out_group
     if problem.dtype == torch.float64:
@@ -224,7 +224,7 @@ def _programs(problem: Problem, outputs: int, tiles: int) -> int:
     return -(-count // tiles) * -(-problem.convolution.out_group // outputs) * problem.convolution.groups
 
 
-def _tiled(problem: Problem, outputs: int, tiles: int) -> Recipe:
+def _tiled(problem: Problem, outputs: int, tiles: int) -> Plan:
     convolution = problem.convolution
     in_group, out_group = convolution.in_group, convolution.out_group
     elements = convolution.out_channels * -(-in_group // _CHANNELS) * _CHANNELS
@@ -246,7 +246,8 @@ def _tiled(problem: Problem, outputs: int, tiles: int) -> Recipe:
     stages = 2 if problem.dtype in (torch.float16, torch.bfloat16) else 1
     grid = (_programs(problem, outputs, tiles), 1, 1)
     launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages)
-    return Recipe(launch=launch, prepare=transform, size=16 * elements, dtype=problem.dtype)
+    size, dtype = 16 * elements, problem.dtype
+    return Plan(outputs=problem.outputs, launch=launch, prepare=transform, size=size, dtype=dtype)
 
 
 def _sum(dtype: torch.dtype) -> tl.dtype:

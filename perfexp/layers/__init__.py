@@ -53,8 +53,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         path: path of the module, as in `perfexp.work.Row`; None outside of the model's modules.
-        operation: index of the operation in that call; None for a whole module, and for module code outside of any
-            operation.
+        operation: index of the operation in that call; None for a whole module, and for its code outside of operations.
         kind: class of the module or name of the operation; outside of the modules, the part of the call.
     """
 
@@ -89,11 +88,9 @@ class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The profiled call against the call without profiling.
+    """The profiled call against the call without profiling (`device` on a GPU, `latency` on a CPU).
 
-    Attributes:
-        clean_seconds: time without profiling (`device` on a GPU, `latency` on a CPU).
-        tolerance: largest absolute `relative` that counts as closed.
+    It closes up to an absolute `relative` of `tolerance`.
     """
 
     clean_seconds: float

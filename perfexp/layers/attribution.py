@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import NamedTuple
 
-from perfexp.layers import Key, Pass
-from perfexp.layers.events import Event, Scope
-from perfexp.layers.threads import EVALUATE, Host
+import msgspec
 
-#: The node that accumulates a parameter's gradient; it has no sequence number.
-_ACCUMULATE = "AccumulateGrad"
+from perfexp.layers import Key, Pass
+from perfexp.layers.events import EVALUATE, Event, Host, Scope
+from perfexp.work import ACCUMULATE
+
 _BACKWARD = "backward"
 #: Operators by which the engine sums gradients that meet; its others (sums over broadcast dimensions) are the node's.
 _SUMS = ("aten::add", "aten::add_")
@@ -25,12 +25,7 @@ _PASSES = {
 
 
 class Attributed(NamedTuple):
-    """A kernel with its row.
-
-    Attributes:
-        call: index of the call that launched it; None if unknown.
-        key: key of its row; None where it could not be joined.
-    """
+    """A kernel with the index of its call and the key of its row; None where it could not be joined."""
 
     kernel: Event
     call: int | None
@@ -55,15 +50,15 @@ def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
     if row is None:
         return in_no_module(phase)
     again = phase == _BACKWARD or any(host.is_node(outer) for outer in host.upwards(index))
-    return _keyed(row, Pass.backward if again else Pass.forward)
+    return msgspec.structs.replace(row, which=Pass.backward) if again else row
 
 
 def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
     """The row whose gradient a node, or the engine around it, computes by an operator."""
     event = host.events[node]
-    if event.name.endswith(_ACCUMULATE):
+    if event.name.endswith(ACCUMULATE):
         path = host.parameters.get(node)
-        return Key(path=path, call=0, operation=None, kind=_ACCUMULATE, which=Pass.accumulation)
+        return Key(path=path, call=0, operation=None, kind=ACCUMULATE, which=Pass.accumulation)
     forward = host.forward_of(node)
     if forward is None:
         return None
@@ -73,7 +68,7 @@ def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
         return _key_of_node(host, row, forward)
     if row is None:
         return in_no_module(host.phase_at(host.events[forward].start_ns), which)
-    return _keyed(row, which)
+    return msgspec.structs.replace(row, which=which)
 
 
 def _sums(host: Host, node: int, index: int | None) -> bool:
@@ -82,15 +77,8 @@ def _sums(host: Host, node: int, index: int | None) -> bool:
     return any(host.events[outer].name in _SUMS for outer in inside)
 
 
-class _Row(NamedTuple):
-    path: str
-    call: int
-    operation: int | None
-    kind: str
-
-
-def _row_around(host: Host, index: int | None) -> _Row | int | None:
-    """The row in which an operator runs; the index of a node if that comes first, None outside of all modules."""
+def _row_around(host: Host, index: int | None) -> Key | int | None:
+    """The forward row in which an operator runs; the index of a node that comes first, None outside of all modules."""
     operation: int | None = None
     kind: str | None = None
     for outer in host.upwards(index):
@@ -102,13 +90,11 @@ def _row_around(host: Host, index: int | None) -> _Row | int | None:
             operation, kind = mark.number, mark.kind
         elif mark.scope is Scope.module:
             if mark.whole and outer not in host.outer:
-                return _Row(mark.path, mark.number, None, mark.kind)
-            return _Row(mark.path, mark.number, operation, kind or mark.kind)
+                operation, kind = None, mark.kind
+            return Key(
+                path=mark.path, call=mark.number, operation=operation, kind=kind or mark.kind, which=Pass.forward
+            )
     return None
-
-
-def _keyed(row: _Row, which: Pass) -> Key:
-    return Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=which)
 
 
 def in_no_module(phase: str | None, which: Pass | None = None) -> Key:

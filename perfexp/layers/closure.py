@@ -25,42 +25,30 @@ _NAMED = 3
 
 
 def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
-    """Compare the sum with the time without profiling, and add diagnostics.
+    """Compare the sum with the time without profiling, and add diagnostics; returns the same times.
 
-    Args:
-        times: times of a call; its closure and doubts are set.
-        clean_seconds: time of the same call without a profiler or stamps (`device` on a GPU, `latency` on a CPU), or
-            None.
-
-    Returns:
-        The same times.
+    `clean_seconds` is the call's time without profiler or stamps (`device` on a GPU, `latency` on a CPU), or None.
     """
     if not times.call_seconds:
         return times
     if clean_seconds:
-        times.closure = closure_of(times, clean_seconds)
+        profiled = float(np.median(times.call_seconds))
+        rows = [*times.rows, *times.unattributed]
+        gap_share = _sum(row.gap_seconds for row in rows) / sum(times.call_seconds)
+        times.closure = Closure(
+            clean_seconds=clean_seconds,
+            profiled_seconds=profiled,
+            relative=profiled / clean_seconds - 1,
+            gap_share=gap_share,
+            unattributed_share=unattributed_share(times),
+            tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
+        )
     found = [_disagree(times), _unattributed(times), _unheld(times)]
     times.doubts = [*times.doubts, *(doubt for doubt in found if doubt is not None)]
     return times
 
 
-def closure_of(times: LayerTimes, clean_seconds: float) -> Closure:
-    """The sum against the time without profiling; see `close`."""
-    profiled = float(np.median(times.call_seconds))
-    whole = sum(times.call_seconds)
-    gap_share = _sum(row.gap_seconds for row in [*times.rows, *times.unattributed]) / whole
-    return Closure(
-        clean_seconds=clean_seconds,
-        profiled_seconds=profiled,
-        relative=profiled / clean_seconds - 1,
-        gap_share=gap_share,
-        unattributed_share=unattributed_share(times),
-        tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
-    )
-
-
 def _disagree(times: LayerTimes) -> Diagnostic | None:
-    """Diagnostic of a sum that differs from the time without profiling."""
     closure = times.closure
     if closure is None or closure.closes:
         return None
@@ -81,7 +69,6 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
 
 
 def _busy_disagrees(closure: Closure) -> Diagnostic | None:
-    """Diagnostic of a kernel time that differs from the time without profiling."""
     share = closure.busy_seconds / closure.clean_seconds
     if _LEAST_BUSY <= share <= 1 + _TOLERANCE_GAPS:
         return None
@@ -96,7 +83,6 @@ def _busy_disagrees(closure: Closure) -> Diagnostic | None:
 
 
 def _unattributed(times: LayerTimes) -> Diagnostic | None:
-    """Part of the time belongs to no row."""
     share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None
@@ -106,7 +92,6 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:
-    """Diagnostic of gaps that are the host's."""
     if times.method is not Method.unheld:
         return None
     details = f", and a CUDA graph of it does not help ({times.no_graph})" if times.no_graph else ""

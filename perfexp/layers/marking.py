@@ -1,4 +1,7 @@
-"""Mark the calls of a model's modules and operations by profiler ranges or clock readings."""
+"""Mark the calls of a model's modules and operations by profiler ranges or clock readings.
+
+One rehearsal records which modules a model calls, and which operations their code calls.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from perfexp.layers.events import Mark, Scope
-from perfexp.layers.outline import ModuleNames, Outline, computes_again
-from perfexp.work.names import name_of, path_of
-from perfexp.work.tape import Call
+from perfexp.work.tape import Call, ModuleNames, Operation, Recorder, name_of, original_of, path_of, recording
 
 #: A range with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast
@@ -23,6 +24,85 @@ _Range: Any = torch._C._profiler._RecordFunctionFast
 def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
     """A profiler range for the whole process: a `call` with its index, or a `phase` with its name."""
     return _Range(Mark(scope, number, kind=kind).name)
+
+
+class Opaque(Exception):
+    """Raised for a model whose modules cannot be distinguished while it runs; the text is the reason."""
+
+
+Outline = dict[tuple[str, int], Call]
+
+
+def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
+    """The module calls in one call of a model, by path and number, the model's own first.
+
+    The call runs once, with the interception of functions and operators of `perfexp.work`, so that rows have the same
+    numbers. Raises `Opaque` if the model is compiled or scripted, or its code does not run (a captured graph).
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Opaque("the model is scripted: its modules are not called one by one")
+    for module in model.modules():
+        _refuse_compiled(module)
+    recorder = _Outliner(model)
+    with recording(recorder):
+        call()
+    if not recorder.calls:
+        raise Opaque("no module of the model is called: its code does not run (a captured graph?)")
+    for module_call in recorder.calls.values():
+        dispatched = (step for step in module_call.steps if isinstance(step, Operation) and step.dispatched)
+        for number, operation in enumerate(dispatched):
+            operation.number = number
+    return recorder.calls
+
+
+def _refuse_compiled(module: torch.nn.Module) -> None:
+    """Raise `Opaque` if a compiler runs a module in place of its code."""
+    if original_of(module) is not module or getattr(module, "_compiled_call_impl", None) is not None:
+        raise Opaque("the model is compiled: a kernel may belong to several layers")
+
+
+class _Entered(ModuleNames):
+    """Module names, with the depth of calls inside the model."""
+
+    _depth = 0
+
+    @contextmanager
+    def entered(self, module: torch.nn.Module) -> Iterator[Call | None]:
+        """Enter a call of a module; yields None for a call outside of the model, raises `Opaque` if it is compiled.
+
+        A module that a backward pass calls is recomputed, and its calls are numbered separately.
+        """
+        _refuse_compiled(module)
+        again = computes_again()
+        if not (self._depth or again or module is self.model) or (again and module not in self.paths):
+            yield None
+            return
+        self._depth += 1
+        try:
+            yield self.next_call(module, again)
+        finally:
+            self._depth -= 1
+
+
+def computes_again() -> bool:
+    """Whether a backward pass is running in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class _Outliner(Recorder):
+    """Recorder of a model's module calls that saves no tensors."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.calls: Outline = {}
+        self._names = _Entered(model)
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        with self._names.entered(module) as call:
+            if call is None or computes_again():
+                return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+            self.calls[call.path, call.number] = call
+            return self._step_into(call, module, args, keywords)
 
 
 class Watch(Protocol):
@@ -62,7 +142,7 @@ class Marker(TorchFunctionMode):
         self.strayed: str | None = None
         self._watch = watch
         self._outline = outline
-        self._names = ModuleNames(model)
+        self._names = _Entered(model)
         self.restart = self._names.restart
         self._open: list[tuple[Call, Iterator[Any]]] = []
 

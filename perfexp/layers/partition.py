@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from perfexp.layers import Key
 from perfexp.layers.attribution import Attributed, attribute
-from perfexp.layers.events import Event
-from perfexp.layers.threads import Host
+from perfexp.layers.events import Event, Host
 
 
 @dataclass
@@ -30,11 +29,9 @@ class Spent:
 
 @dataclass
 class CallTimes:
-    """The division of one call.
+    """The division of one call, from the end of the previous work to the end of its last kernel.
 
-    Attributes:
-        span_ns: time from the end of the previous work to the end of its last kernel.
-        starved: whether the device began it before the host had issued all of it.
+    It is starved if the device began it before the host had issued all of it.
     """
 
     number: int
@@ -42,11 +39,6 @@ class CallTimes:
     rows: dict[Key, Spent]
     unattributed: dict[str, Spent]
     starved: bool
-
-    @property
-    def sum_ns(self) -> int:
-        """Sum of rows, gaps and unattributed time, which equals the span."""
-        return sum(spent.busy_ns + spent.gap_ns for of in (self.rows, self.unattributed) for spent in of.values())
 
 
 def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
@@ -65,8 +57,7 @@ def divide(
 
     Args:
         events: kernels, operators, and the ranges of `perfexp.layers.events`.
-        held: whether a spin kernel held the queue until the first call was issued; that call then begins at the end of
-            the spin, otherwise with its first kernel.
+        held: whether a spin kernel held the queue; the first call then begins at its end, else with its first kernel.
         rowed: adds the rows of kernels whose launches do not identify them.
     """
     everything = list(events)
@@ -112,7 +103,8 @@ def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed]
 
     for each in inside:
         spent(each).ran(each.kernel.name, 1, 0)
-    moments = sorted({begin, end, *_between(inside, begin, end)})
+    edges = (edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns) if begin < edge < end)
+    moments = sorted({begin, end, *edges})
     following = 0
     running: list[int] = []
     for start, stop in pairwise(moments):
@@ -128,8 +120,3 @@ def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed]
         for place, index in enumerate(running):
             spent(inside[index]).ran(inside[index].kernel.name, 0, share + (rest if place == 0 else 0))
     return times
-
-
-def _between(inside: Iterable[Attributed], begin: int, end: int) -> set[int]:
-    edges = {edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns)}
-    return {edge for edge in edges if begin < edge < end}

@@ -17,12 +17,10 @@ from perfexp.devices import Device
 from perfexp.layers import LayerTimes, Method, Pass
 from perfexp.layers.attribution import Attributed
 from perfexp.layers.closure import close, unattributed_share
-from perfexp.layers.events import Event, Scope
-from perfexp.layers.marking import Marker, Ranges, marking, ranged
-from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.events import Event, Host, Scope
+from perfexp.layers.marking import Marker, Opaque, Ranges, marking, outline_of, ranged
 from perfexp.layers.partition import CallTimes, attributed, divide
 from perfexp.layers.table import times_of
-from perfexp.layers.threads import Host
 from perfexp.modes import Step
 from perfexp.probes.depth import samples_in_queue
 from perfexp.probes.timing import undisturbed
@@ -93,8 +91,7 @@ def profile_layers(
     Args:
         clean_seconds: `device` time of a call without a profiler, or None.
         first: whether this is the first profile of the process.
-        capture: captures the step as a graph, or returns None where that is impossible; for calls beyond the queue's
-            depth.
+        capture: captures the step, a call beyond the queue's depth, as a graph, or returns None if that is impossible.
     """
     try:
         with step.active():
@@ -121,8 +118,6 @@ def _parts(step: Step) -> None:
 
 @dataclass
 class _Rounds:
-    """Profiles of a few calls each."""
-
     step: Step
     device: Device
     marker: Marker

@@ -16,18 +16,15 @@ from perfexp.layers import Key, LayerTimes, Method, Pass
 from perfexp.layers.attribution import in_no_module
 from perfexp.layers.closure import close
 from perfexp.layers.events import Mark, Scope
-from perfexp.layers.marking import Marker, marking
-from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.marking import Marker, Opaque, marking, outline_of
 from perfexp.layers.partition import CallTimes, Spent
 from perfexp.layers.table import times_of
 from perfexp.modes import Step
 from perfexp.probes.timing import undisturbed
+from perfexp.work.tape import nodes_behind
 
 #: Default number of calls with times for every row.
 CALLS = 10
-_BACKWARD = "backward"
-#: The node that accumulates a parameter's gradient.
-_ACCUMULATE = "AccumulateGrad"
 
 
 class Stamps:
@@ -84,7 +81,6 @@ class Stamps:
 
     @property
     def _row(self) -> Key:
-        """The current row."""
         return self._rows[-1] if self._rows else in_no_module(None)
 
     def _key(self, mark: Mark) -> Key:
@@ -111,19 +107,6 @@ class Stamps:
             self.end_overhead()
 
         return hook
-
-
-def nodes_behind(loss: torch.Tensor) -> list[torch.autograd.graph.Node]:
-    """All nodes of a loss's graph except those that accumulate the gradients of parameters."""
-    waiting = [loss.grad_fn] if loss.grad_fn is not None else []
-    seen: dict[torch.autograd.graph.Node, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node.name().endswith(_ACCUMULATE):
-            continue
-        seen[node] = None
-        waiting += [following for following, _ in node.next_functions if following is not None]
-    return list(seen)
 
 
 def stamp_layers(
@@ -162,7 +145,7 @@ def _stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
     no_backward = None
     for name, part in step.segments:
         with ExitStack() as stack:
-            if name == _BACKWARD:
+            if name == "backward":
                 loss = step.state.loss
                 if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
                     stack.enter_context(stamps.following(loss))

@@ -36,8 +36,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         parameters: elements that this row is the first to read; forward pass only.
         arithmetic_intensity: FLOPs per byte of the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
-        ran: cuDNN algorithm of these kernels, or several candidates (`fft or fft_tiling`); only for forward passes with
-            a cuDNN algorithm, and None for unknown kernels.
+        ran: cuDNN algorithm of a forward pass's kernels, or several (`fft or fft_tiling`); None for unknown kernels.
     """
 
     key: Key | None
@@ -99,7 +98,10 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     for line in lines:
         line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
     seen = {(key.path, key.call, key.operation) for row in times.rows if (key := row.key) and key.which is Pass.forward}
-    return lines + [_without_time(row) for place, row in rows.items() if place not in seen and times.calls]
+    for row in (row for place, row in rows.items() if place not in seen and times.calls):
+        key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
+        lines.append(_line(RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0]), rows, times.calls))
+    return lines
 
 
 def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
@@ -145,20 +147,8 @@ def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
     if key.which in (Pass.forward, Pass.backward):
         line.flops = work.flops if key.which is Pass.forward else work.backward_flops
         line.flops_per_second = line.flops / line.seconds.median if line.flops and line.seconds.median else None
-    return _described(line, work, forward=key.which is Pass.forward)
-
-
-def _without_time(row: Row) -> Line:
-    nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
-    key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
-    line = Line(key=key, kind=row.kind, seconds=nothing, gap_seconds=nothing, flops=row.flops)
-    return _described(line, row, forward=True)
-
-
-def _described(line: Line, work: Row, *, forward: bool) -> Line:
-    """The line with all values that do not depend on time."""
     line.kind, line.inputs, line.outputs, line.convolution = work.kind, work.inputs, work.outputs, work.convolution
-    if forward:
+    if key.which is Pass.forward:
         line.macs, line.bytes_min, line.activation_bytes = work.macs, work.bytes_min, work.activation_bytes
         line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
     return line

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import cycle
 
 from perfexp.data import Batches
-from perfexp.data.rotating import on_device
+from perfexp.data.synthetic import on_device
 from perfexp.devices import Device
 from perfexp.errors import Waits
 from perfexp.measure import verdicts

@@ -27,7 +27,7 @@ import msgspec
 
 from perfexp.algorithms import AppliedAlgorithm
 from perfexp.data import Batches, Data
-from perfexp.data.rotating import Rotating, on_device
+from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
 from perfexp.measure import baselines, graph_fallback, training, verdicts

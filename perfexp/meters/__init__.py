@@ -19,12 +19,7 @@ class PowerKind(StrEnum):
 
 
 class Reading(NamedTuple):
-    """Answer of a meter.
-
-    Attributes:
-        value: value in the unit of the query; None without an answer.
-        reason: why there is no answer, and how to fix it.
-    """
+    """Answer of a meter in the unit of the query; None with the reason, and how to fix it."""
 
     value: float | None
     reason: str = ""
@@ -60,11 +55,9 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Meters of a device.
+    """Meters of a device, whose energies sum to that of the whole, without overlap.
 
-    Attributes:
-        meters: meters whose energies sum to that of the whole, without overlap; empty with a reason.
-        reason: why there are none, and how to fix it.
+    Where there are none, `reason` has why, and how to fix it.
     """
 
     meters: tuple[Meter, ...] = ()

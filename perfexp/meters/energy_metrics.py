@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfexp.meters import Reading
-from perfexp.meters.track import Track, Window
+from perfexp.meters.track import Track, Window, difference
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Power:
-    """The mean power of everything that is metered."""
+    """The mean power of everything that is metered; `difference` is that of the integral from the counter, relative."""
 
     def __init__(self, windows: Sequence[Window], tracks: Sequence[Track]) -> None:
         self.windows, self._tracks = windows, tracks
@@ -37,17 +37,10 @@ class Power:
         self.mean_watts = total([part.watts for part in self.parts])
         self.counter_watts = total([window.counter_watts for window in windows])
         self.integral_watts = total([window.integral_watts for window in windows])
+        self.difference = difference(self.counter_watts, self.integral_watts)
         self.estimated = any(part.estimated for part in self.parts)
         of_meters = [doubt for track in tracks for doubt in (*track.meter.doubts(), *track.doubts)]
         self.doubts = [*(doubt for part in self.parts for doubt in part.doubts), *of_meters]
-
-    @property
-    def difference(self) -> Reading:
-        """Relative difference of the integral from the counter."""
-        counter, integral = self.counter_watts, self.integral_watts
-        if not counter.value or integral.value is None:
-            return Reading(None, counter.reason or integral.reason)
-        return Reading(integral.value / counter.value - 1)
 
     @property
     def integral_uncertainty(self) -> Reading:
@@ -61,11 +54,28 @@ class Power:
 
     def facts(self) -> list[dict[str, Any]]:
         """Facts of each meter: identity, window, and all answers by time since the window began."""
-        return [_facts(*both) for both in zip(self.windows, self._tracks, strict=True)]
+        return [
+            {
+                "name": track.meter.name,
+                "covers": track.meter.covers,
+                "power_kind": track.meter.power_kind.value,
+                "window_seconds": each.seconds,
+                "window_uncertainty": each.uncertainty,
+                "counter_watts": each.counter_watts.value,
+                "integral_watts": each.integral_watts.value,
+                "difference": each.difference,
+                "integral_uncertainty": each.integral_uncertainty,
+                "tick_seconds": track.tick_seconds,
+                "query_seconds": track.query_seconds,
+                "wraps": track.wraps,
+                "counter": _columns(track.readings, each.start_seconds, "joules"),
+                "power": _columns(track.powers, each.start_seconds, "watts"),
+            }
+            for each, track in zip(self.windows, self._tracks, strict=True)
+        ]
 
 
 def _part(window: Window, track: Track) -> Part:
-    """The mean power of one meter, if it is reliable."""
     doubts: list[Diagnostic] = []
     counter, integral, name = window.counter_watts, window.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
@@ -73,22 +83,22 @@ def _part(window: Window, track: Track) -> Part:
         return Part(integral, [diagnostics.make("meter_no_counter", meter=name)], estimated=True)
     if (uncertainty := window.uncertainty) is not None and uncertainty > _COARSE:
         doubts.append(diagnostics.make("meter_coarse", meter=name, uncertainty=uncertainty, window=window.seconds))
-    difference = window.difference
+    apart = window.difference
     tolerance = max(_DISAGREEMENT, _SIGMAS * (window.integral_uncertainty or 0.0))
-    if difference is not None and abs(difference) > tolerance and counter.value and integral.value:
+    if apart is not None and abs(apart) > tolerance and counter.value and integral.value:
         doubts.append(
             diagnostics.make(
                 "meter_disagrees",
                 meter=name,
                 counter=counter.value,
                 integral=integral.value,
-                difference=difference,
+                difference=apart,
                 tolerance=tolerance,
             )
         )
-        counter = Reading(None, f"energy counter and integral of {name}'s power differ by {difference:+.1%}")
-    elif difference is not None and tolerance > _BLIND:
-        doubts.append(diagnostics.make("meter_unchecked", meter=name, difference=difference, tolerance=tolerance))
+        counter = Reading(None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}")
+    elif apart is not None and tolerance > _BLIND:
+        doubts.append(diagnostics.make("meter_unchecked", meter=name, difference=apart, tolerance=tolerance))
     return Part(counter, doubts)
 
 
@@ -117,27 +127,7 @@ def another_pace(call_seconds: float | None, clean: Interval | None) -> list[Dia
     return [diagnostics.make("energy_pace", metered_ms=metered_ms, timed_ms=timed_ms, difference=difference)]
 
 
-def _facts(each: Window, track: Track) -> dict[str, Any]:
-    return {
-        "name": track.meter.name,
-        "covers": track.meter.covers,
-        "power_kind": track.meter.power_kind.value,
-        "window_seconds": each.seconds,
-        "window_uncertainty": each.uncertainty,
-        "counter_watts": each.counter_watts.value,
-        "integral_watts": each.integral_watts.value,
-        "difference": each.difference,
-        "integral_uncertainty": each.integral_uncertainty,
-        "tick_seconds": track.tick_seconds,
-        "query_seconds": track.query_seconds,
-        "wraps": track.wraps,
-        "counter": _columns(track.readings, each.start_seconds, "joules"),
-        "power": _columns(track.powers, each.start_seconds, "watts"),
-    }
-
-
 def _columns(samples: Sequence[tuple[float, float]], start: float, name: str) -> dict[str, list[float]]:
-    """Times since the start, to the microsecond, and values."""
     return {
         "seconds": [round(seconds - start, 6) for seconds, _ in samples],
         name: [round(value, 6) for _, value in samples],

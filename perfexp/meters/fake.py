@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.feeding import Feeder
@@ -16,16 +17,6 @@ from perfexp.records.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from perfexp.devices.fake import FakeDevice
-
-
-class Curve(Protocol):
-    """A power over time."""
-
-    def watts(self, seconds: float) -> float:
-        """The power at a time."""
-
-    def joules(self, seconds: float) -> float:
-        """The energy since time 0."""
 
 
 class Polyline:
@@ -40,13 +31,12 @@ class Polyline:
         self._offset = self.joules(0.0)
 
     def watts(self, seconds: float) -> float:
-        index = bisect_right(self._points, seconds, key=lambda point: point[0])
-        if index in (0, len(self._points)):
-            return self._points[max(index - 1, 0)][1]
-        (t0, p0), (t1, p1) = self._points[index - 1 : index + 1]
-        return p0 + (p1 - p0) * (seconds - t0) / (t1 - t0)
+        """The power at a time."""
+        times, watts = zip(*self._points, strict=True)
+        return float(np.interp(seconds, times, watts))
 
     def joules(self, seconds: float) -> float:
+        """The energy since time 0."""
         index = max(bisect_right(self._points, seconds, key=lambda point: point[0]) - 1, 0)
         since, watts = self._points[index]
         return self._before[index] + (seconds - since) * (watts + self.watts(seconds)) / 2 - self._offset
@@ -62,11 +52,9 @@ class FakeMeter:
 
     Args:
         now: scripted clock, seconds.
-        curve: true power.
         spend: advances that clock; a query advances it by `query_seconds`. None for queries without cost.
         tick_seconds: period of the counter's updates.
         phase_seconds: time of the first tick.
-        wrap_joules: energy at which the counter wraps.
         stuck_seconds: time at which the counter stops.
         fails_seconds: time from which queries fail.
         gain: factor of the wrong power.
@@ -76,7 +64,7 @@ class FakeMeter:
     def __init__(
         self,
         now: Callable[[], float],
-        curve: Curve,
+        curve: Polyline,
         *,
         spend: Callable[[float], None] | None = None,
         name: str = "fake",
@@ -164,8 +152,3 @@ class Turns:
         until = self._device.now_ns() + round(seconds * 1e9)
         while (left := until - self._device.now_ns()) > 0:
             self._feeder.feed((left + 1) * 1e-9)
-
-
-def pass_time(device: FakeDevice) -> Callable[[float], float]:
-    """A function that advances the host's time of a scripted device by its seconds, without work."""
-    return partial(device.launch, 0.0)

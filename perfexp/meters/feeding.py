@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfexp.meters.watch import Watch
 
@@ -97,11 +97,9 @@ class Feeder:
         self._busy_until = min(self._busy_until, self._now() + left)
 
 
-class Beside(Protocol):
-    """How meters are watched alongside a busy device: `threaded`, or taking turns in tests."""
-
-    def __call__(self, watch: Watch, feeder: Feeder) -> tuple[int, float]:
-        """Feed until the watch is over; returns the number of calls completed in the window, and their seconds."""
+#: Feeds until a watch is over, and returns the number of calls completed in the window, and their seconds: `threaded`,
+#: or taking turns in tests.
+Beside = Callable[[Watch, Feeder], tuple[int, float]]
 
 
 def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:

@@ -20,11 +20,9 @@ _LEAST_POWERS = 5
 
 
 class Tick(NamedTuple):
-    """A change of the counter.
+    """A change of the counter, within an interval from the reading before it to the reading that shows it.
 
-    Attributes:
-        seconds: middle of the interval of the change, by the host's clock.
-        width_seconds: length of the interval, from the reading before the change to the reading that shows it.
+    `seconds` is the middle of that interval by the host's clock, `width_seconds` its length.
     """
 
     seconds: float
@@ -35,13 +33,9 @@ class Tick(NamedTuple):
 class Track:
     """Queries a meter and stores every answer with the time of the middle of the query.
 
-    Args:
-        tick_seconds: period of the counter, if known.
-
     Attributes:
         readings: seconds and joules, continued across wraps of the counter.
-        no_energy: why the counter is no longer queried; empty while it is.
-        no_power: why the power is no longer queried; empty while it is.
+        no_energy, no_power: why the counter, or the power, is no longer queried; empty while it is.
         powers: seconds and watts.
     """
 
@@ -150,12 +144,9 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Figures of a meter between two ticks.
+    """Figures of a meter between two ticks, with relative standard uncertainties of the length and of the integral.
 
-    Attributes:
-        uncertainty: relative standard uncertainty of the length; each end lies within a width, and a uniform
-            distribution of width w has the standard deviation w/√12.
-        integral_uncertainty: relative standard uncertainty of the integral.
+    Each end lies within a width, and a uniform distribution of width w has the standard deviation w/√12.
     """
 
     start_seconds: float
@@ -168,9 +159,14 @@ class Window:
     @property
     def difference(self) -> float | None:
         """Relative difference of the integral from the counter."""
-        if not self.counter_watts.value or self.integral_watts.value is None:
-            return None
-        return self.integral_watts.value / self.counter_watts.value - 1
+        return difference(self.counter_watts, self.integral_watts).value
+
+
+def difference(counter_watts: Reading, integral_watts: Reading) -> Reading:
+    """Relative difference of an integral from a counter."""
+    if not counter_watts.value or integral_watts.value is None:
+        return Reading(None, counter_watts.reason or integral_watts.reason)
+    return Reading(integral_watts.value / counter_watts.value - 1)
 
 
 def uncertainty(start: Tick, end: Tick) -> float:

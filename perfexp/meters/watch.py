@@ -52,8 +52,6 @@ class Rules:
 
 @dataclass
 class _Watched:
-    """A track during the watch."""
-
     track: Track
     rules: Rules
     start: Tick | None = None
@@ -77,8 +75,10 @@ class _Watched:
         """Take due readings; returns the time of the next one, or infinity after the window."""
         if self.end is not None or self.start is None:
             return math.inf
-        if self.track.no_energy:
-            self._follow_power(now, self.start)
+        if self.track.no_energy:  # the power alone, over the least length
+            self._ask_power(now)
+            if now - self.start.seconds >= self.rules.window_seconds or self.track.no_power:
+                self.end = Tick(now, 0.0, 0.0)
         else:
             tight = now >= self._next_tight(self.start)
             self._ask_power(now, patient=tight)
@@ -93,12 +93,6 @@ class _Watched:
         assert self.start is not None
         return window(self.track, self.start, self.end)
 
-    def _follow_power(self, now: float, start: Tick) -> None:
-        """Follow a meter without a working counter: the power alone, over the least length."""
-        self._ask_power(now)
-        if now - start.seconds >= self.rules.window_seconds or self.track.no_power:
-            self.end = Tick(now, 0.0, 0.0)
-
     def _ask_power(self, now: float, *, patient: bool = False) -> None:
         """Read the power if due; around an expected tick it may be late by one period."""
         if now - self.asked >= self.rules.power_seconds * (2 if patient else 1):
@@ -108,7 +102,13 @@ class _Watched:
     def _read(self, start: Tick, now: float) -> None:
         """Read the counter; a tick, or too long a time without one, may end the window."""
         if self.track.ask_energy():
-            self._maybe_end(start, self.track.ticks[-1])
+            rules, tick = self.rules, self.track.ticks[-1]
+            seconds = tick.seconds - start.seconds
+            # the window may be short by the uncertainty of its ends
+            if seconds >= rules.window_seconds - (start.width_seconds + tick.width_seconds) / 2 and (
+                uncertainty(start, tick) <= rules.uncertainty or seconds >= rules.longest_windows * rules.window_seconds
+            ):
+                self.end = tick
         elif self.track.ticks and not self.track.no_energy:
             waited = now - self.track.ticks[-1].seconds
             if waited > self._patience():
@@ -118,8 +118,9 @@ class _Watched:
         return max(self.rules.patience_seconds, _PATIENT_TICKS * (self.track.tick_seconds or 0.0))
 
     def _next_tight(self, start: Tick) -> float:
-        """Time of the next series of tight readings of the counter."""
-        return self._expected(start) - self._guard()
+        period = self.track.tick_seconds or 0.0
+        guard = min(0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds), period / 2 or math.inf)
+        return self._expected(start) - guard
 
     def _expected(self, start: Tick) -> float:
         """The first tick that may end the window, or the one after the last observed tick."""
@@ -130,20 +131,6 @@ class _Watched:
         # a measured period is imprecise, and an observed tick is a little late
         ticks = math.ceil(max(self.rules.window_seconds / period, seen + 0.5) - 0.05)
         return start.seconds + ticks * period
-
-    def _guard(self) -> float:
-        """Duration of tight readings before an expected tick."""
-        period = self.track.tick_seconds or 0.0
-        return min(0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds), period / 2 or math.inf)
-
-    def _maybe_end(self, start: Tick, tick: Tick) -> None:
-        """End the window if it is long enough with precise ends, or too long."""
-        rules, seconds = self.rules, tick.seconds - start.seconds
-        # the window may be short by the uncertainty of its ends
-        if seconds < rules.window_seconds - (start.width_seconds + tick.width_seconds) / 2:
-            return
-        if uncertainty(start, tick) <= rules.uncertainty or seconds >= rules.longest_windows * rules.window_seconds:
-            self.end = tick
 
 
 @dataclass

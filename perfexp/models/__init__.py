@@ -69,10 +69,8 @@ class Execution:
 class Batch:
     """Inputs and targets of one call, in the model's format.
 
-    Attributes:
-        inputs: a tensor (batch, channels, height, width), (batch, channels, frames, height, width), or the model's own
-            type.
-        targets: class indices (batch,) or (batch, height, width), or None.
+    Inputs are a tensor (batch, channels, height, width) or (batch, channels, frames, height, width), or the model's own
+    type; targets are class indices (batch,) or (batch, height, width), or None.
     """
 
     inputs: Any
@@ -172,8 +170,7 @@ class Model(Protocol):
     ) -> Session:
         """Load weights, move them to the device, and apply the plan's torch settings; raises `UserError`.
 
-        Args:
-            num_classes: number of classes of data with real labels; None for the model's own.
+        `num_classes` is that of data with real labels; None for the model's own.
         """
 
 

@@ -20,11 +20,7 @@ SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
 
 class Kind:
-    """Inputs, targets and loss of a model; the defaults are for one image per sample.
-
-    Attributes:
-        target_dims: dimensions of a batch of targets, or None for any.
-    """
+    """Inputs, targets (of `target_dims` dimensions, None for any) and loss of a model; by default for single images."""
 
     name: str
     target_dims: int | None
@@ -154,7 +150,6 @@ def _ignored_label(targets: torch.Tensor) -> int:
 
 
 def _weighted(outputs: Any) -> Iterator[tuple[float, torch.Tensor]]:
-    """The scores in a module's outputs with their weights in the loss, the main ones first."""
     if isinstance(outputs, torch.Tensor):
         yield 1.0, outputs
     elif isinstance(outputs, Mapping) and "out" in outputs:

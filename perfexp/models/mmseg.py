@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +13,11 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.errors import UserError
-from perfexp.models import Batch, Ddp, Execution, Precision, mmseg_nosync
+from perfexp.models import Batch, Ddp, Execution, Precision
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
-from perfexp.models.parallel import is_shared
-from perfexp.models.session import TorchSession, begin_momentum
+from perfexp.models.session import TorchSession, begin_momentum, is_shared
 from perfexp.models.weights import find_weights, load_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
@@ -109,11 +109,7 @@ class HostImages:
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation on a device, with its own loss, optimizer and schedule.
-
-    Attributes:
-        config: the mmengine configuration, which has the pipelines of the data.
-    """
+    """A model of mmsegmentation with its own loss, optimizer and schedule; `config` has the pipelines of the data."""
 
     def __init__(
         self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any
@@ -171,7 +167,7 @@ class MmsegSession(TorchSession):
 
     @contextmanager
     def without_waits(self) -> Iterator[str]:
-        with mmseg_nosync.masks():
+        with masked_losses():
             yield "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection of pixels"
 
     def work(self, inputs: Any, *, training: bool) -> Work:
@@ -272,7 +268,6 @@ def _without_losses(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[Any]:
-    """Data samples of mmsegmentation: the images' sizes, and their labels if there are any."""
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
@@ -285,3 +280,56 @@ def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[
             sample.gt_sem_seg = PixelData(data=targets[index][None])
         samples.append(sample)
     return samples
+
+
+@contextmanager
+def masked_losses() -> Iterator[None]:
+    """While entered, labelled pixels are selected by a mask.
+
+    mmsegmentation indexes them, for the accuracy that goes with each loss and for the labels of its binary cross
+    entropy. Their number requires a synchronization with the device.
+    """
+    from mmseg.models import losses
+    from mmseg.models.losses import cross_entropy_loss
+
+    usual: dict[str, Callable[..., Any]] = {
+        "accuracy": losses.accuracy,
+        "_expand_onehot_labels": cross_entropy_loss._expand_onehot_labels,
+    }
+    others = {"accuracy": _accuracy_or(losses.accuracy), "_expand_onehot_labels": _one_hot}
+    modules = [module for name, module in sys.modules.items() if name.startswith("mmseg.models")]
+    with ExitStack() as stack:
+        for module in modules:  # each has its own reference
+            for name in usual:
+                if vars(module).get(name) is usual[name]:
+                    stack.enter_context(patch.object(module, name, others[name]))
+        yield
+
+
+def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """Mmsegmentation's accuracy with its heads' arguments; other calls use the original."""
+
+    def accuracy(
+        pred: torch.Tensor, target: torch.Tensor, topk: Any = 1, thresh: Any = None, ignore_index: int | None = None
+    ) -> Any:
+        """The share of correct labelled pixels, percent, shape (1,)."""
+        if topk != 1 or thresh is not None or ignore_index is None or not len(pred):
+            return usual(pred, target, topk, thresh, ignore_index)
+        labelled = target != ignore_index
+        right = pred.topk(1, dim=1)[1].transpose(0, 1).eq(target[None]) & labelled
+        least = torch.finfo(torch.float32).eps
+        return (right.reshape(-1).float().sum(0, keepdim=True) + least) * 100.0 / (labelled.float().sum() + least)
+
+    return accuracy
+
+
+def _one_hot(
+    labels: torch.Tensor, label_weights: torch.Tensor | None, target_shape: Sequence[int], ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A plane per class, weights and mask, all of `target_shape` (batch, classes, …), from labels (batch, …)."""
+    valid = ((labels >= 0) & (labels != ignore_index)).unsqueeze(1)
+    classes = labels.clamp(0, target_shape[1] - 1).unsqueeze(1)
+    planes = labels.new_zeros(target_shape).scatter_(1, classes, valid.to(labels.dtype))
+    mask = valid.expand(target_shape).float()
+    weights = mask if label_weights is None else label_weights.unsqueeze(1).expand(target_shape) * mask
+    return planes, weights, mask

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,10 +17,7 @@ from perfexp.models.mmseg_names import CONFIGS, INSTALL, find
 from perfexp.models.torchvision_import import import_torchvision
 
 #: Distributions of the package mmseg: the maintained fork, and the original.
-_ORIGINAL = "mmsegmentation"
-_DISTRIBUTIONS = ("onedl-mmsegmentation", _ORIGINAL)
-#: The module of mmcv's compiled operators.
-_OPERATORS = "mmcv._ext"
+_DISTRIBUTIONS = ("onedl-mmsegmentation", "mmsegmentation")
 #: Keys of a configuration that name files to download or read when its model is built.
 _DOWNLOADS = ("init_cfg", "pretrained")
 
@@ -36,7 +29,6 @@ def import_mmseg() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about operators that no model here needs
-            _stand_in_for_operators()
             import mmseg
             import mmseg.models
     except ImportError as error:
@@ -46,35 +38,10 @@ def import_mmseg() -> Any:
     return mmseg
 
 
-class _NoOperators(ModuleType):
-    """Replacement of mmcv's compiled operators; each raises an error when it is called."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def missing(*_: Any, **__: Any) -> Any:
-            raise NotImplementedError(
-                f"{name} is an operator of mmcv's that mmcv-lite lacks; install mmcv, or {INSTALL}"
-            )
-
-        return missing
-
-
-def _stand_in_for_operators() -> None:
-    """Let mmsegmentation 1.2.2, which imports all operators, work with mmcv-lite; its fork does not need this."""
-    if _OPERATORS in sys.modules or not version().startswith(_ORIGINAL) or not importlib.util.find_spec("mmcv"):
-        return
-    if importlib.util.find_spec(_OPERATORS) is None:
-        stub = sys.modules[_OPERATORS] = _NoOperators(_OPERATORS)
-        stub.__spec__ = ModuleSpec(_OPERATORS, None)  # without a loader, mmengine treats them as missing
-
-
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """A configuration with options by dotted keys, whose model can be built without downloads, and its source.
 
-    The name is that of one of mmsegmentation's own, with or without `.py`, or the path of a file. Raises `UserError` if
-    it cannot be read.
+    The name is one of mmsegmentation's, with or without `.py`, or a path. Raises `UserError` if it cannot be read.
     """
     folder = Path(import_mmseg().__file__).parent / CONFIGS
     from mmengine.config import Config

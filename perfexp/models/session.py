@@ -1,23 +1,25 @@
-"""Any torch module as a session, on any torch device."""
+"""Any torch module as a session, on any torch device, in one process or in several ranks."""
 
 from __future__ import annotations
 
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from perfexp.devices import Device
-from perfexp.errors import PerfexpError, Unsupported, UserError, Waits, did_you_mean
-from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, parallel
+from perfexp.errors import Unsupported, UserError, did_you_mean
+from perfexp.models import Batch, Ddp, Execution, Precision, Session, Sharing, torch_settings
+from perfexp.models.cuda_graphs import captured
 from perfexp.models.kinds import Kind, correct
-from perfexp.models.torch_settings import apply_settings, autocast, effective_precision, torch_facts
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.work import Work
 from perfexp.work.count import count
@@ -25,8 +27,11 @@ from perfexp.work.trial import MODULE_ERRORS, Inconclusive, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-#: Calls on the stream of a CUDA graph before it is captured. Source: torch's notes on CUDA graphs.
-_CALLS_BEFORE_CAPTURE = 3
+
+
+def is_shared() -> bool:
+    """Whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class TorchSession(Session):
@@ -56,13 +61,13 @@ class TorchSession(Session):
         self.num_classes = kind.num_classes
         self._kind, self._name, self.device, self._facts = kind, name, device, facts
         self._input_dims = 1 + len(kind.sample_shape((224, 224)))
-        self.precision, unavailable = effective_precision(precision, device)
-        self._doubts = [*doubts, *unavailable, *apply_settings(execution, tf32=self.precision.tf32)]
-        self._execution = execution
+        self.precision, unavailable = torch_settings.effective_precision(precision, device)
+        self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, tf32=self.precision.tf32)]
+        self._execution, self._autocast = execution, partial(torch_settings.autocast, self.precision, device)
         self._data_type: torch.dtype = getattr(torch, self.precision.storage)
         self.module = module.eval().to(device=device.identifier, dtype=self._data_type)
         if execution.channels_last:
-            _make_channels_last(self.module)
+            torch_settings.make_channels_last(self.module)
         # called in inference, in training, and by this rank alone
         self._run = self._trained = self._single = self._compiled(self.module)
         self._scaler = self._new_scaler()
@@ -88,7 +93,7 @@ class TorchSession(Session):
         # Only CUDA orders an asynchronous copy before the model's kernels.
         overlapped = self.device.kind == "cuda"
         data_type = self._data_type if inputs.is_floating_point() else None
-        layout = _channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
+        layout = torch_settings.channels_last_format(inputs) if self._execution.channels_last else torch.preserve_format
         inputs = inputs.to(self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
         if targets is not None:
             targets = targets.to(self.device.identifier, non_blocking=overlapped)
@@ -111,9 +116,14 @@ class TorchSession(Session):
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""
-        self._ranks, facts = parallel.shared_by_ranks(self.module, settings)
+        options = {name: value for name, value in vars(settings).items() if value is not None}
+        try:
+            self._ranks = DistributedDataParallel(self.module, **options)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UserError(f"The model can't be trained by several ranks: {error}") from error
         self._trained = self._compiled(self._ranks)
-        return facts
+        norms = sum(isinstance(child, torch.nn.SyncBatchNorm) for child in self.module.modules())
+        return {"ddp": options, "sync_batch_norms": norms}
 
     @contextmanager
     def sharing(self, what: Sharing) -> Iterator[None]:
@@ -123,7 +133,9 @@ class TorchSession(Session):
             with self._ranks.no_sync():  # SyncBatchNorm still communicates
                 yield
         else:
-            with parallel.alone(), patch.object(self, "_run", self._single):
+            # SyncBatchNorm, mmengine's functions and heads that share statistics all query torch.distributed
+            alone = patch.object(dist, "is_initialized", lambda: False)
+            with alone, patch.object(self, "_run", self._single):
                 yield
 
     def reset(self) -> None:
@@ -162,9 +174,6 @@ class TorchSession(Session):
         """See `Session`. With fp16 autocast the loss is scaled, so that small gradients do not vanish."""
         self._scaler.scale(loss).backward()
 
-    def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        return self._updates(self._build_optimizer(**settings))
-
     def _updates(
         self, optimizer: torch.optim.Optimizer, clip: Callable[[], object] | None = None, schedules: Sequence[Any] = ()
     ) -> Callable[[], None]:
@@ -195,34 +204,7 @@ class TorchSession(Session):
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
         with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
-            return self._captured(call)
-
-    def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream):
-                if self.device.waits_inside(call):  # on this stream, to which autograd binds the rest of a call
-                    raise Waits
-                if self._optimizer is not None:
-                    _make_capturable(self._optimizer)
-                for _ in range(_CALLS_BEFORE_CAPTURE):
-                    call()
-            torch.cuda.current_stream().wait_stream(stream)
-            self.module.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, stream=stream):
-                call()
-            graph.replay()
-            torch.cuda.synchronize()
-        except PerfexpError:
-            raise
-        except Exception as error:  # of CUDA, or of an optimizer with more host state than its steps
-            _forget_capture()
-            if self.device.is_out_of_memory(error):
-                raise
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            raise Unsupported(f"the call can't be captured as a CUDA graph: {why}") from error
-        return graph.replay
+            return captured(call, self.device, self.module, self._optimizer)
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
         if into is None:
@@ -247,7 +229,7 @@ class TorchSession(Session):
     def facts(self) -> dict[str, Any]:
         parameters = list(self.module.parameters())
         return {
-            **torch_facts(),
+            **torch_settings.torch_facts(),
             "precision": self.precision.name,
             "architecture": type(self.module).__name__,
             "kind": self._kind.name,
@@ -267,11 +249,7 @@ class TorchSession(Session):
         compiled: Callable[..., Any] = torch.compile(module, mode=self._execution.compile, dynamic=False)
         return compiled
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        return autocast(self.precision, self.device)
-
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
-        """Keyword arguments of the module in a call with these inputs."""
         return {}
 
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
@@ -309,7 +287,9 @@ class TorchSession(Session):
         kind = torch.device(str(self.device.identifier)).type
         return torch.amp.GradScaler(kind, enabled=self.precision.autocast == "float16")
 
-    def _build_optimizer(self, *, name: str = "sgd", **settings: Any) -> torch.optim.Optimizer:
+    def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
+        settings = dict(settings)
+        name = settings.pop("name", "sgd")
         if name not in _OPTIMIZERS:
             raise UserError(f"There is no optimizer {name!r}. {did_you_mean(name, _OPTIMIZERS)}")
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -326,7 +306,7 @@ class TorchSession(Session):
             ) from error
         if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
             begin_momentum(optimizer, parameters)
-        return optimizer
+        return self._updates(optimizer)
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
@@ -337,35 +317,3 @@ def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.P
     """
     for parameter in parameters:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-def _make_channels_last(module: torch.nn.Module) -> None:
-    """Convert the kernels of both 2-D and 3-D convolutions; `Module.to` converts only one of them."""
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(memory_format=_channels_last_format(parameter))
-
-
-def _channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The channels-last layout for a tensor with channels; its own layout otherwise."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return formats.get(tensor.ndim, torch.preserve_format)
-
-
-def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Move all state of Adam and similar optimizers to the device, since a graph replay cannot read the host.
-
-    torch expects this setting at construction and then applies it to all steps, at the cost of some kernels.
-    """
-    for group in optimizer.param_groups:
-        if group.get("capturable") is False:
-            group["capturable"] = True
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                state |= {key: value.to(parameter.device) for key, value in state.items() if torch.is_tensor(value)}
-
-
-def _forget_capture() -> None:
-    """Restore normal random numbers: a failed capture leaves its mark on their generator."""
-    with suppress(RuntimeError):  # of a device that is lost
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        generator.graphsafe_set_state(generator.clone_state())

@@ -112,3 +112,15 @@ def autocast(precision: Precision, device: Device) -> AbstractContextManager[obj
         return nullcontext()
     assert device.identifier is not None
     return torch.autocast(torch.device(device.identifier).type, dtype=getattr(torch, precision.autocast))
+
+
+def make_channels_last(module: torch.nn.Module) -> None:
+    """Convert the kernels of both 2-D and 3-D convolutions; `Module.to` converts only one of them."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(memory_format=channels_last_format(parameter))
+
+
+def channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The channels-last layout for a tensor with channels; its own layout otherwise."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return formats.get(tensor.ndim, torch.preserve_format)

@@ -26,12 +26,8 @@ _SHOWN = 3
 def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
     """The file of a model's weights; None for random weights, where neither file nor folder is given.
 
-    Args:
-        weights: name or path of the file; None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder.
-        weights_dir: base of relative names; None is the current folder.
-
-    Raises:
-        UserError: there is no such file, or more than one; the message lists the candidates.
+    Without a name or path (`weights`) it is `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder. Relative names begin
+    in `weights_dir`, or in the current folder. Raises `UserError`, with the candidates, unless there is one such file.
     """
     if weights is None and weights_dir is None:
         return None
@@ -54,7 +50,6 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors by name, on the host, of a file with a state dict, or with a checkpoint that has one."""
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
     try:

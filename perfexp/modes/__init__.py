@@ -13,11 +13,7 @@ from perfexp.models import Batch, Session
 
 @dataclass(kw_only=True)
 class State:
-    """Values that the segments of a call pass on.
-
-    Attributes:
-        source: returns the next batch; may be replaced, as by the one pass of an epoch.
-    """
+    """Values that the segments of a call pass on; the `source` of batches may be replaced, as by one pass of data."""
 
     source: Callable[[], Batch]
     batch: Batch | None = None
@@ -27,12 +23,9 @@ class State:
 
 @dataclass(kw_only=True)
 class Step:
-    """A forward pass or a training step, whole and in its segments.
+    """A forward pass or a training step, whole and in its named segments, in order (`data`, `forward`, …).
 
-    Attributes:
-        call: the whole call; enqueues on an asynchronous device.
-        segments: named segments of the call, in order (`data`, `forward`, …).
-        active: context of all calls.
+    The call enqueues on an asynchronous device; all calls are made in the context `active`.
     """
 
     call: Callable[[], object]
@@ -46,11 +39,8 @@ class Step:
 def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     """Return the same call, called before, with everything after its data as one launch (a CUDA graph).
 
-    Args:
-        constant: whether all batches have the same inputs, so that only their targets are copied for each call.
-
-    Raises:
-        Unsupported: it can't be captured.
+    If the inputs of all batches are the same (`constant`), only targets are copied for each call. Raises `Unsupported`
+    if it can't be captured.
     """
     state, work = step.state, without_data(step)
     state.outputs = state.loss = None  # tensors of an earlier call belong to another stream

@@ -10,11 +10,7 @@ from perfexp.modes import State, Step
 
 
 class Train:
-    """Training steps.
-
-    Args:
-        optimizer: `name` (`sgd`, `adam`, `adamw`) and the keyword arguments of torch's optimizer (`lr`, …).
-    """
+    """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …)."""
 
     def __init__(self, *, optimizer: dict[str, Any]) -> None:
         self.optimizer = dict(optimizer)

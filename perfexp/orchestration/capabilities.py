@@ -43,15 +43,10 @@ def answer(index: int | None, send: Send) -> None:
 def conduct(
     index: int | None, *, command: Sequence[str] | None = None, silence_seconds: float = _SILENCE_SECONDS
 ) -> dict[str, Any]:
-    """Determine all parts in a fresh process.
+    """Determine all parts in a fresh process: `parts` by name as far as they are known, and `failure`.
 
-    Args:
-        index: number of the CUDA device whose clocks are tried; None for none.
-        command: command of the process; None for the worker's own.
-
-    Returns:
-        `parts` by name as far as they were determined, and `failure`: None, or its `text` and the part `during` which
-        it happened.
+    A failure is None, or its `text` and the part `during` which it happened. Clocks are those of the CUDA device of
+    this index, if any.
     """
     command = command or worker_command("--probe", *([] if index is None else [f"--gpu-index={index}"]))
     report: dict[str, Any] = {"parts": {}, "failure": None}
@@ -101,7 +96,6 @@ def _torchvision() -> dict[str, Any]:
 
 
 def _listen(command: Sequence[str], log: Path, silence_seconds: float, report: dict[str, Any]) -> None:
-    """Enter the parts that the process sends, then its failure."""
     process = WorkerProcess(command, log)
     during, failure, finished = None, None, False
     try:
@@ -130,5 +124,11 @@ def _ending(code: int, log: Path) -> str:
         with suppress(ValueError):  # of a number without a name
             return f"was ended by {signal.Signals(-code).name}"
         return f"was ended by signal {-code}"
-    lines = [line for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
-    return f"ended with code {code}" + (f" ({lines[-1].strip()})" if lines else "")
+    last = last_line(log)
+    return f"ended with code {code}" + (f" ({last})" if last else "")
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a worker's log that is not blank, after that of its command."""
+    lines = log.read_text(errors="replace").splitlines()[1:]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

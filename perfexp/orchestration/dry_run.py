@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.preparation import Assignment
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
 from perfexp.reports.console import Console
-from perfexp.summaries.remaining import counted_points, measured_seconds
+from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line, subject
 
 #: A sweep of more runs is summed up.
@@ -46,7 +46,6 @@ def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
 
 
 def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:
-    """`3 points, about 50 s`."""
     points = counted_points(*left)
     if seconds is None:
         return f"{points}, time unknown"

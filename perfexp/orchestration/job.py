@@ -1,38 +1,53 @@
-"""Job: measure one plan in workers, then write, send and show its record."""
+"""Job: measure one plan in workers, then assemble, write, send and show its record."""
 
 from __future__ import annotations
 
 import traceback
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from perfexp import __version__
+from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import run_history, supervisor
-from perfexp.orchestration.assignment import Assignment
-from perfexp.orchestration.preparation import is_of_perfexp, prepare, profiler_settings, profiles_again
+from perfexp.orchestration.preparation import Assignment, is_of_perfexp, prepare, profiler_settings, profiles_again
 from perfexp.orchestration.progress_relay import ProgressRelay
-from perfexp.orchestration.record_assembly import assemble
-from perfexp.plan import config
+from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
-from perfexp.plots import profile_rooflines
-from perfexp.profilers import is_profile
+from perfexp.plots import roofline_files
+from perfexp.profilers import is_profile, profiled_key
 from perfexp.profilers.previous_files import recover
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Key, Record, Status, missing, read_points
+from perfexp.records.record import (
+    Key,
+    Point,
+    Record,
+    Status,
+    is_layers,
+    missing,
+    overall_status,
+    read_points,
+    timed_key,
+)
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Progress
+from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries import profile_summary
-from perfexp.summaries.remaining import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
+
+#: Diagnostics that times and layers of a point share: the point shows them once.
+_SHARED = ("busy_host", "data_left_out", "waits_left_out", "algorithm_substituted")
 
 
 class Run:
@@ -190,7 +205,6 @@ def _add_earlier_results(job: supervisor.Job) -> None:
 
 
 def _left(job: supervisor.Job) -> list[Key]:
-    """List the points without a result, and the profiles to make again."""
     left = missing([*job.timed, *job.first_predictions, *job.layers, *job.profiles], job.paths.points)
     return left + [key for key in job.profiles if key in job.again and key not in left]
 
@@ -212,7 +226,7 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
 def _write_files(record: Record, paths: RunPaths, console: Console) -> None:
     try:
         if profile_summary.points(record):
-            profile_rooflines.write(record, paths, gpu_sheets.read([installation.conf_dir()]))
+            roofline_files.write_profiled(record, paths, gpu_sheets.read([installation.conf_dir()]))
         record.artifacts = run_files.write(record, paths)
         write_atomically(paths.record, record.to_json())
     except OSError as error:
@@ -243,3 +257,53 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         if isinstance(error, OSError):
             raise disk_error(error) from error
         raise
+
+
+def assemble(assignment: Assignment, job: supervisor.Job) -> Record:
+    """Assemble the record of a run; points without a result are `interrupted`."""
+    points, ended = _merged(supervisor.results(job)), datetime.now(UTC).isoformat(timespec="milliseconds")
+    try:
+        facts, doubts = environment.load(job.paths.environment)
+    except UserError:
+        facts, doubts = {}, []
+    before = None
+    with suppress(UserError):  # the run of an earlier record keeps its identity and its sweep
+        before = Record.load(job.paths.root)
+    return Record(
+        uid=before.uid if before else job.paths.uid or uuid.uuid4().hex,
+        name=assignment.name,
+        perfexp_version=__version__,
+        status=overall_status([point for point in points if not is_profile(point.key)] or points),
+        started=min((point.started for point in points if point.started), default=ended),
+        ended=before.ended if before and before.points == points else ended,  # nothing was measured this time
+        command=assignment.plain["command"],
+        plan=assignment.plain,
+        plan_hash=plan_file.plan_hash(assignment.plain),
+        environment=facts,
+        points=points,
+        doubts=doubts,
+        sweep=assignment.sweep or (before.sweep if before else None),
+    )
+
+
+def exit_code(record: Record) -> int:
+    """Return 1 if a requested measurement or profile failed, otherwise 0; profiles of earlier commands do not count."""
+    is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
+    is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
+    return 0 if record.status is Status.OK and (is_made or not is_requested) else 1
+
+
+def _merged(points: list[Point]) -> list[Point]:
+    """Add metrics and diagnostics of layers, and diagnostics of profiles, to the timed points."""
+    layers_of = {timed_key(point.key): point for point in points if is_layers(point.key)}
+    profiles = {profiled_key(point.key): point for point in points if is_profile(point.key)}
+    for point in points:
+        if (layers := layers_of.get(point.key)) is not None:
+            codes = {doubt.code for doubt in point.doubts if doubt.code in _SHARED}
+            names = {metric.name for metric in point.metrics}  # a point from a record has them already
+            point.metrics = [*point.metrics, *(metric for metric in layers.metrics if metric.name not in names)]
+            further = (doubt for doubt in layers.doubts if doubt.code not in codes and doubt not in point.doubts)
+            point.doubts = [*point.doubts, *further]
+        if (profile := profiles.get(point.key)) is not None and profile is not point:
+            point.doubts = [*point.doubts, *(doubt for doubt in profile.doubts if doubt not in point.doubts)]
+    return points

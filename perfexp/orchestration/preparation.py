@@ -1,10 +1,11 @@
-"""Preparation: compare a run's folder with its plan, and forget the results that are measured again."""
+"""Preparation: the assignment of a run, and its folder, which has to have the same plan; results measured again go."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,44 @@ from perfexp.plan import config, plan_file
 from perfexp.profilers import profiled_key
 from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths, SweepPaths, append_line
-from perfexp.records.record import Key, Record, Status, point_to_line, points_from_lines, read_points, timed_key
+from perfexp.records.record import (
+    Key,
+    Record,
+    Status,
+    SweepMembership,
+    point_to_line,
+    points_from_lines,
+    read_points,
+    timed_key,
+)
+from perfexp.reports.progress import Whole
+from perfexp.reports.run_status import median_seconds, seconds_left
+
+
+@dataclass(kw_only=True)
+class Assignment:
+    """One run to be measured, of a sweep or alone; `number` is its position in the sweep, from 1.
+
+    Attributes:
+        is_sent: whether the tracker has taken the record; valid after the run.
+        overwrites: whether earlier results in the folder are removed first.
+    """
+
+    plan: config.Plan
+    plain: dict[str, Any]
+    folder: Path
+    name: str
+    sweep: SweepMembership | None = None
+    is_sent: bool = True
+    begun: Callable[[], None] = lambda: None
+    whole: Whole | None = None
+    number: int = 1
+    overwrites: bool = False
+
+    def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
+        """Estimate the time of points without a result, from the wall times of measured ones; None if unknown."""
+        return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)
+
 
 #: Results that stay when a command is repeated; the others are measured again.
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)

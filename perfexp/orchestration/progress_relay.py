@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from perfexp.host import untrusted
-from perfexp.orchestration.assignment import Assignment
+from perfexp.orchestration.preparation import Assignment
 from perfexp.records import summary
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status, points_from_lines, read_points
 from perfexp.reports.progress import Progress
-from perfexp.summaries.remaining import measured_seconds
+from perfexp.reports.run_status import measured_seconds
 from perfexp.summaries.wording import median_text
 
 
@@ -56,13 +56,12 @@ class ProgressRelay:
             self._progress.done(event["status"], _result(point) if point else "")  # only the display knows why
 
     def _last(self, key: Key) -> Point | None:
-        """Return the point that was written last if it has this key."""
         points = points_from_lines(untrusted.read_bytes(self._paths.points).rstrip().rpartition(b"\n")[2])
         return next((point for point in points if point.key == key), None)
 
     def _estimate(self) -> None:
         whole = self._assignment.whole
-        is_known = self._seconds or not (whole and whole.has_measured)  # other runs are a better guide than the plan
+        is_known = self._seconds or not (whole and whole.seconds)  # other runs are a better guide than the plan
         self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
 
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 
 from perfexp.errors import PerfexpError
 from perfexp.host import interrupts
-from perfexp.orchestration.assignment import Assignment
 from perfexp.orchestration.job import Run
+from perfexp.orchestration.preparation import Assignment
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
@@ -58,7 +58,6 @@ def order(runs: Sequence[Run], replicate: int) -> list[Run]:
 
 
 def _measure(run: Run, replicate: int, runs: list[Run], ended: Ended) -> None:
-    """Measure one replicate of a run; a failure does not affect the other runs."""
     try:
         run.measure([replicate])
     except PerfexpError as error:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.orchestration import capabilities
 from perfexp.orchestration.sweep_run import SweepRun
-from perfexp.records.sweep_record import Sweep
-from perfexp.reports import speed_table
+from perfexp.records.record import Record, Status
+from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
+from perfexp.speed import Speed
+from perfexp.statistics import estimators
+from perfexp.summaries.grid import Column, Grid
+from perfexp.summaries.subject import one_line
+from perfexp.summaries.sweep_summary import paired
+from perfexp.summaries.wording import rate_text, with_width
+from perfexp.tables import speed_files
 
 #: Devices that are not GPUs.
 _NO_GPUS = ("cpu", "mps", "fake")
 _COUNT = "gpu.count"
+_SYNTHETIC = "images are synthetic, loading is not included; for real images: data=cityscapes data.root=DIR"
+_COLUMNS = ("model", "GPUs", "precision", "batch per GPU", "images/s ± CI95", "per GPU", "speed file", "remarks")
+#: Columns of prose.
+_PROSE = ("model", "speed file", "remarks")
 
 
 class SegmentationTable:
@@ -42,7 +54,7 @@ class SegmentationTable:
             sweep = Sweep.load(folder)
         except UserError:  # no run has ended: replicates of several runs are interleaved
             return
-        if (table := speed_table.table(sweep, folder, sweep.records(folder))) is not None:
+        if (table := trainings(sweep, folder, sweep.records(folder))) is not None:
             _console(config).show_grid("training of segmentation models", table)
         else:
             _console(config).note("There is no table: no training was measured (mode=train).")
@@ -67,3 +79,43 @@ def _visible(gpu: str) -> str:
 
 def _console(config: Any) -> Any:
     return Console(quiet=bool(config.quiet))
+
+
+def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
+    """Return the trainings of a sweep, whose folder is `folder`; None if it has none."""
+    lines: list[dict[str, str]] = []
+    for child, record in paired(sweep, records):
+        if record is not None:
+            lines += [_of_speed(*training) for training in speed_files.where(record, folder / child.directory)]
+        elif child.status is not Status.OK:
+            lines.append(_refused(child))
+    if not lines:
+        return None
+    columns = [
+        Column(title, [line.get(title, "") for line in lines], prose=title in _PROSE, rank=int(title == "speed file"))
+        for title in _COLUMNS
+    ]
+    synthetic = any("synthetic" in str(record.plan.get("choices", {}).get("data", "")) for record in records)
+    return Grid(columns, [_SYNTHETIC] if synthetic else []).without_empty()
+
+
+def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
+    rate = speed.interval or estimators.Interval(value=speed.images_per_second, low=None, high=None)
+    low, high = (None if end is None else end / speed.num_gpus for end in (rate.low, rate.high))
+    share = estimators.Interval(value=rate.value / speed.num_gpus, low=low, high=high)
+    return {
+        "model": one_line(speed.model),
+        "GPUs": str(speed.num_gpus),
+        "precision": speed.precision,
+        "batch per GPU": str(speed.batch_size),
+        "images/s ± CI95": "" if speed.failed else with_width(rate, rate_text(rate)),
+        "per GPU": "" if speed.failed else rate_text(share),
+        "speed file": one_line(str(path)) if path else "",
+        "remarks": one_line(f"failed: {speed.remark}") if speed.failed else "",
+    }
+
+
+def _refused(child: SweepChild) -> dict[str, str]:
+    why = f"{child.status.value}: {child.error}" if child.error else child.status.value
+    model, gpus = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
+    return {"model": one_line(model), "GPUs": one_line(gpus), "remarks": one_line(why)}

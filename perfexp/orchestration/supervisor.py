@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,27 +77,21 @@ class Job:
 
 
 class _Refused(PerfexpError):
-    """A worker refused to start."""
-
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-@dataclass(kw_only=True)
-class _Ending:
-    """The end of a worker.
+class _Ending(NamedTuple):
+    """The end of a worker, with the status of points without a result and the point in progress, if there was one.
 
-    Attributes:
-        status: status of the points without a result.
-        current: point in progress; None if there was none.
-        hopeless: whether another worker would end in the same way.
+    It is hopeless if another worker would end in the same way.
     """
 
     status: Status
     text: str
-    current: Key | None
-    hopeless: bool
+    current: Key | None = None
+    hopeless: bool = True
 
 
 def measure(job: Job, replicate: int) -> None:
@@ -144,7 +138,6 @@ def results(job: Job) -> list[Point]:
 
 
 def _measure(job: Job, what: str, replicate: int, keys: Sequence[Key]) -> None:
-    """Start workers until every point has a result."""
     fruitless = 0  # workers in a row without a result
     while left := missing(keys, job.paths.points):
         ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
@@ -188,7 +181,6 @@ def _settle(point: Point, earlier: Earlier, before: Sequence[str], paths: RunPat
 
 
 def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
-    """Make a profile; returns a point with its facts, or the error."""
     point = Point(key=key, status=Status.OK, started=datetime.now(UTC).isoformat(timespec="milliseconds"))
     timed = next((other for other in read_points(job.paths.points) if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
@@ -213,7 +205,6 @@ def _profiled(job: Job, number: int, key: Key, earlier: Earlier) -> Point:
 
 
 def _run_profiler(job: Job, number: int, key: Key, point: Point, earlier: Earlier) -> None:
-    """Run a worker under the profiler, then collect the profile."""
     profiler, facts = job.profiler, point.facts["profile"]
     place = place_of(key, job.profiles, job.paths.root)
     about = About(phase=profiled_key(key).phase, device=device_facts(job), command=job.command)
@@ -283,27 +274,24 @@ def _one_worker(job: Job, what: Sequence[str], prefix: Sequence[str] = ()) -> _E
                 job.paths.claim(job.paths.refusal)
                 write_atomically(job.paths.refusal, job.refusal.encode(errors="replace") + b"\n")
         if current is not None and current not in job.profiles:
-            _abandon(job.paths, [current], _Ending(status=Status.FAILED, text=job.refusal, current=None, hopeless=True))
+            _abandon(job.paths, [current], _Ending(Status.FAILED, job.refusal))
         raise refusal
     if silence is not None and not silence.finished:
         text = f"the worker sent no progress for {silence.seconds:g} s (timeout_seconds) and was terminated"
-        return _Ending(status=Status.TIMEOUT, text=text, current=current, hopeless=True)
+        return _Ending(Status.TIMEOUT, text, current)
     return _death(code, current, failure)
 
 
 def _death(code: int, current: Key | None, failure: Event | None) -> _Ending:
-    """Derive the status of points without a result from the end of their worker."""
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-        text = f"the worker was ended by {name}{hint}; see run.log"
-        return _Ending(status=Status.KILLED, text=text, current=current, hopeless=False)
+        return _Ending(Status.KILLED, f"the worker was ended by {name}{hint}; see run.log", current, hopeless=False)
     if failure is not None:
         status = Status(failure.get("status", Status.FAILED))
-        hopeless = status is not Status.KILLED
-        return _Ending(status=status, text=str(failure["message"]), current=current, hopeless=hopeless)
+        return _Ending(status, str(failure["message"]), current, hopeless=status is not Status.KILLED)
     ended = f"the worker ended with code {code}" if code else "the worker ended without a result"
-    return _Ending(status=Status.FAILED, text=f"{ended}; see run.log", current=current, hopeless=True)
+    return _Ending(Status.FAILED, f"{ended}; see run.log", current)
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:

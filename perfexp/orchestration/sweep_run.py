@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -13,37 +13,35 @@ from pathlib import Path
 from typing import ClassVar
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import interrupts
+from perfexp.host import credentials, interrupts
+from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.host.files import write_atomically
-from perfexp.orchestration.assignment import Assignment
-from perfexp.orchestration.stored_sweep import measures_the_same, remember_store
-from perfexp.plan import config, naming
+from perfexp.orchestration.preparation import Assignment
+from perfexp.plan import config, naming, plan_file
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
-from perfexp.summaries.remaining import counted_points
+from perfexp.reports.run_status import counted_points
 from perfexp.tracking import Tracker
 
 #: Characters of a store's address that are shown.
 _LONGEST = 200
+#: Entries of the user's cache: the store is not read from the sweep's folder, which somebody else may have made.
+_SWEEPS, _STORE = "sweeps", "store"
 
 
 class SweepRun:
-    """A sweep in progress.
+    """A sweep in progress over the overrides `axes`; raises `UserError` if the folder holds another sweep.
 
     Attributes:
         folder: folder of the last sweep that this process started, for Hydra's callbacks.
 
     Args:
-        axes: names of the overrides that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's configuration of the sweep, as YAML.
-
-    Raises:
-        UserError: the folder holds another sweep.
     """
 
     folder: ClassVar[Path | None] = None
@@ -199,3 +197,35 @@ class SweepRun:
 
 def _relative(target: Path, start: Path) -> str:
     return Path(os.path.relpath(target, start)).as_posix()
+
+
+def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> None:
+    """Cache the store of a sweep for resuming it from elsewhere; another folder with its uid is a copy, or foreign."""
+    JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
+
+
+def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
+    """Return the cached store of a sweep, for its folder or a run's, as overrides by key; typed keys prevail."""
+    places = (folder.resolve(), folder.resolve().parent)
+    identities = ({"sweep": sweep, "folder": str(place)} for place in places)
+    entries = (JsonCache(cache_folder(_SWEEPS), identity).find(_STORE) for identity in identities)
+    store = next((entry for entry in entries if isinstance(entry, dict)), None)
+    if "tracking" in typed or store is None:
+        return {}
+    texts = {f"tracking.{name}": str(text) for name, text in store.items()}
+    return {key: text for key, text in texts.items() if key not in typed and not credentials.is_masked(text)}
+
+
+def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether two commands differ only in the place and appearance of output."""
+    return sorted(filter(is_measured, first)) == sorted(filter(is_measured, second))
+
+
+def is_measured(argument: str) -> bool:
+    """Whether an override changes the measurement, and not only the place and appearance of output."""
+    return key_of(argument).split(".")[0] not in plan_file.NOT_MEASURED
+
+
+def key_of(argument: str) -> str:
+    """Return the key of an override, without `+` and `~`."""
+    return argument.lstrip("+~").partition("=")[0]

@@ -170,7 +170,8 @@ class Plan(PlanSchema):
             return None
         blocks = _SYNCHRONOUS_BLOCKS if self.gpu.get("name") == "cpu" else _ASYNCHRONOUS_BLOCKS
         energy = (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if self.probes.energy else 0.0
-        return float(blocks * series_seconds + energy + (_COLLECTIVE_SECONDS if self.ranks > 1 else 0.0))
+        ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
+        return float(rule.settling_seconds + blocks * series_seconds + energy + ranks)
 
     def config_dirs(self) -> list[Path]:
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
@@ -253,7 +254,7 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
 def typed(plain: Mapping[str, Any]) -> Plan:
     """Turn plain data into a Plan; raises UserError for an unknown key, or a value of the wrong type."""
     try:
-        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PlanSchema), dict(plain)))
+        plan = OmegaConf.to_object(OmegaConf.unsafe_merge(OmegaConf.structured(PlanSchema), dict(plain)))
     except OmegaConfBaseException as error:
         raise UserError(f"The plan is not valid: {str(error).splitlines()[0]}.") from error
     assert isinstance(plan, PlanSchema)

@@ -1,19 +1,44 @@
-"""Canvas: plots as PNG of 1200 × 800 pixels by matplotlib; equal plots give equal bytes."""
+"""Canvas: plots as PNG of 1200 × 800 pixels; matplotlib is imported here only. Equal plots give equal bytes.
+
+A matplotlibrc in the current folder is not read: it may be a pipe, name a backend or have LaTeX run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
 
 from perfexp.plots.chart import Bars, Caption, Chart, Panel, Strips
-from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.summary import Row
 from perfexp.roofline.kernel_names import cut
 from perfexp.statistics import estimators
+
+try:
+    with contextlib.chdir(Path(__file__).parent):
+        import matplotlib
+except FileNotFoundError:  # the current folder is gone, and has no such file
+    import matplotlib
+
+import matplotlib.backends.backend_agg
+import matplotlib.figure
+import matplotlib.lines
+import matplotlib.patches
+import matplotlib.patheffects
+import matplotlib.ticker
+
+__all__ = ["LONGEST_LABEL", "caption_of", "draw", "matplotlib", "new_figure", "plain", "save", "style"]
+
+matplotlib.rcdefaults()
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports the fonts that it does not find
 
 #: Okabe and Ito's colors, safe for any kind of color vision, without yellow, which is too light on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -40,6 +65,23 @@ _HEIGHT, _PANEL_HEIGHT = 8, 3
 _MOST_INSIDE = 3
 #: Limit on points with error bars; more have a band.
 _MOST_ERROR_BARS = 25
+
+
+def new_figure(height: float, **settings: Any) -> Any:
+    """An empty figure, 12 inches wide and some inches high."""
+    figure = matplotlib.figure.Figure(figsize=(12, height), facecolor="white", **{"dpi": 100, **settings})
+    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+    return figure
+
+
+def save(compose: Callable[[], Any], form: str = "png") -> bytes:
+    """Compose a figure and return it as PNG or SVG."""
+    buffer = io.BytesIO()
+    metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        compose().savefig(buffer, format=form, metadata=metadata)
+    return buffer.getvalue()
 
 
 def draw(plot: Chart | Bars | Strips) -> bytes:
@@ -108,7 +150,6 @@ def _panel(axes: Any, panel: Panel) -> None:
 
 
 def _gaps(axes: Any, gaps: dict[float, str]) -> None:
-    """A cross at the foot of the axes where something failed, with the status."""
     foot = axes.get_xaxis_transform()
     cross = {"marker": "x", "color": _GREY, "markersize": 9, "markeredgewidth": 2, "linestyle": "none"}
     if gaps:
@@ -210,7 +251,6 @@ def _scaled(intervals: Sequence[estimators.Interval], factor: float) -> Any:
 
 
 def _unit(unit: str, values: Sequence[estimators.Interval]) -> tuple[float, str]:
-    """The factor to the unit that fits the largest of some values, and that unit."""
     most = max((y.value for y in values), default=0.0)
     return next(((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1), (1.0, unit))
 

@@ -56,12 +56,7 @@ def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Panels over a numeric axis with that title.
-
-    Attributes:
-        ticks: measured positions with their labels.
-        gaps: positions of failures with their status.
-    """
+    """Panels over a numeric axis with that title, with labels of measured positions and the status of failures."""
 
     caption: Caption
     axis: str

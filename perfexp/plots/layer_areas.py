@@ -8,9 +8,8 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from perfexp.plots.canvas import caption_of, plain
+from perfexp.plots.canvas import caption_of, matplotlib, new_figure, plain, save
 from perfexp.plots.chart import Caption, footer_of
-from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.records.layer_lines import gap_of, pass_of, seconds_of
 from perfexp.records.record import Point, Record, is_layers, timed_key
 from perfexp.records.units import format_seconds
@@ -45,12 +44,10 @@ def _compose(record: Record, chosen: Point) -> Any:
 
 
 def _taken(point: Point) -> list[Mapping[str, Any]]:
-    """The lines that took time."""
     return [line for line in point.facts["layers"]["lines"] if seconds_of(line) + gap_of(line) > 0]
 
 
 def _colors(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A color for each of the largest kinds."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in taken:
         sums[line["kind"]] += seconds_of(line)
@@ -59,7 +56,6 @@ def _colors(taken: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
-    """One bar for each pass, of kinds and gaps."""
     passes = list(dict.fromkeys(map(pass_of, taken)))[::-1]
     whole = sum(seconds_of(line) + gap_of(line) for line in taken)
     parts: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -81,7 +77,6 @@ def _bars(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, st
 
 
 def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> None:
-    """All rows, passes of one layer together, as areas."""
     rows: defaultdict[tuple[str, str], float] = defaultdict(float)
     gaps = sum(map(gap_of, taken))
     for line in taken:
@@ -110,13 +105,11 @@ def _map(axes: Any, taken: Sequence[Mapping[str, Any]], colors: Mapping[str, str
 
 
 def _short(name: str, width: float) -> str:
-    """The end of a path that fits."""
     most = max(int(width * 7), 4)
     return name if len(name) <= most else f"…{name[-most + 1 :]}"
 
 
 def _which(record: Record, chosen: Point) -> str:
-    """The point among several."""
     key, others = timed_key(chosen.key), [point.key for point in record.points if is_layers(point.key)]
     if len(others) < 2:
         return ""
@@ -127,7 +120,6 @@ def _which(record: Record, chosen: Point) -> str:
 
 
 def _closure(chosen: Point) -> str:
-    """The sum of the layers compared with the call without profiling."""
     closure = chosen.metric("layers/closure")
     if closure is None or closure.value is None:
         return ""
@@ -144,12 +136,9 @@ class Tile(NamedTuple):
 
 
 def squarify(values: Sequence[float], within: Tile) -> list[Tile]:
-    """Return a rectangle for each value, in order, with an area in proportion to it; together they fill `within`.
+    """Return a rectangle for each value, the largest first, with an area in proportion to it; they fill `within`.
 
     The algorithm is that of Bruls, Huizing and van Wijk, Squarified Treemaps (2000).
-
-    Args:
-        values: positive values, the largest first.
     """
     total = sum(values)
     areas = [value / total * within.width * within.height for value in values]
@@ -166,13 +155,11 @@ def squarify(values: Sequence[float], within: Tile) -> list[Tile]:
 
 
 def _worst(row: Sequence[float], side: float) -> float:
-    """The largest ratio of the sides of rectangles that lie in a row along a side."""
     whole = sum(row)
     return max(max(side**2 * area / whole**2, whole**2 / (side**2 * area)) for area in row)
 
 
 def _row(row: Sequence[float], within: Tile) -> tuple[list[Tile], Tile]:
-    """A row along the shorter side, and the rest."""
     (x, y, width, height), tiles = within, list[Tile]()
     if width < height:
         placed, rest = _row(row, Tile(y, x, height, width))

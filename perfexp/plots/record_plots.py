@@ -15,7 +15,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
 from perfexp.summaries.subject import constant, label, one_line, shape, subject, varying
 from perfexp.summaries.sweep_summary import paired
-from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, scaling_text
+from perfexp.summaries.wording import ENERGY, PEAK_MEMORY, find_metric, interval_of, scaling_text
 
 #: Limit on points of one size and batch size as distributions side by side; more are bars.
 _MOST_STRIPS = 3
@@ -34,7 +34,7 @@ class _Named(NamedTuple):
     row: Row
 
 
-def picture(record: Record) -> Chart | Bars | Strips | None:
+def plot(record: Record) -> Chart | Bars | Strips | None:
     """Return the plot of a record.
 
     It shows time against input size, or against batch size if only that varies, with the throughput if batch sizes
@@ -56,7 +56,7 @@ def picture(record: Record) -> Chart | Bars | Strips | None:
     return _bars(caption, named)
 
 
-def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
+def sweep_plot(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | None:
     """Return the plot of a sweep: a line for each combination of the axes that are not numbers; None for none."""
     pairs = _by_one_time([(child, row) for child, record in paired(sweep, records) if record for row in rows(record)])
     table = [row for _, row in pairs]
@@ -73,7 +73,6 @@ def sweep_picture(sweep: Sweep, records: Sequence[Record]) -> Chart | Bars | Non
 
 
 def _axes(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
-    """The fields that vary, and the one on the horizontal axis."""
     fields = varying(row.key for row in table)
     return fields, next((name for name in _NUMERIC if name in fields), None)
 
@@ -100,11 +99,10 @@ def _chart(caption: Caption, named: Sequence[_Named], axis: str, *, fitted: bool
 
 
 def _metric(name: str, row: Row) -> estimators.Interval | None:
-    """A metric, which has no interval of its own."""
     metric = find_metric(row, name)
     if metric is None or metric.value is None:
         return None
-    return estimators.Interval(value=metric.value, low=None, high=None)
+    return interval_of(metric)
 
 
 def _curves(named: Sequence[_Named], where: dict[Key, float]) -> tuple[Curve, ...]:
@@ -149,7 +147,6 @@ def _bars(caption: Caption, named: Sequence[_Named]) -> Bars:
 
 
 def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, dict[float, str]]:
-    """The position of each key on the horizontal axis, the title of that axis, and its ticks."""
     if axis == "batch_size":
         where = {key: float(key.batch_size) for key in keys}
         return where, "batch size (samples per call)", {where[key]: str(key.batch_size) for key in keys}
@@ -167,7 +164,6 @@ def _positions(keys: Sequence[Key], axis: str) -> tuple[dict[Key, float], str, d
 def _lines(
     named: Iterable[_Named], where: dict[Key, float], value: Callable[[Row], estimators.Interval | None]
 ) -> tuple[Line, ...]:
-    """The points by their names, each line from left to right."""
     points_of: dict[str, list[tuple[float, estimators.Interval]]] = {}
     for entry in named:
         if y := value(entry.row):

@@ -34,10 +34,9 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """A line of the plot with the intensities and rates of its ends.
+    """A line of the plot with the intensities and rates of its ends, and its name with its height.
 
     Attributes:
-        name: name with its height.
         used: whether work stands below it.
         measured: whether the device reached it in the run; otherwise it is a stated peak.
         below: whether its name stands below the line, since another line is above.

@@ -1,15 +1,28 @@
-"""The files of a roofline: plot, interactive page and table."""
+"""The files of a roofline, and those of a run's: of ncu's counters, or of its layers where ncu could not count."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 from perfexp.plots import roofline_table
+from perfexp.profilers import ProfilerFailed, refuse_to_overwrite
+from perfexp.records import diagnostics
+from perfexp.records.paths import RunPaths
+from perfexp.records.record import Point, Record, Status, is_layers
+from perfexp.roofline import of_csv, of_record
+from perfexp.roofline.peaks import device_of, matching, of_plan
 from perfexp.roofline.placement import Roofline
+from perfexp.summaries import profile_summary
 from perfexp.tables import csv_tables
+
+if TYPE_CHECKING:
+    from perfexp.host.gpu_sheets import GpuFile
+    from perfexp.roofline import Peaks
 
 
 def draw(roofline: Roofline, form: str = "png") -> bytes:
@@ -44,11 +57,7 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write the files of a roofline to paths by kind, and return those written: without plotly there is no page.
-
-    Raises:
-        OSError: a file can't be written; its path is the error's `filename`.
-    """
+    """Write the files of a roofline to paths by kind (without plotly no page), and return those; raises `OSError`."""
     contents = {"png": draw(roofline), "svg": draw(roofline, "svg"), "html": to_html(roofline), "csv": to_csv(roofline)}
     written = {path: content for kind, path in targets.items() if (content := contents[kind]) is not None}
     for path, content in written.items():
@@ -57,3 +66,52 @@ def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
         except OSError as error:  # it names the temporary file, or none
             raise OSError(error.errno, error.strerror, str(path)) from error
     return list(written)
+
+
+def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
+    """Write the rooflines of a run under ncu; its profile gets their names, or a diagnostic. Raises `OSError`."""
+    for point in profile_summary.points(record):
+        facts = point.facts["profile"]
+        if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not _has_layers(record)):
+            continue  # the profile's own error names the profilers that support the device
+        try:
+            for stem, roofline in _rooflines(record, point, paths, sheets):
+                targets = files(paths.root / stem)
+                refuse_to_overwrite(list(targets.values()), paths.root, "the roofline is not drawn")
+                paths.claim(*targets.values())
+                facts["files"] = [*facts.get("files", ()), *(path.name for path in write(roofline, targets))]
+        except (ProfilerFailed, UserError) as error:
+            is_foreign_file = isinstance(error, ProfilerFailed)
+            advice = "move it away and repeat the command" if is_foreign_file else _advice(record, point, sheets)
+            point.doubts.append(diagnostics.make("roofline_missing", reason=error, advice=advice))
+
+
+def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
+    """The remedy for whichever is missing: layers, counters or peaks."""
+    if point.status is not Status.OK and not _has_layers(record):
+        return "repeat the command with probes.layers=true in another output_dir to draw it from layers"
+    peaks = _peaks(record, sheets)
+    if peaks.flops_per_second and peaks.dram_bytes_per_second:
+        return "repeat the command with profiler.metrics=null, which collects the counters of a roofline"
+    return "draw it later by perfexp roofline DIR --gpu NAME, or with --peak-compute and --peak-bw"
+
+
+def _has_layers(record: Record) -> bool:
+    return any(is_layers(point.key) for point in record.points)
+
+
+def _rooflines(
+    record: Record, point: Point, paths: RunPaths, sheets: Mapping[str, GpuFile]
+) -> Iterator[tuple[str, Roofline]]:
+    if point.status is not Status.OK:
+        yield from stems(of_record(record, sheets=sheets)).items()
+        return
+    for name in map(str, point.facts["profile"].get("files") or ()):
+        if name.endswith("_ncu.csv"):
+            path = paths.root / Path(name).name
+            title = f"{record.name} · {path.stem}"
+            yield f"{path.stem}_roofline", of_csv(path, _peaks(record, sheets), sheets=sheets, title=title)
+
+
+def _peaks(record: Record, sheets: Mapping[str, GpuFile]) -> Peaks:
+    return of_plan(record.plan).or_else(matching(device_of(record)[0], sheets))

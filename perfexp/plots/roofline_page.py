@@ -108,7 +108,6 @@ def _points(
 
 
 def _hover(roofline: Roofline, row: Row) -> str:
-    """The figures of a row, in lines."""
     table = grid(roofline, [row])
     figures = ", ".join(f"{column.title} {column.cells[0]}" for column in table.columns[2:])
     shares = [f"{'≈ ' * row.is_estimated(name)}{share:.1%} of {name}" for name, share in row.shares.items()]

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from perfexp.plots import roofline_ceilings as plane
-from perfexp.plots.canvas import caption_of, plain, style
+from perfexp.plots.canvas import caption_of, matplotlib, new_figure, plain, save, style
 from perfexp.plots.chart import Caption
-from perfexp.plots.drawing import matplotlib, new_figure, save
 from perfexp.plots.roofline_ceilings import COLORS, Ceiling, Window
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
@@ -75,12 +74,10 @@ def _place(row: Row, window: Window) -> tuple[float, float]:
 
 
 def _area(row: Row) -> float:
-    """The area of a marker in square points."""
     return _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
 
 
 def _markers(axes: Any, roofline: Roofline, window: Window) -> None:
-    """Parts as discs, the largest behind; ranges as diamonds, the total as a star."""
     parts = [row for row in roofline.parts if row.has_place]
     xs, ys = ([_place(row, window)[axis] for row in parts] for axis in (0, 1))
     areas, colors = [_area(row) for row in parts], [COLORS[row.limit] for row in parts]
@@ -102,11 +99,9 @@ def _has_star(roofline: Roofline) -> bool:
 
 
 def _number(axes: Any, number: str, marker: Any, taken: list[Any], others: list[Any]) -> None:
-    """Write a number on its marker, or as near as there is room, with a line to the marker.
+    """Write a number on its marker, or as near as there is room, with a line to the marker; its box becomes `taken`.
 
-    Args:
-        taken: boxes without room, to which that of the number is added.
-        others: boxes of the other markers, which are covered only if need be.
+    The boxes of other markers are covered only if need be.
     """
     (x, y), radius, inside = (marker.min + marker.max) / 2, marker.width / 2, axes.get_window_extent()
     places = [(radius + distance, angle) for distance in _DISTANCES for angle in _ANGLES]
@@ -140,7 +135,6 @@ def _ceiling(axes: Any, ceiling: Ceiling) -> Any:
 
 
 def _marker_box(axes: Any, row: Row, window: Window) -> Any:
-    """The box around a marker, in pixels."""
     (x, y), dpi = axes.transData.transform(_place(row, window)), axes.figure.dpi
     radius = math.sqrt(_area(row) / math.pi) * dpi / 72
     return matplotlib.transforms.Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius)

@@ -16,10 +16,7 @@ from perfexp.records.record import Key
 class ProbeContext:
     """What a probe may inspect.
 
-    Attributes:
-        key: key of the point.
-        step: its call, with the state after the last call (`step.state.outputs`, `.loss`).
-        session: the loaded model; the module of a torch model is `session.module`.
+    The step has the state after the last call (`step.state.outputs`, `.loss`); a torch model is `session.module`.
     """
 
     key: Key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,8 @@ _SLOW_SECONDS = 0.2
 def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = None) -> dict[str, float]:
     """Return the FLOP/s of a matrix product in a precision, and the bytes per second, read and written, of a copy.
 
-    Measuring them takes a second or two, once for this device and this torch.
-
-    Args:
-        device: a device of torch with nothing running.
-        precision: precision of the matrix product.
-        cache: cache of earlier results; by default the user's.
+    Measuring them takes a second or two on a device with nothing running, once for this device and this torch. Earlier
+    results come from a cache, by default the user's.
     """
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
@@ -48,7 +45,6 @@ def ceilings(device: Device, precision: Precision, *, cache: JsonCache | None = 
 
 
 def _identity(device: Device) -> Mapping[str, Any]:
-    """Return what the rates depend on."""
     return {
         "device": device.name,
         "lock_name": device.lock_name,
@@ -64,15 +60,11 @@ def _flops_per_second(device: Device, precision: Precision) -> float:
     for side in _SIDES[device.kind]:
         first, second = (torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2))
         out = torch.empty_like(first)
-        seconds = _fastest(_product(first, second, out), device)
+        seconds = _fastest(partial(torch.mm, first, second, out=out), device)
         rates.append(2 * side**3 / seconds)
         if seconds > _SLOW_SECONDS:
             break
     return max(rates)
-
-
-def _product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    return lambda: torch.mm(first, second, out=out)
 
 
 def _bytes_per_second(device: Device) -> float:

@@ -31,12 +31,7 @@ class Observer:
         self._series: dict[str, _Observed] = {}
 
     def block_ended(self, name: str, seconds: float) -> None:
-        """Read the clock and the driver's counters; call it right after each block.
-
-        Args:
-            name: name of the block's series.
-            seconds: duration of the block.
-        """
+        """Read the clock and the driver's counters right after a block of a series that took some seconds."""
         seen = self._series.setdefault(name, _Observed())
         if name == "device" and (clocks := self._device.clock_readings()):  # first, while the device is loaded
             seen.clocks.append(clocks)

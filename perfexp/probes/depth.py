@@ -34,16 +34,13 @@ def samples_in_queue(
 ) -> int:
     """Return how many samples fit the launch queue with room to spare, found by filling it while it is held.
 
+    The result is 0 if not even one fits an asynchronous device: the call has more launches than the queue has places,
+    it synchronizes, or the host needs longer than `hold_seconds` to issue it.
+
     Args:
-        device: an asynchronous device.
         calls_per_sample: k; each sample also has an event.
         flush: enqueued before each sample, with one more event; or None.
         most: most samples to try.
-        hold_seconds: time for which the queue is held.
-
-    Returns:
-        0 if not even one sample fits: the call has more launches than the queue has places, it synchronizes, or the
-        host needs longer to issue it.
     """
     held, mark = device.new_event(), device.new_event()
 
@@ -90,9 +87,7 @@ class Fit(NamedTuple):
 def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
     """Return how many calls a sample needs on an asynchronous device, and how many such samples fit its launch queue.
 
-    Args:
-        device: an asynchronous device.
-        flush: enqueued before each sample, or None; with it every sample is one call.
+    With `flush`, which is enqueued before each sample, every sample is one call.
     """
     # the first calls may still allocate memory, which synchronizes, and data from the host may be slow to issue
     fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
@@ -112,9 +107,7 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
 def issue_seconds(call: Call, device: Device, calls: int) -> float:
     """Return the host time of issuing a call while the launch queue is never full, seconds per call.
 
-    Args:
-        device: an asynchronous device.
-        calls: calls that fit its launch queue.
+    `calls` of them fit the launch queue of an asynchronous device.
     """
     fills = []
     for _ in range(_ISSUE_FILLS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,13 +26,7 @@ _WORKED_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Result of a measurement.
-
-    Attributes:
-        metrics: metrics, with a reason for each missing value.
-        facts: each meter by itself, with its raw readings.
-        doubts: diagnostics that qualify the figures.
-    """
+    """Result: metrics, with a reason for each missing value, and the facts of each meter, with its raw readings."""
 
     metrics: list[Metric]
     facts: dict[str, Any]
@@ -49,11 +43,7 @@ class Energy:
 class EnergyProcedure:
     """Measures the energy of calls, one point after the other.
 
-    Attributes:
-        detected: meters of the device.
-        rules: lengths and rates of the readings.
-        sleep: waits on the host.
-        beside: reads the meters while the device is kept busy.
+    It waits on the host by `sleep`, and reads the meters by `beside` while the device is kept busy.
     """
 
     device: Device
@@ -87,29 +77,32 @@ class EnergyProcedure:
 
         Args:
             call: enqueues on an asynchronous device; it may be called any number of times.
-            images_per_call: batch size.
             trains: whether the energy of an epoch is reported as well.
             calls_per_epoch: None where the data has no end.
             clean: mean seconds of the same call while no meter is read; None if unknown.
             worked_seconds: time that the device has just worked on such calls; at most half of the plateau counts.
         """
-        per = _Per(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
+        calls_per = {"call": Reading(1.0), "image": Reading(1 / images_per_call)}
+        if trains:
+            calls_per["epoch"] = Reading(calls_per_epoch, "the data has no end; set data.num_samples")
         has_rested = self._idle is None
         idle = self.idle()
         if idle is None:
             nothing = Reading(None, self.detected.reason)
-            metrics = per.metrics(nothing, nothing, nothing, estimated=False)
+            metrics = _metrics(nothing, nothing, nothing, calls_per, estimated=False)
             return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=list(self.detected.doubts))
         tracks = self._tracks()
         with undisturbed():
-            watch = Watch(tracks, self._now, self._rules_after(0.0 if has_rested else worked_seconds))
+            plateau = self.rules.plateau_seconds
+            plateau -= 0.0 if has_rested else min(worked_seconds, _WORKED_SHARE * plateau)
+            watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=plateau))
             calls, taken = self.beside(watch, Feeder(call, self.device, self.sleep))
         self._remember(tracks)
         power = Power(watch.windows, tracks)
         longest = max(window.seconds for window in watch.windows)
         call_seconds = Reading(taken / calls) if calls else Reading(None, "no call was completed in the window")
         metrics = [
-            *per.metrics(power.mean_watts, call_seconds, idle.mean_watts, estimated=power.estimated),
+            *_metrics(power.mean_watts, call_seconds, idle.mean_watts, calls_per, estimated=power.estimated),
             metric("counter_power_watts", power.counter_watts, "watts"),
             metric("integral_power_watts", power.integral_watts, "watts"),
             metric("integral_difference", power.difference, "1"),
@@ -124,62 +117,43 @@ class EnergyProcedure:
         diagnostics = [*self.detected.doubts, *power.doubts, *_only_of_idle(idle, power), *pace]
         return Energy(metrics=metrics, facts=facts, doubts=diagnostics)
 
-    def _rules_after(self, worked_seconds: float) -> Rules:
-        """Return the rules with a plateau shortened by earlier work."""
-        plateau = self.rules.plateau_seconds
-        return replace(self.rules, plateau_seconds=plateau - min(worked_seconds, _WORKED_SHARE * plateau))
-
     def _tracks(self) -> list[Track]:
         return [Track(meter, self._now, self._tick_seconds.get(meter.name)) for meter in self.detected.meters]
 
     def _remember(self, tracks: list[Track]) -> None:
-        """Remember the ticks of the counters for the next measurement."""
         self._tick_seconds |= {track.meter.name: tick for track in tracks if (tick := track.tick_seconds) is not None}
 
     def _now(self) -> float:
         return self.device.now_ns() * 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Per:
-    """Units that a call's energy is reported per.
-
-    Attributes:
-        images_per_call: batch size.
-        trains: whether the energy of an epoch is reported.
-        calls_per_epoch: None where the data has no end.
-    """
-
-    images_per_call: int
-    trains: bool
-    calls_per_epoch: int | None
-
-    def metrics(self, watts: Reading, call_seconds: Reading, idle_watts: Reading, *, estimated: bool) -> list[Metric]:
-        """Return power and energy, gross and net of the idle power."""
-        metrics = [
-            metric("power_mean_watts", watts, "watts", estimated=estimated),
-            metric("idle_power_watts", idle_watts, "watts"),
+def _metrics(
+    watts: Reading, call_seconds: Reading, idle_watts: Reading, calls_per: Mapping[str, Reading], *, estimated: bool
+) -> list[Metric]:
+    """Return the power, and the energy of a call, an image and an epoch, gross and net of the idle power."""
+    metrics = [
+        metric("power_mean_watts", watts, "watts", estimated=estimated),
+        metric("idle_power_watts", idle_watts, "watts"),
+    ]
+    for prefix, part in (("", watts), ("net_", _above(watts, idle_watts))):
+        joules = _times(part, call_seconds)
+        metrics += [
+            metric(
+                f"{prefix}per_{unit}_joules", _times(joules, calls), "joules", estimated=estimated or unit == "epoch"
+            )
+            for unit, calls in calls_per.items()
         ]
-        for prefix, part in (("", watts), ("net_", _above(watts, idle_watts))):
-            joules = _times(part, call_seconds)
-            metrics.append(metric(f"{prefix}per_call_joules", joules, "joules", estimated=estimated))
-            per_image = _times(joules, Reading(1 / self.images_per_call))
-            metrics.append(metric(f"{prefix}per_image_joules", per_image, "joules", estimated=estimated))
-            if self.trains:
-                per_epoch = _times(joules, Reading(self.calls_per_epoch, "the data has no end; set data.num_samples"))
-                metrics.append(metric(f"{prefix}per_epoch_joules", per_epoch, "joules", estimated=True))
-        return metrics
+    return metrics
 
 
 def _times(first: Reading, second: Reading) -> Reading:
     """Return the product, or the reason why a factor is missing."""
     if first.value is None or second.value is None:
-        return first if first.value is None else Reading(None, second.reason)
+        return Reading(None, first.reason if first.value is None else second.reason)
     return Reading(first.value * second.value)
 
 
 def _above(watts: Reading, idle_watts: Reading) -> Reading:
-    """Return the power beyond the idle power."""
     if watts.value is None or idle_watts.value is None:
         return watts if watts.value is None else Reading(None, f"the idle power is not known: {idle_watts.reason}")
     if watts.value <= idle_watts.value:
@@ -212,12 +186,9 @@ def _only_of_idle(idle: Power, power: Power) -> list[Diagnostic]:
 def rules_for(
     *, window_seconds: float | None = None, epsilon: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """Return rules with a window that suits the stopping rule.
+    """Return rules with a window of at least `window_seconds`, by default one that suits the stopping rule.
 
-    Args:
-        window_seconds: least length of the window; None for 1 s, or 5 s with an epsilon of at most 0.5 %.
-        epsilon: relative half-width that the stopping rule requires of the times, if any.
-        rules: all other rules.
+    That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`epsilon`).
     """
     if window_seconds is None:
         window_seconds = 5.0 if epsilon is not None and epsilon <= 0.005 else 1.0

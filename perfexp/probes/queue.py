@@ -24,7 +24,6 @@ class Filled(NamedTuple):
     """One fill of the device's queue.
 
     Attributes:
-        seconds: samples.
         host_seconds: time that the host needed to fill the queue.
         needed_seconds: time that the device should have waited to find every sample enqueued to its end.
         starved: whether the device began a sample that was not enqueued to its end.
@@ -39,8 +38,7 @@ class Filled(NamedTuple):
 class Lead:
     """Watches whether the host stays ahead: it has to enqueue each sample to its end before the device begins it.
 
-    Args:
-        start: event that has just been recorded behind the wait.
+    The event `start` has just been recorded behind the wait.
     """
 
     def __init__(self, device: Device, start: Event) -> None:
@@ -70,10 +68,7 @@ class Hold:
 
     A device that is slower than its host needs to wait for the first sample only, a faster one for all of them. If the
     device makes the host wait (the queue is full, the call synchronizes), no hold is long enough: it is limited to a
-    few times the fastest fill so far.
-
-    Attributes:
-        starved: fills that were taken although the device did not wait long enough.
+    few times the fastest fill so far. Fills that the device did not wait long enough for are counted as `starved`.
     """
 
     starved: int = 0
@@ -85,9 +80,7 @@ class Hold:
     def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
         """Fill the queue until the device waits long enough, in a few attempts.
 
-        Args:
-            chunk: fills the queue with a number of samples behind a wait of a number of seconds.
-            samples: number of samples.
+        `chunk` fills it with a number of samples behind a wait of a number of seconds.
         """
         for _ in range(_HOLD_ATTEMPTS):
             wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
@@ -109,13 +102,10 @@ class Hold:
 
 @dataclass
 class Loop:
-    """Times a pipelined loop by events around every k calls: its sustained wall time per call.
+    """Times a pipelined loop by events around every k calls (`calls_per_sample`): its sustained wall time per call.
 
     A first call fills the pipeline before each block. Beyond the queue's depth the host waits for the device, which
     does not change the loop's time.
-
-    Attributes:
-        calls_per_sample: k.
     """
 
     call: Call
@@ -149,7 +139,6 @@ class Chain:
         chunk: samples that fit the queue at once.
         calls_per_sample: k.
         flush: enqueued before each sample, outside of its time; each sample then has two events of its own.
-        held: length of the hold.
     """
 
     call: Call
@@ -171,7 +160,6 @@ class Chain:
         return np.concatenate(taken)
 
     def _chunk(self, samples: int, hold_seconds: float) -> Filled:
-        """Fill the queue once."""
         device = self.device
         while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
             self._events.append(device.new_event())
@@ -214,10 +202,7 @@ class Segments:
     """Times the named segments of a call by events between them, in a pass of its own.
 
     Attributes:
-        segments: names and segments, in order.
-        chunk: calls per pre-filled queue; 0 without pre-filling, so that a segment includes the time in which the
-            device waits for the host.
-        held: length of the hold.
+        chunk: calls per pre-filled queue; 0 without it, so that a segment includes the device's waits for the host.
         taken: seconds of each segment so far, arrays of shape (calls, segments).
     """
 

@@ -21,8 +21,6 @@ _CELSIUS, _TEMPERATURE_SECONDS = 1.0, 10.0
 
 @dataclass
 class _Trace:
-    """What is known after each round of blocks."""
-
     ends: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     clocks: list[float] = field(default_factory=list)
@@ -54,15 +52,8 @@ def settle(
 ) -> tuple[float, list[str]]:
     """Take blocks of several series in turns, as they will be measured, until the device is steady.
 
-    The times are those of `device`, or else of the first series.
-
-    Args:
-        collectors: series, whose samples are not kept here.
-        most_seconds: longest time.
-        progress: called with a status line between blocks.
-
-    Returns:
-        The seconds that it took, and what still changed at the end.
+    The times are those of `device`, or else of the first series; samples are not kept. `progress` is called with a
+    status line between blocks. Return the seconds that it took, and what still changed at the end.
     """
     judged = next((one for one in collectors if one.name == "device"), collectors[0])
     counts, trace, start_ns = dict.fromkeys((one.name for one in collectors), 1), _Trace(), device.now_ns()

@@ -39,7 +39,6 @@ class Collector:
     """Takes one series block by block.
 
     Attributes:
-        name: name of the series.
         block: function that takes a number of samples and returns their seconds per call.
         begin: returns the series' monitor, for the seconds that the device has just worked on the same calls.
         calls_per_sample: k.
@@ -66,9 +65,7 @@ class Collector:
     def turn(self, now: Callable[[], int], busy_seconds: float) -> bool:
         """Take the next block, after the warm-up if it is the first; return whether the series goes on.
 
-        Args:
-            now: the host's clock, nanoseconds.
-            busy_seconds: time that the device has just worked on the same calls.
+        `now` is the host's clock, nanoseconds; `busy_seconds` the time that the device just worked on the same calls.
         """
         monitor = self._monitor = self._monitor or self.begin(busy_seconds)
         blocks = len(monitor.starts)
@@ -125,8 +122,7 @@ def collect(
 class HostChain:
     """Times calls of a synchronous device by the host's clock before the first call and after every call.
 
-    Attributes:
-        flush: run before each call, outside of its time; None for back-to-back calls.
+    `flush` runs before each call, outside of its time; None for back-to-back calls.
     """
 
     call: Call
@@ -161,8 +157,7 @@ class HostChain:
 class Latency:
     """Times how long one caller waits, by the host's clock around a call and a synchronization, without events.
 
-    Attributes:
-        flush: run and waited for before each call, outside of its time; None for nothing.
+    `flush` is run and waited for before each call, outside of its time.
     """
 
     call: Call
@@ -186,11 +181,7 @@ class Latency:
 
 
 def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
-    """Make calls until one raises StopIteration at the end of the data.
-
-    Returns:
-        Seconds of every call, and of the whole pass.
-    """
+    """Make calls until one raises StopIteration at the end of the data; return the seconds of each call, and of all."""
     events = [device.new_event()]
     device.synchronize()
     start = device.now_ns()

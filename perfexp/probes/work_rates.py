@@ -9,9 +9,6 @@ from perfexp.records.point_times import first_median, loop_interval
 from perfexp.records.record import Metric, Point
 from perfexp.work import Work
 
-#: Data type of the peak for a precision.
-_PEAKS = {"amp_fp16": "fp16", "amp_bf16": "bf16"}
-
 
 def add_work_metrics(
     point: Point, work: Work, peaks: Mapping[str, float | None] | None, ceilings: Mapping[str, float] | None = None
@@ -19,15 +16,13 @@ def add_work_metrics(
     """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
 
     The rate uses device time where there is one. `mfu` (model FLOPs utilization; Chowdhery et al., PaLM, arXiv
-    2204.02311, appendix B) is FLOP/s of the loop divided by the data sheet's peak. `mfu_of_ceiling` is the same divided
-    by the measured peak.
+    2204.02311, appendix B) is the rate of the loop's contractions divided by the data sheet's peak, which is one of
+    contractions. `mfu_of_ceiling` is the same divided by the measured peak.
 
     Args:
         work: work of one call, with its backward pass in training.
-        peaks: FLOP/s of the data sheet by data type, empty if unknown; None for a device without a data sheet, which
-            has no `mfu`.
-        ceilings: `flops_per_second` and `bytes_per_second` that the device reached, empty if they could not be
-            measured; None if they were not requested.
+        peaks: FLOP/s of the data sheet by data type, empty if unknown; None for a device without one, and `mfu`.
+        ceilings: reached `flops_per_second` and `bytes_per_second`, empty if they failed; None if not requested.
     """
     point.metrics += [
         Metric(name="work/forward_macs", value=work.macs, unit="1"),
@@ -63,7 +58,7 @@ def _rate(point: Point, work: Work) -> Metric:
 
 
 def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
-    kind = _PEAKS.get(point.key.precision, point.key.precision)
+    kind = point.key.precision.removeprefix("amp_")
     if not (peak := peaks.get(kind)):
         reason = (
             f"no file of conf/gpu has this device's peak in {kind}; set probes.ceilings=true to measure what it reaches"
@@ -73,8 +68,7 @@ def _mfu(point: Point, work: Work, peaks: Mapping[str, float | None]) -> Metric:
 
 
 def _part(point: Point, work: Work, most: float, name: str) -> Metric:
-    """Return the rate of the undisturbed loop as a part of a highest rate."""
     call = loop_interval(point)
     if call is None:
         return Metric(name=name, value=None, unit="1", reason="nothing was timed")
-    return Metric(name=name, value=work.flops_model / call.value / most, unit="1")
+    return Metric(name=name, value=work.contraction_flops / call.value / most, unit="1")

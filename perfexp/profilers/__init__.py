@@ -22,8 +22,6 @@ from perfexp.records.record import Key
 _PROFILE = "_profile"
 #: The range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
-#: Names of segments in a profile, where they differ.
-_PARTS = {"optimizer": "optimizer_step"}
 
 
 class ProfilerFailed(PerfexpError):
@@ -51,7 +49,7 @@ def is_profile(key: Key) -> bool:
 
 def part_name(name: str) -> str:
     """Name of a step's segment (`perfexp.modes.Step`) in a profile."""
-    return _PARTS.get(name, name)
+    return "optimizer_step" if name == "optimizer" else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +93,8 @@ def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
 def refuse_other_devices(device: Mapping[str, Any]) -> None:
     """Raise `Unsupported` for a device known not to be NVIDIA's, before a missing tool is reported."""
     kind = str(device.get("kind"))
-    if kind not in ("cpu", "mps", "cuda"):
-        return
-    if why := why_not_cuda(kind, str(device.get("name") or kind), rocm=bool(device.get("rocm"))):
+    why = why_not_cuda(kind, str(device.get("name") or kind), rocm=bool(device.get("rocm")))
+    if why and kind in ("cpu", "mps", "cuda"):
         raise Unsupported(why)
 
 
@@ -165,8 +162,6 @@ class Profiler:
     torch; `watching` and `observations` run in the worker.
 
     Args:
-        warmup: calls before the profiled ones.
-        steps: number of profiled calls.
         modules: whether the modules of the model have ranges too.
         all_points: whether each timed point has a profile; otherwise only the first one of each phase.
         top: rows of the tables of kernels and operators in the record.
@@ -204,9 +199,7 @@ class Profiler:
     def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
         """Results of the profile, after the worker has ended; raises `ProfilerFailed` if there is none.
 
-        Args:
-            said: log of tool and worker.
-            observations: values of the worker's `observations`; empty if it failed before.
+        `said` is the log of tool and worker; `observations` are the worker's, empty if it failed before.
         """
         return Found()
 

@@ -35,10 +35,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 class Torch(Profiler):
     """torch.profiler on a few calls after a warm-up (profiler=torch); common arguments as in `Profiler`.
 
-    Args:
-        memory: whether to record allocations over time.
-        shapes: whether to record the shapes of inputs.
-        stacks: whether to record lines of Python.
+    It may record allocations over time (`memory`), the `shapes` of inputs, and lines of Python (`stacks`).
     """
 
     def __init__(

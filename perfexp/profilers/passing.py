@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfexp.errors import Unsupported, UserError
 from perfexp.layers.events import Mark, Scope
-from perfexp.layers.marking import Ranges, marking
-from perfexp.layers.outline import Opaque, Outline, outline_of
+from perfexp.layers.marking import Opaque, Outline, Ranges, marking, outline_of
 from perfexp.modes import Step, graphed
 from perfexp.profilers import WHOLE, Marks, Place, Profiler, part_name, profiled_key
 from perfexp.records.record import Key
@@ -54,7 +53,6 @@ def call(step: Step, marks: Marks, whole: str) -> None:
 
 
 def _outline(procedure: Procedure, step: Step) -> Outline:
-    """The modules in a call, found by a rehearsal."""
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
         raise UserError("profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph.")

@@ -72,7 +72,10 @@ def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterato
             "launches": median(len(inside) for inside in instances),
             "kernels": median(sum(one.kernel is not None for one in inside) for inside in instances),
             "busy_seconds": median(map(_busy_seconds, instances)),
-            "span_seconds": median(map(_span_seconds, instances)),
+            "span_seconds": median(
+                (max(one.end_ns for one in inside) - min(one.start_ns for one in inside)) * 1e-9 if inside else 0.0
+                for inside in instances
+            ),
         }
 
 
@@ -82,10 +85,6 @@ def _busy_seconds(work: list[Work]) -> float:
         busy += max(0, end - max(start, until))
         until = max(until, end)
     return busy * 1e-9
-
-
-def _span_seconds(work: list[Work]) -> float:
-    return (max(item.end_ns for item in work) - min(item.start_ns for item in work)) * 1e-9 if work else 0.0
 
 
 def _work(connection: sqlite3.Connection) -> Iterator[Work]:
@@ -104,7 +103,6 @@ def _work(connection: sqlite3.Connection) -> Iterator[Work]:
 
 
 def _ranges(connection: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:
-    """Name, start and end of the process ranges."""
     columns = _columns(connection, "NVTX_EVENTS")
     if not columns:
         return

@@ -25,11 +25,6 @@ class Place:
     size: int
     folder: Path
 
-    @property
-    def leads(self) -> bool:
-        """Whether this rank measures."""
-        return self.number == 0
-
     def __str__(self) -> str:
         return f"rank {self.number} of {self.size}"
 
@@ -38,9 +33,7 @@ class Place:
 class Burst:
     """Back-to-back calls of one rank, from the start of the first to the end of the last; both are one without calls.
 
-    Attributes:
-        start_ns: reading of the clock that all processes of a host share.
-        error: why the first rank, computing alone, did not make all of them.
+    All processes of a host share the clock. `error` is why the first rank, computing alone, did not make all of them.
     """
 
     start_ns: int
@@ -67,11 +60,7 @@ class ProcessGroup:
         return step
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        """Have all ranks make this many calls of a joined step, as fast as they can; return one result per rank.
-
-        Raises:
-            ValueError: there is only one rank.
-        """
+        """Have all ranks make calls of a joined step, as fast as they can; one result per rank, of two or more."""
         raise ValueError("a burst takes several ranks")
 
     def lost(self) -> bool:

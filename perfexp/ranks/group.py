@@ -28,9 +28,7 @@ class TorchGroup:
     """All ranks: NCCL between CUDA devices, gloo between CPUs, and gloo for small values.
 
     A rank ends by `os._exit` after a last barrier: tearing connections down one by one aborted the slower of two ranks.
-
-    Args:
-        threads: threads within an operation; None for this rank's share of those that torch would use.
+    Without a number of threads, a rank has its share of those that torch would use.
     """
 
     def __init__(self, place: Place, device: Device, threads: int | None) -> None:

@@ -32,13 +32,9 @@ _TOLERANCE = 0.05
 
 
 def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bool) -> None:
-    """Measure bursts of calls of a joined step and add their series and figures to a point.
+    """Measure bursts of calls of a joined step, also of the first rank alone if wanted; add their figures to a point.
 
-    Args:
-        compares_alone: whether the first rank is also measured alone.
-
-    Raises:
-        Unsupported: the point has no time.
+    Raises `Unsupported` if the point has no time.
     """
     step_by_step = loop_interval(point)
     if step_by_step is None or step_by_step.value <= 0:
@@ -68,7 +64,6 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
 
 
 def _of(point: Point, sharing: Sharing) -> list[float]:
-    """Return the seconds per call in bursts of a kind, empty if there were none."""
     series = point.find_series(f"ranks/{sharing.value}")
     return series.measured if series else []
 
@@ -91,5 +86,4 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
 
 
 def _seconds(bursts: Sequence[Burst]) -> float:
-    """Return the time from the first start to the last end."""
     return (max(burst.end_ns for burst in bursts) - min(burst.start_ns for burst in bursts)) * 1e-9

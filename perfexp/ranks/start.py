@@ -33,18 +33,14 @@ def events_pipe(folder: Path) -> Path:
 
 
 def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) -> int:
-    """Start the ranks and wait until all have ended.
+    """Start the ranks, wait until all have ended, and return the exit code of a worker.
+
+    Raises `UserError` if the port is in use.
 
     Args:
         command: command of a rank, to which the folder of the pipes is added; the environment sets its number.
         port: port of this host at which the ranks connect; None for a free one.
         emit: receives the ranks' events, and at the end `finished`, or `failed` with the rank that failed.
-
-    Returns:
-        Exit code of a worker.
-
-    Raises:
-        UserError: the port is in use.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -80,7 +76,6 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
 
 
 def _report(failures: Mapping[int, Any], relay: _Relay, size: int, emit: Events) -> int:
-    """Send the event that follows from how the ranks ended; return the exit code."""
     if relay.exit_code is not None:  # the first rank has reported the reason itself
         return relay.exit_code
     if not failures or (0 in failures and failures[0].exitcode == OUT_OF_STEP):
@@ -141,7 +136,6 @@ class _Relay:
 
 
 def _refuse_busy(port: int) -> None:
-    """Raise UserError if another process listens at the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

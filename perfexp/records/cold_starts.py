@@ -18,12 +18,10 @@ class FirstPrediction:
     """Cold start: time to first prediction of fresh processes.
 
     Attributes:
-        key: identity of the point.
         parts: median seconds of the parts over the processes: `process` (its start), `imports`, `context`, `data`,
             `weights`, `inputs`, `first_call`, and `second_call` after it.
         total: wall time from the start of a process to its first prediction, waits for the device left out, in
             seconds; with an interval for several processes.
-        processes: number of measured processes.
     """
 
     key: Key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -17,384 +18,251 @@ class Severity(StrEnum):
 
 
 class Rule(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        severity: severity of every diagnostic with this code.
-        meaning: one line for the documentation.
-        message: template of the message, with its fields in braces.
-        help: template of the advice to the user.
-    """
+    """One row of the table; message and help are templates with their fields in braces."""
 
     severity: Severity
-    meaning: str
     message: str
     help: str
 
 
-ERROR, WARNING, NOTE = Severity
+_error, _warning, _note = (partial(Rule, severity) for severity in Severity)
 
-#: Each diagnostic by its code. Records keep the codes: never rename one, never reuse one.
+#: Each diagnostic by its code. Records keep the codes: never rename one, never reuse one. Their meanings are in
+#: docs/reference/descriptions.yaml.
 #: `perfexp.summaries.remarks` compares diagnostics of one code by a figure of the message, usually the first.
 DIAGNOSTICS: dict[str, Rule] = {
     # --- times ---
-    "simulated": Rule(
-        WARNING,
-        "a scripted device: no time is real",
-        "scripted device: every time in this record is simulated",
-        "select a real device: gpu=auto",
-    ),
-    "too_few_samples": Rule(
-        NOTE,
-        "the confidence interval is wider than its target, or does not exist",
-        "{n} samples ({effective:.0f} effective): {reached}",
-        "{advice}",
-    ),
-    "drift": Rule(
-        WARNING,
-        "the samples kept changing after the warm-up",
+    "simulated": _warning("scripted device: every time in this record is simulated", "select a real device: gpu=auto"),
+    "too_few_samples": _note("{n} samples ({effective:.0f} effective): {reached}", "{advice}"),
+    "drift": _warning(
         "the median moved by {relative:+.1%} from the first third of the samples to the last",
         "use a longer warm-up (stopping.steady=thermal), and check what else changes on the machine",
     ),
-    "not_steady": Rule(
-        WARNING,
-        "the device was not steady when the series began (stopping.steady)",
+    "not_steady": _warning(
         "after {seconds:.0f} s of calls the device was not steady; from one third of that time to the next changed "
         "{changes}",
         "raise stopping.steady_seconds, and check what else changes on the machine",
     ),
-    "processes_differ": Rule(
-        NOTE,
-        "processes differ by more than their own calls explain",
+    "processes_differ": _note(
         "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
         "calls do not show; the interval includes it",
         "use more processes (replicate=N) for a narrower interval",
     ),
-    "scaling_unexpected": Rule(
-        NOTE,
-        "a time is far from the fit over the other sizes, or below that of a smaller size",
+    "scaling_unexpected": _note(
         "the time is {ratio:.2f} times that of {reference}",
         "measure this size and its neighbors again; if it persists, look for another kernel or full memory",
     ),
-    "below_resolution": Rule(
-        NOTE,
-        "calls timed one by one (cache=flush) are short compared with the resolution of the timer",
+    "below_resolution": _note(
         "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
         "use a larger batch, or cache=rotate, which does not time calls one by one",
     ),
-    "phases_disagree": Rule(
-        WARNING,
-        "the phases of a step do not add up to the step",
+    "phases_disagree": _warning(
         "the phases add up to {ratio:.3f} of the whole call",
         "read the phases as shares, not as times; the whole call is timed without them",
     ),
-    "launch_bound": Rule(
-        WARNING,
-        "the device waits for the host to launch kernels",
+    "launch_bound": _warning(
         "the device is busy {device:.0%} of the loop's time; the host needs {host:.0%} to issue the calls{changed}",
         "use a larger batch or execution=compile to keep the device busy",
     ),
     # --- `device`, the time on the device itself ---
-    "queue_starved": Rule(
-        WARNING,
-        "the host could not fill the launch queue in time: `device` is an upper bound",
+    "queue_starved": _warning(
         "in {blocks} blocks the device ran out of work before the host had filled the launch queue",
         "read `device` as an upper bound; execution=compile needs fewer launches",
     ),
-    "queue_exceeded": Rule(
-        NOTE,
-        "a call fits neither the launch queue nor a CUDA graph: there is no `device` time",
+    "queue_exceeded": _note(
         "no `device` time: a call does not fit the launch queue, and {reason}",
         "read `throughput` and `latency`; for `device`, use a model with fewer launches (execution=compile)",
     ),
-    "synchronising": Rule(
-        NOTE,
-        "the call synchronizes with the device, so it cannot be captured: there is no `device` time",
+    "synchronising": _note(
         "no `device` time: the call synchronizes (it reads a value back), so it can be neither queued nor captured",
         "remove `.item()`, `.cpu()` or print from the call, or read `throughput` and `latency`",
     ),
-    "waits_left_out": Rule(
-        NOTE,
-        "`device` is the time of an equivalent call that does not synchronize",
+    "waits_left_out": _note(
         "the call synchronizes; `device` is the time of an equivalent call that does not: {how}",
         "`throughput` and `latency` include the synchronization",
     ),
-    "data_left_out": Rule(
-        NOTE,
-        "`device` is the time of calls whose batches are on the device already",
+    "data_left_out": _note(
         "a call that loads its batch from the host does not fit the launch queue; `device` is the time of calls whose "
         "batches are on the device already",
         "`throughput`, `latency` and the phase `data` include loading; data.pin_memory=true copies without waiting",
     ),
-    "device_of_graph": Rule(
-        NOTE,
-        "`device` is the time of the call as a CUDA graph; compare it with that of other graphs only",
+    "device_of_graph": _note(
         "the call does not fit the launch queue; `device` is the time of the call captured as a CUDA graph, whose "
         "kernels may follow each other more closely",
         "compare it with that of other graphs; execution.cuda_graph=true captures every call that does not synchronize",
     ),
     # --- the machine during the measurement ---
-    "busy_host": Rule(
-        WARNING,
-        "other processes used the CPU during the measurement",
+    "busy_host": _warning(
         "other processes used {load:.1f} of {cores} CPU cores during the measurement",
         "stop other work on this machine, then measure again",
     ),
-    "shared_device": Rule(
-        WARNING,
-        "another process used the device",
-        "{evidence}",
-        "measure when nobody else uses the device",
-    ),
-    "clock_moved": Rule(
-        WARNING,
-        "the device's clock changed during the measurement",
+    "shared_device": _warning("{evidence}", "measure when nobody else uses the device"),
+    "clock_moved": _warning(
         "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
         "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not depend on the clock",
     ),
-    "throttled": Rule(
-        WARNING,
-        "the driver throttled the device",
+    "throttled": _warning(
         "the driver throttled the device for {share:.0%} of the time of `{series}`: {reasons}",
         "let the device cool, or read the figure as one under this limit; perfexp changes no limits",
     ),
-    "loader_competes": Rule(
-        NOTE,
-        "on a CPU, data loading and the model together need more cores than there are",
+    "loader_competes": _note(
         "{workers} and {threads} share {cores} and slow each other down",
         "lower execution.threads or data.workers (data.workers=0 loads between the calls)",
     ),
-    "threads_unchanged": Rule(
-        WARNING,
-        "the number of inter-op threads could not be set",
+    "threads_unchanged": _warning(
         "{requested} inter-op threads were requested, but torch had already started with {actual}",
         "measure in a separate process",
     ),
     # --- the model ---
     # The figure carries the name of a precision that did not run.
-    "precision_unavailable": Rule(
-        ERROR,
-        "the device does not support the precision; fp32 was measured",
+    "precision_unavailable": _error(
         "{precision} was requested, but fp32 was measured: {reason}",
         "use precision=fp32, or a device that supports {precision}",
     ),
-    "not_quantized": Rule(
-        WARNING,
-        "a model for quantization runs in floating point",
-        "{model} is prepared for quantization, but runs in floating point",
-        "read it as {plain}; int8 is not measured",
+    "not_quantized": _warning(
+        "{model} is prepared for quantization, but runs in floating point", "read it as {plain}; int8 is not measured"
     ),
-    "loss_not_finite": Rule(
-        WARNING,
-        "the training computed infinities or NaN",
+    "loss_not_finite": _warning(
         "the {which} loss is {loss}: the arithmetic was timed, but the model did not learn",
         "lower mode.train.optimizer.lr, or choose a precision with more range",
     ),
-    "output_not_finite": Rule(
-        WARNING,
-        "the outputs of an inference contain infinities or NaN",
+    "output_not_finite": _warning(
         "the outputs of the last call contain infinities or NaN: the arithmetic was timed, but its result is useless",
         "choose a precision with more range (precision=bf16, precision=fp32), or check the weights",
     ),
-    "accuracy_of_training_data": Rule(
-        NOTE,
-        "there are no held-out images: the accuracy is that of the training images",
+    "accuracy_of_training_data": _note(
         "there are no held-out images: the accuracy is that of the training images",
         "put the images into subfolders train and val",
     ),
-    "work_uncounted": Rule(
-        WARNING,
-        "operators without a FLOP formula: MACs, FLOPs and rates are lower bounds",
+    "work_uncounted": _warning(
         "no FLOP formula for {ops}: MACs, FLOPs and rates are lower bounds",
         "compare these figures only between runs of the same model",
     ),
-    "above_the_ceiling": Rule(
-        WARNING,
-        "the analytic work exceeds what the device can do in that time",
+    "above_the_ceiling": _warning(
         "{metric} is {share:.0%}: the model's analytic work exceeds what the device can do in that time",
         "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is of another precision, "
         "or the count is wrong: please report it",
     ),
     # --- convolution algorithms ---
-    "algorithm_fallback": Rule(
-        WARNING,
-        "torch's own convolution computed some layers or passes",
+    "algorithm_fallback": _warning(
         "{share} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: {layers}",
         "read the time as that of a mix, set these layers by algorithm.layers, or refuse such a model by "
         "algorithm.on_unsupported=error",
     ),
     # The figure carries the name of an algorithm that did not run, as the kernels prove.
-    "algorithm_substituted": Rule(
-        ERROR,
-        "cuDNN ran another algorithm than requested",
+    "algorithm_substituted": _error(
         "cuDNN ran other kernels than {algorithm} requires: {layers}",
         "read the time as that of the kernels that ran, or set these layers by algorithm.layers",
     ),
-    "algorithm_unproven": Rule(
-        NOTE,
-        "the kernels that cuDNN ran are not in the table of kernel families",
+    "algorithm_unproven": _note(
         "no proof that cuDNN ran {algorithm}: {layers}",
-        "record this cuDNN's kernels (benchmarks/kernel_families.py), or trust cuDNN's report",
+        "run `perfexp calibrate kernels`, or trust cuDNN's report",
     ),
-    "choice_slower": Rule(
-        WARNING,
-        "the layer-by-layer choices of algorithm=fastest are slower end to end than a baseline",
+    "families_foreign": _warning(
+        "the table of kernels was {where}: a proof holds as far as names mean the same on both",
+        "run `perfexp calibrate kernels` on this device, then measure again",
+    ),
+    "choice_slower": _warning(
         "the fastest algorithms of all layers take {ratio:.2f} of the time of {baseline} end to end",
         "measure when nothing else runs, with algorithm.reuse=false; or use {baseline}",
     ),
-    "speedup_unsure": Rule(
-        WARNING,
-        "the comparison of algorithm=fastest with a baseline is undecided",
+    "speedup_unsure": _warning(
         "{ratio:.2f} times as fast as {baseline}, but anything from {low:.2f} to {high:.2f} over the rounds: which of "
         "the two is faster is not known",
         "measure when nothing else runs",
     ),
-    "rivals_by_graph": Rule(
-        NOTE,
-        "algorithm=fastest was compared with its baselines as CUDA graphs, but `device` is without a graph",
+    "rivals_by_graph": _note(
         "a baseline does not fit the launch queue, so all were compared as CUDA graphs; `device` is the time of calls "
         "launched one by one",
         "read the speedups; do not compare a baseline's time with `device`",
     ),
     # --- layers ---
-    "layers_disagree": Rule(
-        WARNING,
-        "the sum of the layers differs from the time of a call without profiling",
-        "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling{difference}",
-        "{advice}",
+    "layers_disagree": _warning(
+        "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling{difference}", "{advice}"
     ),
-    "layers_unattributed": Rule(
-        NOTE,
-        "kernels that belong to no layer",
+    "layers_unattributed": _note(
         "{share:.1%} of the time could not be assigned to a layer: {kernels}",
         "the sum includes it; the rows are too small by it",
     ),
-    "layers_unheld": Rule(
-        NOTE,
-        "gaps between the layers' kernels are the host's",
+    "layers_unheld": _note(
         "the device started a call before it was queued: gaps between its kernels are the host's, which is slower "
         "under a profiler{details}",
         "read the kernels' times, not the gaps; a smaller batch or execution=compile needs fewer launches",
     ),
     # --- energy ---
     # The counter is broken: whatever it shows is not the energy of the calls.
-    "meter_stuck": Rule(
-        ERROR,
-        "the energy counter does not change: no energy",
+    "meter_stuck": _error(
         "the energy counter of {meter} did not change in {seconds:.1f} s: no energy",
         "reload the driver or restart the machine; `perfexp doctor` shows whether the counter moves again",
     ),
     # The difference of two readings is off by an unknown number of ranges.
-    "meter_wrapped": Rule(
-        ERROR,
-        "the energy counter went back, and its range is unknown: no energy",
+    "meter_wrapped": _error(
         "the energy counter of {meter} went from {before:.6g} back to {after:.6g} J, its range is unknown: no energy",
         "measure again; a counter that wraps within minutes must report its range (max_energy_range_uj)",
     ),
     # One of two independent readings of the same energy is wrong, and nothing shows which.
-    "meter_disagrees": Rule(
-        ERROR,
-        "energy counter and integrated power differ by more than 3 % and more than the scatter of the readings",
+    "meter_disagrees": _error(
         "{meter}: {counter:.4g} W by the energy counter, {integral:.4g} W by integrated power ({difference:+.1%}, "
         "tolerated ±{tolerance:.0%}): no energy",
         "use a longer window, which averages out a power that is updated slowly; otherwise try another driver",
     ),
-    "meter_unchecked": Rule(
-        NOTE,
-        "the power varies so much that its integral cannot check the counter",
+    "meter_unchecked": _note(
         "{meter}: the power varies so much that its integral cannot check the counter to better than ±{tolerance:.0%} "
         "(they differ by {difference:+.1%})",
         "use a longer window (probes.energy_seconds=5) for more readings, or a larger batch for a steadier power",
     ),
-    "meter_coarse": Rule(
-        WARNING,
-        "the length of the energy window is uncertain",
+    "meter_coarse": _warning(
         "updates of {meter} were seen so late between the calls that the window of {window:.2f} s is uncertain by "
         "{uncertainty:.1%}",
         "use a longer window, or a smaller batch, so that the meter is read more often",
     ),
-    "meter_shared": Rule(
-        WARNING,
-        "the meter also counts the energy of others",
-        "{meter} also counts the energy of {others}",
-        "measure when nobody else uses it",
-    ),
-    "meter_mig": Rule(
-        NOTE,
-        "the meter counts a whole board, and the device is a MIG slice of it: no energy",
+    "meter_shared": _warning("{meter} also counts the energy of {others}", "measure when nobody else uses it"),
+    "meter_mig": _note(
         "{meter}: MIG is on, and the board's meter counts all of its slices together: no energy",
         "measure on a whole board (nvidia-smi -i N -mig 0, as its administrator)",
     ),
-    "meter_average": Rule(
-        NOTE,
-        "the meter reports an average power, not an instantaneous one",
+    "meter_average": _note(
         "the power of {meter} is an average over about a second: its integral follows changes late",
         "use an NVIDIA driver of 530 or later for the instantaneous power; trust the counter",
     ),
-    "meter_no_counter": Rule(
-        NOTE,
-        "the energy is integrated power, without a counter to check it",
+    "meter_no_counter": _note(
         "{meter} has no energy counter: the energy is the integral of its power, without a check",
         "read it as an estimate; NVIDIA boards since Volta have a counter",
     ),
-    "meter_untested": Rule(
-        NOTE,
-        "this kind of meter has not been tried on hardware",
+    "meter_untested": _note(
         "{meter}: this kind of meter follows its documentation and has not been tried on hardware",
         "compare it with another meter, and report the result",
     ),
-    "energy_pace": Rule(
-        NOTE,
-        "calls took another time while their energy was measured",
+    "energy_pace": _note(
         "a call took {metered_ms:.4g} ms while its energy was measured, {timed_ms:.4g} ms when it was timed "
         "({difference:+.1%})",
         "the energy is that of calls at this pace: that of a long run if heat or the power limit slowed them; if the "
         "host did, use a larger batch or execution.cuda_graph=true",
     ),
     # --- several devices ---
-    "mixed_devices": Rule(
-        WARNING,
-        "the ranks use different devices",
+    "mixed_devices": _warning(
         "the ranks use different devices ({devices}), and all run at the pace of the slowest",
         "select devices of one kind with CUDA_VISIBLE_DEVICES or gpu.index",
     ),
-    "ranks_disagree": Rule(
-        WARNING,
-        "steps of all ranks without control messages take another time than the timed ones",
+    "ranks_disagree": _warning(
         "a call takes {ratio:.3f} of its timed duration in bursts without control messages between the ranks",
         "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",
     ),
-    "multi_gpu_slower": Rule(
-        WARNING,
-        "in a sweep over `gpu.count`: several GPUs together do fewer samples/s than fewer of them",
+    "multi_gpu_slower": _warning(
         "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}",
         "use a larger batch_size per device; profiler=nsys shows what the devices wait for",
     ),
     # --- profiles ---
-    "profile_incomplete": Rule(
-        WARNING,
-        "a profile lacks launches",
-        "the profile is incomplete: {reason}",
-        "see run.log",
-    ),
-    "backward_incomplete": Rule(
-        WARNING,
-        "the profile has fewer kernels of the backward pass than of the forward pass",
+    "profile_incomplete": _warning("the profile is incomplete: {reason}", "see run.log"),
+    "backward_incomplete": _warning(
         "{profiler} saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass",
         "check the timeline for another stream or process, and profile again; if it persists, please report it",
     ),
-    "reports_missing": Rule(
-        WARNING,
-        "nsys did not create a report",
+    "reports_missing": _warning(
         "nsys created no {reports}",
         "choose others with profiler.reports, or create them later with perfexp stats DIR -r REPORT",
     ),
-    "roofline_missing": Rule(
-        WARNING,
-        "a profile has no roofline",
-        "no roofline: {reason}",
-        "{advice}",
-    ),
+    "roofline_missing": _warning("no roofline: {reason}", "{advice}"),
 }
 
 
@@ -427,11 +295,6 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def make(code: str, /, **fields: object) -> Diagnostic:
-    """A diagnostic of the table; tests check the fields of each call against the templates.
-
-    Args:
-        code: row of the table, a literal.
-        fields: values for the templates of message and help.
-    """
+    """A diagnostic of the table, with values for its templates; tests check the fields of each call against them."""
     rule = DIAGNOSTICS[code]
     return Diagnostic(code=code, message=rule.message.format(**fields), help=rule.help.format(**fields))

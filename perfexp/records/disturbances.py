@@ -21,13 +21,7 @@ _LEAST_CLOCK_SHARE = 0.85
 
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Diagnostic]:
-    """Return the diagnostics of a device during a measurement.
-
-    Args:
-        before: `Device.state` before the measurement.
-        after: `Device.state` after it.
-        facts: facts of the point, with those of `perfexp.probes.conditions`.
-    """
+    """Return the diagnostics of a device, by its `state` before and after a measurement, and by the point's facts."""
     doubts = [*judge_clocks([facts]), *_judge_throttling(facts)]
     if evidence := _sharing(before, after):
         doubts.append(diagnostics.make("shared_device", evidence="; ".join(evidence)))
@@ -71,7 +65,6 @@ def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
 
 
 def _sharing(*states: Mapping[str, Any]) -> list[str]:
-    """Evidence that other processes use the device."""
     others = max(state.get("processes") or 1 for state in states) - 1
     clocks = [(state.get("canary_hertz"), state.get("sm_clock_hertz")) for state in states]
     slowest = min((reached / nominal for reached, nominal in clocks if reached and nominal), default=1.0)

@@ -12,11 +12,9 @@ from perfexp.records.record import Key
 
 
 class Expected(msgspec.Struct, kw_only=True):
-    """The points that a run is going to have.
+    """The points that a run is going to have, in plan order: timed ones, cold starts, layers, profiles.
 
-    Attributes:
-        keys: all points in plan order: timed ones, cold starts, layers, profiles.
-        point_seconds: estimated time of a timed point by the plan's settings; None if they do not limit it.
+    `point_seconds` is the estimated time of a timed point by the plan's settings; None if they do not limit it.
     """
 
     keys: list[Key]

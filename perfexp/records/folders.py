@@ -16,12 +16,9 @@ _DEEPEST = 40
 
 
 def below(folder: Path, *names: str, refused: Callable[[OSError], None]) -> Iterator[Path]:
-    """Yield the files with one of these names in and below a folder.
+    """Yield the files with one of these names in and below a folder; links and tracking stores' artifacts are skipped.
 
-    Links and the artifact folders of tracking stores are skipped.
-
-    Args:
-        refused: called with the error of each folder that cannot be read; the search continues.
+    `refused` is called with the error of each folder that cannot be read.
     """
     waiting = [(folder, 0)]
     while waiting:

@@ -12,11 +12,7 @@ from perfexp.records.record import Key
 
 
 class Events:
-    """Sender of progress messages to the parent process.
-
-    Args:
-        descriptor: file descriptor of the pipe; None sends nothing.
-    """
+    """Sender of progress messages to the parent process through a pipe; the descriptor None sends nothing."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor

@@ -70,10 +70,7 @@ def is_artifact(name: str) -> bool:
 class _Folder:
     """A folder, which need not exist yet, and the manifest of all names that perfexp wrote there.
 
-    Attributes:
-        usual: files that every such folder has, which are claimed from the start.
-        lock: file that is locked while a process measures here.
-        in_words: words for the folder in "Another perfexp is measuring …".
+    Files of `usual` are claimed from the start; `lock` is locked while a process measures here.
     """
 
     usual: tuple[Path, ...]
@@ -87,11 +84,9 @@ class _Folder:
         self._made: list[Path] = []
 
     def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
-        """Make the folder and see that it can be written to; raises `UserError` if it can't.
+        """Make the folder, for the run of a sweep if one begins it; raises `UserError` if it can't be written to.
 
-        Args:
-            uid: identity of the run or the sweep, which a manifest without one gets; None for a new one.
-            sweep: identity of the sweep that begins the run, if one does.
+        A manifest without an identity gets this one; None for a new one.
         """
         self._is_new = not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir()))
         self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
@@ -108,10 +103,7 @@ class _Folder:
             ) from error
 
     def withdraw(self) -> bool:
-        """Remove the files and folders that this process made here; returns whether it made all that is there.
-
-        Files of an earlier run, and anybody else's, stay.
-        """
+        """Remove the files and folders that this process made here, no others; return whether it made all of them."""
         if not self._is_new:
             return False
         for name in [*self.claimed(), self.manifest.name]:
@@ -173,11 +165,7 @@ class _Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures here. The lock goes with the process; its file stays.
-
-        Raises:
-            UserError: another one does.
-        """
+        """While entered, no other perfexp measures here (`UserError` if one does). The lock goes with the process."""
         with untrusted.open_append(self.lock) as file:
             for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
                 try:
@@ -222,10 +210,7 @@ class RunPaths(_Folder):
         self._aside: Path | None = None
 
     def move_results(self, sweep: str | None) -> None:
-        """Move the results of the run here into a folder of their own, for a run of this sweep, if there is one.
-
-        Anybody else's files stay.
-        """
+        """Move the results of the run, no foreign files, into a folder of their own, for a run of a sweep, if any."""
         self._aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=self.root))
         write_atomically(self._aside / self.manifest.name, untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         for path in self._results():
@@ -260,7 +245,7 @@ class RunPaths(_Folder):
         """`MODEL_ALGORITHM_overall.csv` and its like."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
 
-    def picture(self, what: str) -> Path:
+    def plot(self, what: str) -> Path:
         """A PNG of something (`time`, `memory`, …) in the run's folder."""
         return self.root / f"{safe_name(what)}.png"
 
@@ -275,6 +260,6 @@ class SweepPaths(_Folder):
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
         self.lock = self.root / "sweep.lock"
-        self.picture = self.root / "sweep.png"
+        self.plot = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
-        self.usual = (self.summary, self.table, self.picture, self.lock, self.multirun)
+        self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)

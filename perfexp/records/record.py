@@ -147,6 +147,8 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         unit: SI unit; `1` for a ratio.
         reason: reason for a missing value.
         estimated: whether the value is computed from other measurements instead of measured.
+        low: lower end of the 95 % confidence interval; None without an interval.
+        high: its upper end.
     """
 
     name: str
@@ -154,6 +156,8 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     unit: str
     reason: str | None = None
     estimated: bool = False
+    low: float | None = None
+    high: float | None = None
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -281,11 +285,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
-        """Read a record of this or an earlier schema version.
-
-        Raises:
-            UserError: the text is not a record, or a newer version of perfexp wrote it.
-        """
+        """Read a record of this or an earlier schema version; raises `UserError` for others, and for other texts."""
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
             if version > SCHEMA_VERSION:
@@ -318,10 +318,9 @@ def point_to_line(point: Point) -> bytes:
 
 
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
-    """Decode the lines of a points.jsonl, as a type with some of a point's fields; a truncated last line is skipped.
+    """Decode lines of a points.jsonl, as a type with some of a point's fields; `UserError` for one that is invalid.
 
-    Raises:
-        UserError: a line before the last one is invalid.
+    A truncated last line is skipped.
     """
     decoder = msgspec.json.Decoder(kind)
     *complete, rest = text.split(b"\n")

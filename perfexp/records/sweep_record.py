@@ -16,12 +16,7 @@ _MOST_BYTES = 64 << 20
 
 
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One run in the summary of its sweep.
-
-    Attributes:
-        job: number of the run in the sweep, from 0.
-        directory: folder of the run, relative to the folder of the sweep.
-    """
+    """One run in the summary of its sweep, numbered from 0; its folder is relative to that of the sweep."""
 
     job: int
     name: str

@@ -15,13 +15,7 @@ _PRETTY = {
 
 
 def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
-    """Convert a stored name and value for display: `epoch_seconds`, 0.5 → `epoch_ms`, 500.
-
-    Names that do not end in a convertible unit stay unchanged.
-
-    Args:
-        name: name of the quantity, ending in its unit (`peak_bytes`).
-    """
+    """Convert a stored name and value for display: `epoch_seconds`, 0.5 → `epoch_ms`, 500; no other names change."""
     if unit not in _PRETTY or not name.endswith(unit):
         return name, value
     suffix, factor = _PRETTY[unit]

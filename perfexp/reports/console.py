@@ -182,7 +182,6 @@ class Console:
                 self._line(f"{label(row.key, fields)}: {row.time_kind} {median_text(row)}")
 
     def _diagnostics(self, lines: Iterable[str]) -> None:
-        """Errors and warnings in their color, each with its indented help below."""
         for line in lines:
             self._line(one_line(line), style=_STYLES.get(line.partition(":")[0], ""), indent=_indent(line))
 

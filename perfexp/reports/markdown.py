@@ -84,7 +84,6 @@ def code(command: str) -> str:
 
 
 def _times(record: Record, table: Sequence[Row]) -> Iterator[str]:
-    """The tables of times, and the meaning of their kinds."""
     if not table:
         yield _section("Times", "Nothing was measured.\n")
         return
@@ -104,7 +103,6 @@ def _titled(title: str, grid: Grid) -> str:
 
 
 def _profile(record: Record) -> str:
-    """The findings of a profiler, which are not times of the run."""
     grids = [_titled(*table) for table in profile_summary.tables(record)]
     commands = "".join(map(code, profile_summary.commands(record)))
     return "\n".join(filter(None, (_list(profile_summary.sentences(record)), *grids, commands)))
@@ -156,5 +154,4 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _section(title: str, text: str) -> str:
-    """A section with its heading; nothing without text."""
     return f"## {title}\n\n{text}" if text else ""

@@ -9,30 +9,18 @@ from perfexp.records import units
 from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
+from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
-from perfexp.summaries.wording import (
-    DATA_SHARE,
-    PEAK_MEMORY,
-    bare_time,
-    find_metric,
-    known_or_about,
-    median_text,
-    median_title,
-    metric_text,
-    metric_title,
-    percent,
-    percentile,
-    range_text,
-    rate_text,
-    scope,
-    service_time,
-    shortage,
-    time_kinds,
-)
 
 #: Metrics that have columns of their own, and metrics for the CSV only.
-_SHOWN_ELSEWHERE = (PEAK_MEMORY, DATA_SHARE, "memory/warmup_peak_bytes", "phases_over_whole", "loop/host_seconds")
+_SHOWN_ELSEWHERE = (
+    wording.PEAK_MEMORY,
+    wording.DATA_SHARE,
+    "memory/warmup_peak_bytes",
+    "phases_over_whole",
+    "loop/host_seconds",
+)
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
 _SHARES = {"communication_share": "waiting for gradients", "scaling_efficiency": "scaling efficiency"}
@@ -41,20 +29,20 @@ _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     """Return the main table: point, time, requested percentiles, throughput, memory, and how it ended."""
-    kinds = time_kinds(rows)
-    services = _distinct(service[0] for row in rows if (service := service_time(row)))
+    kinds = wording.time_kinds(rows)
+    services = _distinct(service[0] for row in rows if (service := wording.service_time(row)))
     prefix = "" if services == kinds or len(services) != 1 else f"{services[0]} "
     asked = [number for number in percentiles if number != 50 or services != kinds]
     columns = [
         *key_columns(rows),
-        Column(f"{median_title(kinds)} ± CI95", map(median_text, rows)),
+        Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 10)),
-        Column("samples/s", (rate_text(row.samples_per_second) for row in rows), rank=1),
-        Column("memory", (metric_text(find_metric(row, PEAK_MEMORY)) for row in rows), rank=20),
+        Column("samples/s", (wording.rate_text(row.samples_per_second) for row in rows), rank=1),
+        Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    notes = [scope(rows), *(_shortage_note(rows, number, prefix) for number in asked)]
+    notes = [wording.scope(rows), *(_shortage_note(rows, number, prefix) for number in asked)]
     return Grid(columns, list(filter(None, notes))).without_empty()
 
 
@@ -66,8 +54,8 @@ def phases(rows: Sequence[Row]) -> Grid | None:
     columns = key_columns(split)
     for rank, name in enumerate(_distinct(name for row in split for name in row.phases)):
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
-    shares = (find_metric(row, DATA_SHARE) for row in split)
-    cells = ("" if share is None or share.value is None else percent(share.value) for share in shares)
+    shares = (wording.find_metric(row, wording.DATA_SHARE) for row in split)
+    cells = ("" if share is None or share.value is None else wording.percent(share.value) for share in shares)
     return Grid([*columns, Column("data share", cells)]).without_empty()
 
 
@@ -80,10 +68,10 @@ def processes(rows: Sequence[Row]) -> Grid | None:
     medians = [row.time.median for row in totals if row.time]
     columns = [
         *_columns_of([row.key for row in totals], varying(row.key for row in totals) or ("input_size", "batch_size")),
-        Column(median_title(kinds), map(bare_time, medians)),
-        Column("CI95", map(range_text, medians)),
+        Column(wording.median_title(kinds), map(wording.bare_time, medians)),
+        Column("CI95", map(wording.range_text, medians)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in totals)),
-        Column("spread", (percent(row.spread or 0.0) for row in totals)),
+        Column("spread", (wording.percent(row.spread or 0.0) for row in totals)),
         Column("processes", (str(row.processes) for row in totals)),
     ]
     return Grid(columns).without_empty()
@@ -97,16 +85,16 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
         for metric in row.metrics
         if metric.name not in _SHOWN_ELSEWHERE and not metric.name.startswith(_RANKS)
     ]
-    titles = {metric.name: metric_title(metric) for metric in others if metric.value is not None}
-    having = [row for row in rows if any(metric_text(find_metric(row, name)) for name in titles)]
+    titles = {metric.name: wording.metric_title(metric) for metric in others if metric.value is not None}
+    having = [row for row in rows if any(wording.metric_text(wording.find_metric(row, name)) for name in titles)]
     columns = [
-        Column(title, [metric_text(find_metric(row, name)) for row in having], rank=rank)
+        Column(title, [wording.metric_text(wording.find_metric(row, name)) for row in having], rank=rank)
         for rank, (name, title) in enumerate(titles.items())
     ]
     lacking: dict[str, list[str]] = {}
     for metric in others:
         if metric.reason:
-            lacking.setdefault(metric.reason, []).append(metric_title(metric))
+            lacking.setdefault(metric.reason, []).append(wording.metric_title(metric))
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
@@ -137,8 +125,8 @@ def _rank_parts(point: Point) -> Iterator[str]:
     for name, words in _SHARES.items():
         if name in metrics and (value := metrics[name].value) is not None:
             low, high = ((intervals.get(name) or {}).get(end) for end in ("low", "high"))
-            ends = "no interval" if low is None or high is None else f"{percent(low)} … {percent(high)}"
-            yield f"{words} {percent(value)} ({ends})"
+            ends = "no interval" if low is None or high is None else f"{wording.percent(low)} … {wording.percent(high)}"
+            yield f"{words} {wording.percent(value)} ({ends})"
 
 
 def key_columns(rows: Sequence[Row]) -> list[Column]:
@@ -158,27 +146,29 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _percentile_column(rows: Sequence[Row], number: float, prefix: str, rank: int) -> Column:
-    intervals = [percentile(service[1], number) if (service := service_time(row)) else None for row in rows]
-    cells = (known_or_about(interval, bare_time(interval)) if interval else "" for interval in intervals)
+    intervals = [
+        wording.percentile(service[1], number) if (service := wording.service_time(row)) else None for row in rows
+    ]
+    cells = (
+        wording.known_or_about(interval, wording.bare_time(interval)) if interval else "" for interval in intervals
+    )
     return Column(f"{prefix}p{number:g}", cells, rank=rank)
 
 
 def _phase_text(row: Row, name: str) -> str:
     seconds = row.phases.get(name)
-    return "" if seconds is None else bare_time(estimators.Interval(value=seconds, low=None, high=None))
+    return "" if seconds is None else wording.bare_time(estimators.Interval(value=seconds, low=None, high=None))
 
 
 def _shortage_note(rows: Sequence[Row], number: float, prefix: str) -> str:
-    """Which percentile has no interval, and why; empty if it has one everywhere."""
-    services = [service[1] for row in rows if (service := service_time(row))]
-    missing = [summary for summary in services if percentile(summary, number).low is None]
+    services = [service[1] for row in rows if (service := wording.service_time(row))]
+    missing = [summary for summary in services if wording.percentile(summary, number).low is None]
     if not missing:
         return ""
     fewest = min(missing, key=lambda summary: summary.n / summary.tau)
     where = "" if len(missing) == len(services) == 1 else f" at {len(missing)} of {len(services)} points"
-    return f"≈ {prefix}p{number:g}{where} without an interval: {shortage(fewest, number)}"
+    return f"≈ {prefix}p{number:g}{where} without an interval: {wording.shortage(fewest, number)}"
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:
-    """The non-empty words, each once, in the order of their first appearance."""
     return list(dict.fromkeys(word for word in words if word))

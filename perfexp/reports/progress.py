@@ -23,7 +23,7 @@ class Whole:
         self.total, self.number = total, 0
         self._noun, self._clock, self._name = noun, clock, ""
         self._start, self._is_measured = clock(), False
-        self._seconds: list[float] = []
+        self.seconds: list[float] = []  # of the runs that have been measured
         #: Estimate for one run, used until one has been measured.
         self.estimated_seconds: float | None = None
 
@@ -31,17 +31,12 @@ class Whole:
         """Start the run with this number, from 1, which ends the one before."""
         now = self._clock()
         if self._is_measured:  # a run that was complete, or is refused, does not count
-            self._seconds.append(now - self._start)
+            self.seconds.append(now - self._start)
         self.number, self._name, self._start, self._is_measured = number, name, now, False
 
     def measure(self) -> None:
         """Mark the current run as one with something to measure."""
         self._is_measured = True
-
-    @property
-    def has_measured(self) -> bool:
-        """Whether the remaining time comes from runs that have been measured."""
-        return bool(self._seconds)
 
     @property
     def text(self) -> str:
@@ -51,7 +46,7 @@ class Whole:
     @property
     def left_text(self) -> str:
         """Estimated time for the rest; empty if unknown."""
-        seconds = sum(self._seconds) / len(self._seconds) if self._seconds else self.estimated_seconds
+        seconds = sum(self.seconds) / len(self.seconds) if self.seconds else self.estimated_seconds
         if self.total is None or seconds is None:
             return ""
         under_way = max(seconds - (self._clock() - self._start), 0.0)

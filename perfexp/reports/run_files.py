@@ -19,14 +19,7 @@ from perfexp.tables import convolutions, csv_tables, layer_tables, speed_files
 
 
 def write(record: Record, paths: RunPaths) -> list[Artifact]:
-    """Write tables, plots, report and speed files of a run.
-
-    Returns:
-        The existing files of the run, those that it wrote before included.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`."""
     kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
     for path, kind, content in _contents(record, paths):
         kinds[path] = kind
@@ -50,22 +43,18 @@ def _contents(record: Record, paths: RunPaths) -> Iterator[tuple[Path, str, byte
     for name, lines in (("convolutions", convolutions.lines(record)), ("layers", layer_tables.lines(record))):
         table = paths.table(about.model, about.algorithm, name)
         yield table, "tables", csv_tables.to_csv(lines) if lines else None
-    yield paths.picture("time"), "plots", _png(record_plots.picture(record))
-    yield paths.picture("layers"), "plots", _layers_png(record)
+    yield paths.plot("time"), "plots", _png(record_plots.plot(record))
+    yield paths.plot("layers"), "plots", _layers_png(record)
     yield paths.report, "report", markdown.markdown(record).encode("utf-8", errors="replace")
 
 
 def write_sweep(sweep: Sweep, folder: Path, records: Sequence[Record]) -> list[Artifact]:
-    """Write the table and the plot of a sweep.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write the table and the plot of a sweep; raises `OSError` if the folder cannot be written."""
     paths = SweepPaths(folder)
     write_atomically(paths.table, csv_tables.to_csv(csv_tables.sweep(sweep, records)))
-    if png := _png(record_plots.sweep_picture(sweep, records)):
-        write_atomically(paths.picture, png)
-    return _artifacts({paths.summary: "data", paths.table: "tables", paths.picture: "plots"}, paths.root)
+    if png := _png(record_plots.sweep_plot(sweep, records)):
+        write_atomically(paths.plot, png)
+    return _artifacts({paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root)
 
 
 def _artifacts(kinds: Mapping[Path, str], root: Path) -> list[Artifact]:

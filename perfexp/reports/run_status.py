@@ -1,32 +1,88 @@
-"""Run status: the progress of runs, from their results and the points that they expect."""
+"""Run status: the progress of runs, from their results and expected points; every remaining time comes from here."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perfexp.host import untrusted
 from perfexp.profilers import is_profile
 from perfexp.records import units
-from perfexp.records.record import Key, Status, is_layers, points_from_lines
+from perfexp.records.record import Key, Point, Status, is_layers, points_from_lines, without_replicate
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remaining import Result, measured_seconds, median_seconds, seconds_left
 from perfexp.summaries.subject import Subject, one_line, subject
+
+#: Seconds until a worker has loaded torch and the model, and of a cold start.
+_LOADING_SECONDS, _COLD_START_SECONDS = 5.0, 5.0
+#: Seconds of timing a point's layers, and of a profile.
+_LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """A line of points.jsonl without its samples, which are most of it."""
+
+    key: Key
+    status: Status
+    wall_seconds: float | None = None
+
+
+def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
+    """Wall time of each timed point that succeeded."""
+    return [
+        result.wall_seconds
+        for result in results
+        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None
+    ]
+
+
+def median_seconds(seconds: Sequence[float]) -> float | None:
+    """Median, or None of nothing."""
+    return statistics.median(seconds) if seconds else None
+
+
+def counted_points(*runs: Iterable[Key]) -> str:
+    """Return the timed points of all runs: `1 point in 3 processes`, `10 points, 3 of them in 3 processes`."""
+    processes = Counter((run, without_replicate(key)) for run, keys in enumerate(runs) for key in keys if key.is_timed)
+    several = [number for number in processes.values() if number > 1]
+    points = units.counted(len(processes), "point")
+    if not several:
+        return points
+    some = "" if len(several) == len(processes) else f", {len(several)} of them"
+    return f"{points}{some} in {max(several)} processes"
+
+
+def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | None:
+    """Estimate the time of measuring points, loading and cold starts included, by that of one; None if unknown."""
+    timed = [key for key in left if key.is_timed]
+    layers = [key for key in left if is_layers(key)]
+    num_profiles = sum(map(is_profile, left))
+    if timed and point_seconds is None:
+        return None
+    workers = len({key.replicate for key in timed}) + len({key.replicate for key in layers})
+    return (
+        workers * _LOADING_SECONDS
+        + len(timed) * (point_seconds or 0.0)
+        + (len(left) - len(timed) - len(layers) - num_profiles) * _COLD_START_SECONDS
+        + len(layers) * _LAYERS_SECONDS
+        + num_profiles * _PROFILE_SECONDS
+    )
+
 
 _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", "profile"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The progress of one run.
+    """The progress of one run, whose points and time per timed point, as its settings limit it, are None if unknown.
 
     Attributes:
-        expected: keys of all points; None if unknown.
-        point_seconds: time of a timed point as the plan's settings limit it; None if unknown.
         running: whether a process is measuring the run.
         refusal: why the run was refused before any measurement; None if it was not.
     """
@@ -162,7 +218,6 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
-    """List statuses other than `ok` in the order of `Status`, then `missing`, with their numbers."""
     failures = {status.value: counter[status] for status in Status if status is not Status.OK}
     return [(name, count) for name, count in (failures | {"missing": counter[None]}).items() if count]
 

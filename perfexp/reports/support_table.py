@@ -103,7 +103,6 @@ def passed_over(survey: Survey) -> Grid:
 
 
 def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
-    """Yield each layer with each algorithm and its answers by pass."""
     for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
             yield layer, algorithm, answers

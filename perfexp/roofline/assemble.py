@@ -37,16 +37,13 @@ def of_csv(
     sheets: Mapping[str, GpuFile] | None = None,
     title: str | None = None,
 ) -> Roofline:
-    """The roofline of a CSV of ncu.
+    """The roofline of a CSV of ncu; raises `UserError` if it can't be read, or metrics or peaks are missing.
 
     Args:
         peaks: peaks that take precedence over those in the file.
         text: contents of the CSV, where `path` is the report that it was exported from.
         sheets: data sheets to search for the GPU in the file.
         title: title of the plot; by default the file's name.
-
-    Raises:
-        UserError: the file can't be read, or metrics or peaks are missing.
     """
     table = listing.read(path, wanted) if text is None else listing.parse(text, str(path), wanted)
     own, product = recorded(table)
@@ -59,13 +56,8 @@ def of_record(
 ) -> dict[str, Roofline]:
     """The rooflines of a record's layers, by phase (`inference`, `train`): the largest point of each.
 
-    Args:
-        peaks: peaks that take precedence over those in the record.
-        sheets: data sheets to search for the device.
-        title: title of the plots; by default the run's name and the point.
-
-    Raises:
-        UserError: the record has no layers, or peaks are missing.
+    It raises `UserError` if the record has no layers, or peaks are missing. The arguments are those of `of_csv`; the
+    plots have by default the title of the run and the point.
     """
     phases: dict[str, list[Point]] = {}
     for point in sorted(record.points, key=lambda point: (point.key.pixels, point.key.batch_size)):
@@ -107,11 +99,7 @@ def recorded(table: Listing) -> tuple[Peaks, str]:
 
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
-    """The roofline of a parsed file of ncu.
-
-    Raises:
-        UserError: metrics or peaks are missing.
-    """
+    """The roofline of a parsed file of ncu; raises `UserError` if metrics or peaks are missing."""
     counted = [count(launch) for launch in table.launches]
     _check_metrics(table, counted)
     _check_peaks(table, peaks)
@@ -154,10 +142,7 @@ def _roofline(
 ) -> Roofline:
     """A roofline without notes.
 
-    Args:
-        parts: name, label, place and load of each kernel or layer, the slowest first.
-        ranges: name, owner and load of each range or pass.
-        launches: kernel, ranges and load of each launch.
+    Parts have name, label, place and load, the slowest first; ranges name, owner, load; launches kernel, ranges, load.
     """
 
     def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
@@ -198,7 +183,6 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
-    """Raise a UserError that names the metrics that no launch has."""
     missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
     if all(work.flops is None and work.sm_share is None for work in counted):
         unsized = sorted({name for work in counted for name in work.lacking})
@@ -238,7 +222,6 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
-    """The roofline of a record's layers: analytic FLOPs and bytes, measured times."""
     kind, lines = point.key.precision.removeprefix("amp_"), point.facts["layers"]["lines"]
     timed = sorted((line for line in lines if seconds_of(line) > 0), key=lambda line: (-seconds_of(line), _layer(line)))
     if not timed:

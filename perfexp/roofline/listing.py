@@ -86,8 +86,7 @@ class Listing:
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
     """Read the wanted metrics of a file.
 
-    Raises:
-        UserError: the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
+    It raises `UserError` if the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
     """
     try:
         content = untrusted.read_bytes(path.resolve(), _MAX_BYTES)
@@ -144,7 +143,14 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
         tables += bool(cells)
     if not listing.launches:
         raise UserError(f"{source} has a header and no kernel: the range or filter of ncu matched none.")
-    listing.notes += _notes(tables, negative)
+    if tables > 1:
+        note = f"The file holds {tables} tables with the same header: the launches of all of them are counted."
+        listing.notes.append(note)
+    if negative:
+        more = len(negative) - _MAX_NAMED
+        values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        note = f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
+        listing.notes.append(note)
     return listing
 
 
@@ -159,7 +165,12 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
     launches, negative = dict[tuple[str, ...], Launch](), list[str]()
     for cell in cells:
         if cell.launch not in launches:
-            launches[cell.launch] = _launch(cell.columns)
+            launches[cell.launch] = Launch(
+                kernel=cell.columns[_KERNEL],
+                stack=_ranges(cell.columns, "Push/Pop_Range"),
+                spans=_ranges(cell.columns, "Start/Stop_Range"),
+                capability=cell.columns.get("CC", ""),
+            )
         if cell.name == _PRODUCT:
             listing.product = listing.product or cell.text.strip()
         if cell.name not in needed:
@@ -176,15 +187,6 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
             launches[cell.launch].metrics.setdefault(cell.name, value * scale)
     listing.launches += launches.values()
     return negative
-
-
-def _notes(tables: int, negative: Sequence[str]) -> Iterator[str]:
-    if tables > 1:
-        yield f"The file holds {tables} tables with the same header: the launches of all of them are counted."
-    if negative:
-        more = len(negative) - _MAX_NAMED
-        values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
@@ -277,15 +279,6 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
         for column, match in matches:
             if "__" in match[1]:
                 yield _Cell(line, (str(line),), row, match[1], match[2] or units.get(column, ""), row[column])
-
-
-def _launch(columns: Mapping[str, str]) -> Launch:
-    return Launch(
-        kernel=columns[_KERNEL],
-        stack=_ranges(columns, "Push/Pop_Range"),
-        spans=_ranges(columns, "Start/Stop_Range"),
-        capability=columns.get("CC", ""),
-    )
 
 
 def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ def decimal_mark(cells: Iterable[str], *, otherwise: str = ".") -> str | None:
 
 
 def _mark(text: str) -> str | None:
-    """The decimal mark of one number; None where it is ambiguous."""
     if not _NUMBER.fullmatch(text):
         return None
     points, commas = text.count("."), text.count(",")

@@ -98,11 +98,7 @@ def from_source(
 
 
 def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
-    """Peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
-
-    Raises:
-        UserError: one is not above zero.
-    """
+    """Peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second; `UserError` if one is not above zero."""
     for option, value in (("--peak-compute", compute_tflops), ("--peak-bw", memory_gigabytes)):
         if value is not None and not 0 < value < float("inf"):
             raise UserError(
@@ -118,11 +114,7 @@ def of_sheet(facts: GpuFacts) -> Peaks:
 
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of the data sheet with a name: `t4`, `h200`, ….
-
-    Raises:
-        UserError: there is none, or it has no peaks.
-    """
+    """Peaks of the data sheet with a name (`t4`, `h200`, …); `UserError` if there is none, or none with peaks."""
     sheets = {stem: file for stem, file in sheets.items() if of_sheet(file.facts).sources}
     sheet = sheets.get(name) or sheets.get(name.lower())
     if sheet is None:

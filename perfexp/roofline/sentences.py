@@ -17,8 +17,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def pretty(value: float, unit: str, *, stated: bool = False) -> str:
     """A quantity with a decimal prefix: `8.10 TFLOP/s`.
 
-    Args:
-        stated: whether it is a data sheet's figure, shown with its own digits (up to four) and no trailing zeros.
+    A data sheet's figure (`stated`) has its own digits, up to four, and no trailing zeros.
     """
     factor, prefix = next((scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995), (1.0, ""))
     number = value / factor
@@ -80,7 +79,6 @@ def _without_place(row: Row) -> str:
 
 
 def _summary(roofline: Roofline) -> str:
-    """One sentence on the total."""
     total, kinds = roofline.total, defaultdict[str, float](float)
     for part in roofline.parts:
         kinds["without both figures" if part.share is None else part.limit.value] += part.time_share

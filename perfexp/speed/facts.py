@@ -80,7 +80,6 @@ class Head:
 
 
 def _statements(text: str) -> dict[str, Any]:
-    """Return the settings of a configuration that hold facts, except those that can't be parsed."""
     settings = {}
     for statement in _STATEMENT.split(text):
         name = _NAME.match(statement)
@@ -94,7 +93,6 @@ def _statements(text: str) -> dict[str, Any]:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return a constant, dictionary, list or range; None for anything else."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -113,7 +111,6 @@ def _value(node: ast.expr) -> Any:
 
 
 def _get(config: Mapping[str, Any], *names: str) -> Any:
-    """Return a setting by its path through the dictionaries; None if there is none."""
     value: Any = config
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None

@@ -40,17 +40,14 @@ class Steady(NamedTuple):
 
 
 def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None, skip: int | None = None) -> Speed:
-    """Return the speed of the last training in a log.
+    """Return the speed of the last training in a log: batch size per GPU × GPUs / mean time of a step.
 
-    images/s = batch size per GPU × GPUs / mean time of a step.
+    Raises `UserError` if the file is not a readable training log, a fact is missing, or no line is left after skipping.
 
     Args:
         options: facts from the command line, which override those of the log.
         mode: run mode; None to derive it from the number of GPUs.
         skip: first lines about steps to skip; None to skip until they are steady.
-
-    Raises:
-        UserError: the file is not a readable training log, a fact is missing, or no line is left after skipping.
     """
     log = read(path)
     run = log.last_training
@@ -59,7 +56,9 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
     facts = (options or Facts()).or_else(facts_of(log, path))
     if mode is Mode.sp and facts.num_gpus is None:
         facts.num_gpus = 1
-    model, batch_size, num_gpus, precision = _complete(facts, path)
+    if missing := [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]:
+        raise UserError(f"{path} lacks facts about the training; add {' '.join(missing)}.")
+    model, batch_size, num_gpus, precision = (getattr(facts, name) for name in _OPTIONS)
     if mode is Mode.sp and num_gpus > 1:
         used = f"{path}: run mode sp is for one GPU, the training used {num_gpus}"
         raise UserError(f"{used}. Set --run-mode mp or --gpus 1.")
@@ -82,15 +81,6 @@ def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None
     )
 
 
-def _complete(facts: Facts, path: Path) -> tuple[str, int, int, str]:
-    """Return all facts, or raise UserError if one is missing."""
-    model, batch_size, num_gpus, precision = facts.model, facts.batch_size, facts.num_gpus, facts.precision
-    if model is None or batch_size is None or num_gpus is None or precision is None:
-        missing = [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]
-        raise UserError(f"{path} lacks facts about the training; add {' '.join(missing)}.")
-    return model, batch_size, num_gpus, precision
-
-
 def _why_unknown(run: Run) -> str:
     """Return why a log has neither a speed nor a failure; empty if it has one."""
     if run.only_tests:
@@ -104,7 +94,6 @@ def _why_unknown(run: Run) -> str:
 
 
 def _why_failed(run: Run) -> str:
-    """Return why there is no figure; empty if there is one."""
     for what in FAILURES:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"
@@ -115,7 +104,6 @@ def _why_failed(run: Run) -> str:
 
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
-    """Return how the figure came about."""
     parts = [f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × {num_gpus} images"]
     if left.skipped:
         parts.append(f"the first {left.skipped} skipped")
@@ -127,7 +115,6 @@ def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
 
 
 def _omitted(log: Log) -> Iterator[str]:
-    """Yield what was left out of a log: unreadable lines, and all trainings but the last."""
     if log.is_json and log.unreadable:
         yield f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be read as JSON"
     if others := log.num_trainings - bool(log.last_training.steps):
@@ -135,15 +122,11 @@ def _omitted(log: Log) -> Iterator[str]:
 
 
 def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None) -> Steady:
-    """Skip lines until steps are steady, and return the mean of the others.
+    """Skip lines until steps are steady, or the first `skip` ones, and return the mean of the others.
 
-    Lines without a time are left out, and those that time more than steps if there are others. The cut is that of MSER
-    (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean itself. Of fewer
-    than four lines the first is skipped, which holds the warm-up, if there is another.
-
-    Args:
-        interrupted: indices of those that time more than steps.
-        skip: first lines to skip instead of finding the cut.
+    Lines without a time are left out, and those that time more than steps (`interrupted`) if there are others. The cut
+    is that of MSER (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean
+    itself. Of fewer than four lines the first is skipped, which holds the warm-up, if there is another.
     """
     timed = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
     used = [index for index in timed if index not in interrupted] or timed

@@ -82,10 +82,7 @@ def facts_of(log: Log, path: Path) -> Facts:
 class Log:
     """A training log: its lines, sorted into runs, of which only the last ones stay in memory.
 
-    Attributes:
-        is_log: whether any line is about a training.
-        is_json: whether a line of JSON is about a training.
-        unreadable: lines that are neither JSON nor parsed text.
+    Attributes `is_log` and `is_json`: whether any line, or any line of JSON, is about a training.
     """
 
     def __init__(self) -> None:
@@ -144,7 +141,6 @@ class Log:
                 self.unreadable += 1
 
     def _take_head(self, text: str, parsed: Parsed | None) -> None:
-        """Add facts, the configuration among them, and the end of a traceback."""
         if self._in_traceback and EXCEPTION.match(text):
             self._in_traceback = False
             if parsed is None:
@@ -180,7 +176,6 @@ class Log:
         steps.append(step)
 
     def _begin(self) -> None:
-        """Begin another run, unless this one is still empty."""
         self._paused = self._in_traceback = False
         if self.run != Run():
             self._ended += bool(self.run.steps)

@@ -81,14 +81,12 @@ def _num_gpus(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
 
 
 def _model(plan: Mapping[str, Any]) -> str:
-    """Return the name in the model's node, or the option that was chosen for the group."""
     node = plan.get("model")
     name = node.get("name") if isinstance(node, Mapping) else node
     return str(name or plan.get("choices", {}).get("model") or "unknown")
 
 
 def _label(key: Key, alike: list[Key]) -> str:
-    """Return what distinguishes a point from those whose files would have the same name."""
     parts = []
     if len({other.input_size for other in alike}) > 1:
         parts.append(key.size_label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 #: Two-sided error probability of every interval.
 ALPHA = 0.05
@@ -10,6 +11,7 @@ ALPHA = 0.05
 Z95 = 1.96
 
 
+@lru_cache(maxsize=1000)  # every block of every point needs it, mostly for the same few numbers
 def student95(degrees: float) -> float:
     """Return the two-sided 95 % point of Student's t distribution.
 

@@ -120,7 +120,6 @@ class Grid:
         return lines
 
     def _narrow(self) -> list[list[Column]]:
-        """The columns of each table of Markdown: the keys, and as many others as its limits allow."""
         keys = [column for column in self.columns if column.is_key]
         keys = [key.shortened(_KEY_WIDTH // len(keys)) for key in keys]
         room = WIDTH - _markdown_width(keys) - len(" |  ")
@@ -141,7 +140,6 @@ def escape_markdown(text: str) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """A text with `…` in its middle if Markdown would exceed a width."""
     short, half = text, min(len(text), width) // 2
     while len(escape_markdown(short)) > width and half:
         short, half = f"{text[:half]}…{text[-half:]}", half - 1

@@ -57,15 +57,10 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
                 title = f"top {min(len(rows), _ROWS)} of {facts.get(f'{what}_names', len(rows))} {what}s {by}"
                 own = _OWN_TIME.get(facts.get("sorted_by")) if what == "operator" else None
                 steps = max(1, int(facts.get("steps") or 1))
-                titled.append((title, _ranked(rows, steps, what, "self per call" if own else "per call", own)))
+                titled.append((title, ranked(rows, steps, what, "self per call" if own else "per call", own)))
         if rows := facts.get("ranges"):
             titled.append((f"launches of each part, {by}", _ranges(rows[:_ROWS])))
     return titled
-
-
-def kernel_grid(rows: list[Mapping[str, Any]]) -> Grid:
-    """Return the kernels of a whole profile (`name`, `count`, `seconds` and `share` of each) as a table."""
-    return _ranked(rows, 1, "kernel", "in all")
 
 
 def commands(record: Record) -> list[str]:
@@ -117,7 +112,6 @@ def _facts(point: Point) -> Any:
 
 
 def _named_profiles(record: Record) -> list[tuple[str, Point]]:
-    """The successful profiles, with labels that distinguish them."""
     profiled = [point for point in points(record) if point.status is Status.OK]
     keys = [profiled_key(point.key) for point in profiled]
     fields = varying(keys)
@@ -147,7 +141,8 @@ def _findings(point: Point, timed: Point | None) -> Iterator[str]:
         yield one_line(f"{report} has no rows: {why} in these calls")
 
 
-def _ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str, note: str | None = None) -> Grid:
+def ranked(rows: list[Mapping[str, Any]], steps: int, what: str, time: str, note: str | None = None) -> Grid:
+    """Return the first kernels or operators of a profile (`name`, `count`, `seconds` and `share`) as a table."""
     rows = rows[:_ROWS]
     columns = [
         Column("share", (f"{row['share'] * 1e2:.1f} %" for row in rows)),

@@ -29,12 +29,7 @@ _SEVERITIES = list(Severity)
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
-    """Diagnostics of one code and one help, with the places where they were raised.
-
-    Attributes:
-        diagnostics: one for each place, the worst first; a single one for the whole run.
-        where: labels of the points, in the same order; empty for the whole run.
-    """
+    """Diagnostics of one code and one help, one for each place, the worst first; without a place, of the whole run."""
 
     diagnostics: tuple[Diagnostic, ...]
     where: tuple[str, ...] = ()
@@ -54,7 +49,6 @@ class Raised:
 
     @property
     def _place(self) -> str:
-        """Return `224`, `224 and 3 more points` or `224, the worst of 4 points`."""
         others = len(self.where) - 1
         if others and self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} points"
@@ -87,11 +81,7 @@ def _number(figure: str) -> float:
 
 
 def raised_diagnostics(record: Record, rows: Sequence[Row]) -> list[Raised]:
-    """All diagnostics of a run, the most severe first; each code once, or once for each help that points need.
-
-    Args:
-        rows: rows of the record, whose diagnostics include the statistical ones.
-    """
+    """Diagnostics of a run, also those of its rows, the most severe first; each code once, or once for each help."""
     fields = distinguishing(row.key for row in rows)
     groups: dict[tuple[str, str, bool], list[tuple[str, Diagnostic]]] = {}
     raised = [("", tuple(record.doubts)), *((label(row.key, fields), row.doubts) for row in rows)]

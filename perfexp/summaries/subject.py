@@ -15,9 +15,7 @@ _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
 class Subject:
     """The subject of a plan, by the names that its user chose.
 
-    Attributes:
-        execution: `eager`, or the settings that differ from it.
-        device: name of the device (`2 × NVIDIA H200` for several), or None if unknown.
+    `execution` is `eager`, or the settings that differ from it; the device is `2 × NVIDIA H200` for several, or None.
     """
 
     model: str
@@ -46,7 +44,6 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
-    """The device's name, with the number of ranks."""
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
     name, devices = one_line(str(device["name"])), ranks.get("devices") if isinstance(ranks, Mapping) else None
@@ -101,14 +98,12 @@ def one_line(text: str) -> str:
 
 
 def _node_name(plan: Mapping[str, Any], group: str) -> str:
-    """The name of a group's node, or of the option that was chosen for it."""
     node = plan.get(group)
     name = node.get("name") if isinstance(node, Mapping) else node
     return one_line(str(name or plan.get("choices", {}).get(group) or "unknown"))
 
 
 def _execution(node: object) -> str:
-    """The settings that differ from eager execution, in words."""
     if not isinstance(node, Mapping):
         return one_line(str(node)) if node else "eager"
     mode = node.get("compile")

@@ -10,18 +10,10 @@ from perfexp.records.record import Record, Status
 from perfexp.records.summary import Row, is_clearly_below, rows
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import estimators
+from perfexp.summaries import wording
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import Raised, failures
 from perfexp.summaries.subject import constant, label, one_line, subject
-from perfexp.summaries.wording import (
-    bare_time,
-    find_metric,
-    median_text,
-    median_title,
-    rate_text,
-    scope,
-    time_kinds,
-)
 
 #: The axis of a sweep over numbers of devices.
 _GPU_COUNT = "gpu.count"
@@ -90,23 +82,22 @@ def runs(sweep: Sweep, records: Sequence[Record]) -> Grid:
     children, tables = [child for child, _ in lines], [table for _, table in lines]
     axes = dict.fromkeys(name for child in children for name in child.axes)
     phases = {row.key.phase for table in tables for row in table}
-    kinds = time_kinds(row for table in tables for row in table)
+    kinds = wording.time_kinds(row for table in tables for row in table)
     raised = diagnostics_of(sweep, records)
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
         *(Column(name, [one_line(child.axes.get(name, "")) for child in children]) for name in axes),
         Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
-        Column(f"{median_title(kinds)} ± CI95", map(_times, tables)),
-        Column("time", (", ".join(time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
+        Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
+        Column("time", (", ".join(wording.time_kinds(table)) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", map(_rates, tables), rank=1),
         Column("algorithm coverage", map(_shares, tables), rank=1),
         Column("remarks", (_remarks(child, table, raised.get(child.job)) for child, table in lines), prose=True),
     ]
-    return Grid(columns, list(filter(None, [scope(row for table in tables for row in table)]))).without_empty()
+    return Grid(columns, list(filter(None, [wording.scope(row for table in tables for row in table)]))).without_empty()
 
 
 def _by_phase(record: Record | None) -> list[list[Row]]:
-    """The rows of each phase; one empty table without rows."""
     phases: dict[str, list[Row]] = {}
     for row in rows(record) if record else []:
         phases.setdefault(row.key.phase, []).append(row)
@@ -130,32 +121,30 @@ def _timed(table: Sequence[Row]) -> list[Row]:
 
 
 def _times(table: Sequence[Row]) -> str:
-    """The time of the only point, or the range of several points."""
     timed = _timed(table)
     if len(timed) < 2:
-        return median_text(timed[0]) if timed else ""
+        return wording.median_text(timed[0]) if timed else ""
     medians = sorted((row.time.median for row in timed if row.time), key=lambda median: median.value)
-    return f"{bare_time(medians[0])} … {bare_time(medians[-1])}"
+    return f"{wording.bare_time(medians[0])} … {wording.bare_time(medians[-1])}"
 
 
 def _rates(table: Sequence[Row]) -> str:
     timed = _timed(table)
-    return rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
+    return wording.rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
 
 
 def _shares(table: Sequence[Row]) -> str:
     """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
-    metrics = (find_metric(row, "algorithm/flops_share") for row in table)
+    metrics = (wording.find_metric(row, "algorithm/flops_share") for row in table)
     shares = sorted(metric.value for metric in metrics if metric and metric.value is not None)
     texts = dict.fromkeys(f"{100 * share:.0f} %" for share in shares[:1] + shares[-1:])
     return " … ".join(texts)
 
 
 def _remarks(child: SweepChild, table: Sequence[Row], raised: Diagnostic | None) -> str:
-    """Number of points, the status of a run that did not end well, and the codes of its errors and warnings."""
     points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     status = [] if child.status is Status.OK else [child.status.value]
-    fitting = (find_metric(row, "batch_that_fits") for row in table)
+    fitting = (wording.find_metric(row, "batch_that_fits") for row in table)
     fits = dict.fromkeys(f"batch {metric.value:g} fits" for metric in fitting if metric and metric.value)
     codes = dict.fromkeys(diagnostic.code for row in table for diagnostic in row.doubts if not diagnostic.is_note)
     codes |= {raised.code: None} if raised else {}

@@ -162,7 +162,7 @@ def shortage(summary: blockwise.Summary, number: float) -> str:
 
 
 def metric_text(metric: Metric | None) -> str:
-    """Return the value of a metric with its unit, `≈` before an estimate; empty without a value."""
+    """Return a metric with its unit and the width of its interval, `≈` before an estimate; empty without a value."""
     if metric is None or metric.value is None:
         return ""
     unit = next((unit for ending, unit in _COUNTED.items() if metric.name.endswith(ending)), None)
@@ -176,7 +176,15 @@ def metric_text(metric: Metric | None) -> str:
         text = units.format_bytes(metric.value)
     else:
         text = units.digits(metric.value) + (f" {metric.unit}" if metric.unit not in ("1", "") else "")
+    if metric.low is not None and metric.high is not None:
+        text = with_width(interval_of(metric), text, f"{units.digits(metric.low)} … {units.digits(metric.high)}")
     return f"≈ {text}" if metric.estimated else text
+
+
+def interval_of(metric: Metric) -> estimators.Interval:
+    """Return a metric that has a value, with its interval if it has one."""
+    assert metric.value is not None
+    return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
 
 
 def metric_title(metric: Metric) -> str:

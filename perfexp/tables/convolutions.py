@@ -69,7 +69,6 @@ def passes(point: Point) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
-    """Times in milliseconds, and errors, of the candidates."""
     seconds, errors = one_pass["seconds"], one_pass["errors"]
     if not seconds:
         return {}

@@ -24,6 +24,8 @@ FIRST_COLUMNS = (
     *("model", "algorithm", "input_size", "mean", "std", "min", "max"),
     *("power_mean_w", "energy_per_inference_j"),
 )
+#: Columns of metrics with a name that other tools read.
+_COLUMNS = {POWER: "power_mean_w", ENERGY: "energy_per_inference_j"}
 
 
 def overall(record: Record) -> list[Line]:
@@ -37,11 +39,12 @@ def overall(record: Record) -> list[Line]:
     percentiles = requested_percentiles(record)
     phases = list(dict.fromkeys(name for row in table for name in row.phases))
     metrics = list(dict.fromkeys(metric.name for row in table for metric in row.metrics))
+    ranged = list(dict.fromkeys(metric.name for row in table for metric in row.metrics if metric.low is not None))
     return [
         {
             **_time_columns(row, about),
             **_percentile_columns(row, percentiles),
-            **_figure_columns(row, phases, metrics),
+            **_figure_columns(row, phases, metrics, ranged),
             "device": about.device,
             **_outcome_columns(row, record.doubts),
         }
@@ -61,7 +64,7 @@ def sweep(summary: Sweep, records: Sequence[Record]) -> list[Line]:
 
 
 def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
-    """Return lines as CSV in UTF-8, with the columns of all lines in the order of their first appearance.
+    """Return lines as CSV in UTF-8, with all columns in the order of their first appearance.
 
     Without lines, only the header of `FIRST_COLUMNS` is written.
     """
@@ -142,8 +145,11 @@ def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
     return line
 
 
-def _figure_columns(row: Row, phases: Sequence[str], metrics: Sequence[str]) -> Line:
-    """Rates, phases, `peak_memory_mib` always, and other metrics; `estimated` lists those that are derived."""
+def _figure_columns(row: Row, phases: Sequence[str], metrics: Sequence[str], ranged: Sequence[str]) -> Line:
+    """Rates, phases, `peak_memory_mib` always, and other metrics; `estimated` lists those that are derived.
+
+    `ranged`: metrics that have an interval at some point, and columns for its ends.
+    """
     rate, peak = row.samples_per_second, _metric(row, PEAK_MEMORY)
     return {
         "samples_per_second": rate.value if rate else None,
@@ -152,6 +158,7 @@ def _figure_columns(row: Row, phases: Sequence[str], metrics: Sequence[str]) -> 
         **{f"phase_{name}_ms": to_ms(row.phases.get(name)) for name in phases},
         "peak_memory_mib": None if peak is None else peak / 2**20,
         **{_column(name): _metric(row, name) for name in metrics if name not in (PEAK_MEMORY, POWER, ENERGY)},
+        **{f"{_column(name)}_{end}": _metric(row, name, end) for name in ranged for end in ("low", "high")},
         "estimated": ";".join(_column(metric.name) for metric in row.metrics if metric.estimated),
     }
 
@@ -167,10 +174,10 @@ def _outcome_columns(row: Row, run_doubts: Sequence[Diagnostic]) -> Line:
     }
 
 
-def _metric(row: Row, name: str) -> float | None:
+def _metric(row: Row, name: str, field: str = "value") -> float | None:
     metric = find_metric(row, name)
-    return metric.value if metric else None
+    return getattr(metric, field) if metric else None
 
 
 def _column(metric: str) -> str:
-    return metric.replace("/", "_")
+    return _COLUMNS.get(metric) or metric.replace("/", "_")

@@ -141,7 +141,6 @@ def points(record: Record) -> Iterator[Point]:
 
 
 def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
-    """Passes of the convolutions with a selected algorithm, by layer and direction."""
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in convolutions.passes(timed) if timed else ():
         passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(one_pass)
@@ -162,7 +161,6 @@ def _shapes(shapes: Any) -> str | None:
 
 
 def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Paths of the modules that contain others, or operations."""
     paths: set[str] = set()
     for key in keys:
         if key.get("path") is not None:
@@ -172,12 +170,10 @@ def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
-    """Whether a row is a layer or an operation."""
     return key.get("path") is not None and (key["operation"] is not None or key["path"] not in around)
 
 
 def _is_own(one_pass: Mapping[str, Any]) -> bool:
-    """Whether the selected algorithm computed a convolution itself."""
     return one_pass.get("status") not in _NOT_OWN and one_pass["selected"] != "default"
 
 

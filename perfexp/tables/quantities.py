@@ -120,7 +120,6 @@ def _of_row(row: Row) -> Iterator[tuple[str, str, float]]:
 
 
 def _of_time(time: blockwise.Summary) -> Iterator[tuple[str, float]]:
-    """Name and value of the statistics of one kind of time; `p50` is the median."""
     yield "p50_ms", time.median.value * 1e3
     if (width := time.median.relative_half_width) is not None:
         yield "ci_half_width_percent", width * 100
@@ -147,9 +146,12 @@ def _metrics(row: Row, step: int) -> Iterator[Quantity]:
     """The point's metrics; one without a group is put into that of its phase."""
     for metric in row.metrics:
         group, slash, rest = metric.name.partition("/")
-        name, number = prettify(rest if slash else group, metric.value or 0.0, metric.unit)
-        value = None if metric.value is None else number
-        yield Quantity(group if slash else row.key.phase, name, value, row.key, step, metric.reason, metric.estimated)
+        group, stem = (group, rest) if slash else (row.key.phase, group)
+        for ending, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
+            name, pretty = prettify(stem, number or 0.0, metric.unit)
+            value = None if number is None else pretty
+            if value is not None or not ending:
+                yield Quantity(group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated)
 
 
 def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantity]:
@@ -170,7 +172,6 @@ def _scalings(rows: Sequence[Row], steps: Mapping[Key, int]) -> Iterator[Quantit
 
 
 def _first_predictions(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Quantity]:
-    """Cold start, at the step of the first point with the same size."""
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     for index, first in enumerate(run.first_predictions):
         step = at.get(first.key.input_size, index)

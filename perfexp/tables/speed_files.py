@@ -50,7 +50,6 @@ def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
 
 
 def _speed_dir(record: Record, root: Path) -> Path | None:
-    """Folder for copies of the speed files; None for none."""
     named = record.plan.get("speed_dir")
     folder = Path(named).expanduser() if isinstance(named, str) and named else None
     return None if folder is None or folder.resolve() == root.resolve() else folder
@@ -74,7 +73,6 @@ def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_erro
 
 
 def _own(speed: Speed, folder: Path) -> Path | None:
-    """The file of a training in a folder, with any number; None if there is none."""
     for path in (folder / named.file_name for named in placing.numbered(speed)):
         log_file = placing.whose(path)
         if log_file is None or log_file == speed.log_file:
@@ -83,7 +81,6 @@ def _own(speed: Speed, folder: Path) -> Path | None:
 
 
 def _logs_of_sweep(record: Record, root: Path) -> list[str]:
-    """Logs of the sweep's finished runs; none outside of a sweep."""
     if record.sweep is None:
         return []
     folder = root / record.sweep.directory

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfexp.diagnosis.environment import fact_at
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries.subject import subject
@@ -48,10 +49,7 @@ Block = dict[str, Any]
 
 
 def points(record: Record, folder: Path) -> list[Line]:
-    """Return one line for each timed point, as `csv_tables.overall` has them, preceded by the run's identity.
-
-    A run without points has one line with its status.
-    """
+    """Return one line for each timed point, as in `csv_tables.overall`, after the run's identity; at least a status."""
     identity, about = _identity(record, folder), subject(record.plan, record.environment)
     lines = [_point(line) for line in csv_tables.overall(record)] or [{"status": record.status.value}]
     names: Line = {"model": about.model, "algorithm": about.algorithm, "mode": about.mode, "execution": about.execution}
@@ -164,12 +162,12 @@ def _identity(record: Record, folder: Path) -> Line:
         "run_name": record.name,
         "folder": folder.as_posix(),
         "host": _fact(facts, "host"),
-        "device_name": _fact(facts, "device", "name"),
-        "driver": _fact(facts, "device", "driver"),
-        "torch": _fact(facts, "packages", "torch"),
-        "cudnn": _fact(facts, "device", "cudnn"),
-        "git_commit": _fact(facts, "git", "commit"),
-        "git_dirty": {"True": True, "False": False}.get(str(_fact(facts, "git", "dirty"))),
+        "device_name": _fact(facts, "device.name"),
+        "driver": _fact(facts, "device.driver"),
+        "torch": _fact(facts, "packages.torch"),
+        "cudnn": _fact(facts, "device.cudnn"),
+        "git_commit": _fact(facts, "git.commit"),
+        "git_dirty": {"True": True, "False": False}.get(str(_fact(facts, "git.dirty"))),
         "plan_hash": record.plan_hash,
         "perfexp_version": record.perfexp_version,
         "started": record.started,
@@ -179,15 +177,13 @@ def _identity(record: Record, folder: Path) -> Line:
     }
 
 
+def _fact(facts: dict[str, Any], place: str) -> str | None:
+    fact = fact_at(facts, place)
+    return None if fact is None else str(fact)
+
+
 def _axes(axes: Mapping[str, str]) -> Line:
     return {f"{_AXIS}{name}": value for name, value in axes.items()}
-
-
-def _fact(facts: Any, *places: str) -> str | None:
-    """A fact of the environment as a text; None if unknown."""
-    for place in places:
-        facts = facts.get(place) if isinstance(facts, Mapping) else None
-    return None if facts is None else str(facts)
 
 
 def _point(line: Line) -> Line:
@@ -227,5 +223,4 @@ def _column(name: str, cells: Sequence[csv_tables.Cell]) -> pd.Series:
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:
-    """Arrays in a row, also if there are none."""
     return np.concatenate([np.empty(0, dtype=dtype), *arrays])

@@ -1,14 +1,19 @@
-"""Descriptions of runs and sweeps in a tracking store: Markdown of limited length, figures first."""
+"""Descriptions of runs and sweeps in a tracking store: parameters, tags, and Markdown of limited length."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import mask
-from perfexp.records.record import Record
+from perfexp.host.files import safe_name
+from perfexp.records.record import Key, Record
 from perfexp.records.summary import Row
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import markdown
@@ -18,8 +23,21 @@ from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.subject import subject
 from perfexp.summaries.wording import bare_time, median_text, rate_text
 
-#: MLflow truncates longer tags silently.
-TAG_LENGTH = 8_000
+#: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
+NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
+#: Characters that names in MLflow cannot have.
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-.: ]+")
+#: Tags of facts, and their places in the environment; the first place with a value counts.
+_FACTS = {
+    "driver": ("device.driver", "device.driver_version"),
+    "cuda": ("device.cuda", "torch.cuda"),
+    "cudnn": ("device.cudnn", "torch.cudnn"),
+    "rocm": ("device.rocm", "torch.rocm"),
+    "torch": ("packages.torch",),
+    "python": ("python",),
+    "host": ("host",),
+    "mlflow.source.git.commit": ("git.commit",),
+}
 _CUT = " … (cut)"
 #: Ends a description that nobody has edited; MLflow's pages do not show it.
 _MARK = "\n\n<!-- perfexp "
@@ -33,6 +51,82 @@ def clean(text: str, length: int) -> str:
     """Return a text that every store accepts: without credentials, NUL and lone surrogates, cut to a length."""
     text = mask(text.replace("\0", "").encode(errors="replace").decode())
     return text if len(text) <= length else text[: length - len(_CUT)] + _CUT
+
+
+def safe_uid(text: str) -> str:
+    """A uid that is safe in a query; it comes from a file that anybody may have written."""
+    return safe_name(text)[:NAME_LENGTH]
+
+
+def metric_part(text: str) -> str:
+    """A part of a metric's name; a slash in it would open another group."""
+    return _allowed(text.replace("/", "."))
+
+
+def _allowed(text: str) -> str:
+    return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
+
+
+def axes(record: Record, keys: Sequence[Key]) -> dict[str, str]:
+    """Parameters that runs are grouped by: model, algorithm, mode, precision, phase, batch_size, input_size."""
+    about = subject(record.plan)
+    named = {
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "mode": about.mode,
+        "precision": about.precision,
+        "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
+        "batch_size": ", ".join(dict.fromkeys(str(key.batch_size) for key in keys)),
+        "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
+    }
+    return {name: clean(text, PARAM_LENGTH) for name, text in named.items() if text}
+
+
+def point_tags(record: Record, table: Sequence[Row], notes: Mapping[str, str]) -> dict[str, str]:
+    """Tags for some points of a run: how they ended, their diagnostics, `notes` on their metrics, and the machine."""
+    statuses = Counter(row.status.value for row in table)
+    facts = {
+        "perfexp.points": ", ".join(f"{count} {status}" for status, count in statuses.items()),
+        "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(record, table)),
+        **notes,
+        "mlflow.source.name": "perfexp",
+        **{name: _first(record.environment, places) for name, places in _FACTS.items()},
+    }
+    is_cpu = _first(record.environment, ["device.kind"]) == "cpu"
+    facts["cpu" if is_cpu else "gpu"] = _first(record.environment, ["device.name"])
+    if record.sweep:
+        facts |= {"perfexp.sweep": safe_uid(record.sweep.uid), "perfexp.job": str(record.sweep.job)}
+    return tags(facts)
+
+
+def parameters(record: Record) -> dict[str, str]:
+    """Parameters of a run: those that runs are grouped by, and every value of its plan."""
+    own = axes(record, [point.key for point in record.points])
+    texts = own | dict(_flattened(record.plan)) | own
+    return {_allowed(name)[:NAME_LENGTH].strip(" ."): clean(text, PARAM_LENGTH) for name, text in texts.items()}
+
+
+def tags(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return texts as tags; one without text is left out."""
+    return {name: clean(text, TAG_LENGTH) for name, text in texts.items() if text}
+
+
+def _flattened(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def reasons(by_name: Mapping[str, str]) -> str:
+    """Join reasons with the names that they belong to."""
+    return "; ".join(f"{name}: {reason}" for name, reason in by_name.items())
+
+
+def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
+    facts = (fact_at(environment, place) for place in places)
+    return next((str(fact) for fact in facts if isinstance(fact, (str, int, float))), "")
 
 
 def of_run(record: Record, table: Sequence[Row], skipped: Mapping[str, str]) -> str:
@@ -72,7 +166,6 @@ def is_unedited(note: str) -> bool:
 
 
 def _head(record: Record, table: Sequence[Row]) -> list[str]:
-    """The result, the device, and the codes of errors and warnings."""
     raised = (diagnostic.worst for diagnostic in raised_diagnostics(record, table))
     codes = ", ".join(worst.code for worst in raised if not worst.is_note) or "none"
     device = subject(record.plan, record.environment).device or "an unknown device"
@@ -80,7 +173,6 @@ def _head(record: Record, table: Sequence[Row]) -> list[str]:
 
 
 def _headlines(table: Sequence[Row]) -> Iterator[str]:
-    """For each phase the median with its interval, or the range of the medians."""
     for phase in dict.fromkeys(row.key.phase for row in table):
         rows = [row for row in table if row.key.phase == phase]
         medians = sorted((row.time.median for row in rows if row.time), key=lambda median: median.value)

@@ -51,7 +51,7 @@ class DeadlineMissed(TrackingFailed):
 
 
 class MlflowSink(Tracker):
-    """A tracking store of MLflow.
+    """A tracking store of MLflow; raises `UserError` if no such store can exist, or a limit is not positive.
 
     The run of a record, found by its uid, is completed and updated; nothing is stored twice. Parameters, which MLflow
     never changes, and a description or a name that a person changed stay.
@@ -62,9 +62,6 @@ class MlflowSink(Tracker):
         experiment: name of the experiment. By default `MLFLOW_EXPERIMENT_NAME`, the plan's stage, or `perfexp`.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline_seconds: limit of sending one run or one sweep, waiting for other processes included.
-
-    Raises:
-        UserError: no such store can exist, or a limit is not positive.
     """
 
     def __init__(
@@ -137,7 +134,7 @@ class SenderProcess:
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `kill` closes it
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             python_command("perfexp.tracking.sender", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,20 +144,13 @@ class SenderProcess:
             start_new_session=True,
         )
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended by itself."""
-        return self._process.poll() is not None
-
     def request(self, line: bytes, deadline: float) -> bytes:
         """Write a line and return the answer; without a line, the first answer says that the process is ready.
 
-        Raises:
-            DeadlineMissed: there was no answer before the deadline (`time.monotonic`).
-            TrackingFailed: the process has ended.
+        Raises `DeadlineMissed` without an answer before the deadline (`time.monotonic`), `TrackingFailed` at its end.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        source, sink = self._process.stdout.fileno(), self._process.stdin.fileno()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        source, sink = self.process.stdout.fileno(), self.process.stdin.fileno()
         os.set_blocking(sink, False)  # a process that hangs does not read
         rest, answer = memoryview(line), b""
         while not answer.endswith(b"\n"):
@@ -183,10 +173,10 @@ class SenderProcess:
     def kill(self) -> None:
         """Kill the process and everything that it started."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            self.process.wait(_END_SECONDS)
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
             if stream is not None:
                 stream.close()
 
@@ -203,14 +193,12 @@ _sender: SenderProcess | None = None
 def deliver(delivery: Delivery) -> str:
     """Send a payload by the sending process, whose start is not part of the deadline; return lines for the console.
 
-    Raises:
-        DeadlineMissed: it takes longer; the process has been killed.
-        LockTimeout: another process creates runs in the same database.
-        TrackingFailed: it could not be sent.
+    Raises `DeadlineMissed` if it takes longer (the process has been killed), `LockTimeout` if another process creates
+    runs in the same database, and `TrackingFailed` if it could not be sent.
     """
     global _sender
     begin = time.monotonic()
-    if _sender is not None and _sender.has_ended:
+    if _sender is not None and _sender.process.poll() is not None:
         end_sender()
     try:
         if _sender is None:

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
-from perfexp.diagnosis.environment import fact_at
 from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Artifact, Key, Record, Status
 from perfexp.records.summary import Row, rows
 from perfexp.records.sweep_record import Sweep
-from perfexp.summaries.remarks import raised_diagnostics
-from perfexp.summaries.subject import subject
-from perfexp.tables.quantities import PointRun, point_runs
+from perfexp.tables.quantities import PointRun, point_runs, quantities
 from perfexp.tracking import descriptions
-from perfexp.tracking.descriptions import TAG_LENGTH, clean
-from perfexp.tracking.mlflow_metrics import NAME_LENGTH, Figure, Figures, allowed, best_rates, figures
+from perfexp.tracking.descriptions import NAME_LENGTH, clean, metric_part, reasons, safe_uid
 
 #: Experiment of a plan without a stage.
 DEFAULT_EXPERIMENT = "perfexp"
-#: MLflow truncates longer parameters silently.
-PARAM_LENGTH = 6_000
 #: Artifact folders of a run; files of any other kind lie next to them.
 FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
 #: Larger files stay on disk: a copy of a sparse file could fill the store.
 _MAX_FILE_BYTES = 2 << 30
-#: Tags of facts, and their places in the environment; the first place with a value counts.
-_FACTS = {
-    "driver": ("device.driver", "device.driver_version"),
-    "cuda": ("device.cuda", "torch.cuda"),
-    "cudnn": ("device.cudnn", "torch.cudnn"),
-    "rocm": ("device.rocm", "torch.rocm"),
-    "torch": ("packages.torch",),
-    "python": ("python",),
-    "host": ("host",),
-    "mlflow.source.git.commit": ("git.commit",),
-}
-
 _log = logging.getLogger(__name__)
+
+
+class Figure(NamedTuple):
+    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point since 1970.
+
+    The time comes from the record alone: a store keeps one of several values with the same name, step and time.
+    """
+
+    name: str
+    value: float
+    step: int
+    time_ms: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +64,6 @@ class Payload:
     """
 
     name: str
-    experiment: str
     identity: dict[str, str]
     status: str
     started: str
@@ -83,13 +76,14 @@ class Payload:
     parent: Payload | None = None
     children: list[Payload] = field(default_factory=list)
     placeholder: str | None = None
+    experiment: str = DEFAULT_EXPERIMENT
 
 
 def of_run(record: Record, folder: Path) -> Payload:
     """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
     table = rows(record)
     parts = point_runs(record, table)
-    metrics = figures(record, parts[0]) if len(parts) == 1 else best_rates(record, table)
+    figures, notes = _figures(record, parts[0]) if len(parts) == 1 else (_best_rates(record, table), {})
     own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
     is_named = any(artifact.path == own.path for artifact in record.artifacts)
     files, skipped = _sendable([*record.artifacts, *([] if is_named else [own])], folder)
@@ -99,20 +93,18 @@ def of_run(record: Record, folder: Path) -> Payload:
         "perfexp.point": record.plan_hash,
         "perfexp.version": record.perfexp_version,
         "perfexp.status": record.status.value,
-        "perfexp.skipped_files": _reasons(skipped),
+        "perfexp.skipped_files": reasons(skipped),
     }
-    axes = _axes(record, [point.key for point in record.points])
-    params = axes | dict(_flattened(record.plan)) | axes
     return Payload(
         name=clean(record.name, NAME_LENGTH),
         experiment=_experiment(record),
-        identity={"perfexp.kind": "run", "perfexp.uid": _uid(record.uid)},
+        identity={"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)},
         status=run_status([record.status, *(point.status for point in record.points)]),
         started=record.started,
         ended=record.ended,
-        figures=metrics.sent,
-        params={allowed(name)[:NAME_LENGTH].strip(" ."): clean(text, PARAM_LENGTH) for name, text in params.items()},
-        tags=_point_tags(record, table, metrics) | _tags(tags),
+        figures=figures,
+        params=descriptions.parameters(record),
+        tags=descriptions.point_tags(record, table, notes) | descriptions.tags(tags),
         note=descriptions.of_run(record, table, skipped),
         files=files,
         parent=_parent(record),
@@ -124,7 +116,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
     """Return the summary of a sweep as the parent run of its runs."""
     records = sweep.records(folder)
     paths = SweepPaths(folder)
-    kinds = {paths.summary: "data", paths.table: "tables", paths.picture: "plots"}
+    kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     tags = {
@@ -140,7 +132,7 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
-        tags=_tags(tags),
+        tags=descriptions.tags(tags),
         note=descriptions.of_sweep(sweep, records),
         files=_sendable(files, folder)[0],
         placeholder=_placeholder(sweep.uid),
@@ -148,19 +140,17 @@ def of_sweep(sweep: Sweep, folder: Path) -> Payload:
 
 
 def _of_points(record: Record, part: PointRun) -> Payload:
-    """One phase and batch size of a record as an MLflow run of its own."""
-    metrics = figures(record, part)
-    identity = {"perfexp.kind": "point", "perfexp.uid": _uid(record.uid)}
+    figures, notes = _figures(record, part)
+    identity = {"perfexp.kind": "point", "perfexp.uid": safe_uid(record.uid)}
     return Payload(
         name=clean(f"b{part.batch_size} {part.phase} · {record.name}", NAME_LENGTH),
-        experiment=_experiment(record),
-        identity=identity | {"perfexp.phase": _uid(part.phase), "perfexp.batch_size": str(part.batch_size)},
+        identity=identity | {"perfexp.phase": safe_uid(part.phase), "perfexp.batch_size": str(part.batch_size)},
         status=run_status([row.status for row in part.rows]),
         started=record.started,
         ended=record.ended,
-        figures=metrics.sent,
-        params=_axes(record, [row.key for row in part.rows]),
-        tags=_point_tags(record, part.rows, metrics),
+        figures=figures,
+        params=descriptions.axes(record, [row.key for row in part.rows]),
+        tags=descriptions.point_tags(record, part.rows, notes),
         note=descriptions.of_points(record, part.rows),
     )
 
@@ -171,7 +161,6 @@ def _parent(record: Record) -> Payload | None:
         return None
     return Payload(
         name=_placeholder(record.sweep.uid),
-        experiment=_experiment(record),
         identity=_sweep_identity(record.sweep.uid),
         status="SCHEDULED",
         started=record.started,
@@ -180,16 +169,11 @@ def _parent(record: Record) -> Payload | None:
 
 def _placeholder(uid: str) -> str:
     """The name of a sweep's run until the sweep's summary is sent."""
-    return f"sweep {_uid(uid)}"
+    return f"sweep {safe_uid(uid)}"
 
 
 def _sweep_identity(uid: str) -> dict[str, str]:
-    return {"perfexp.kind": "sweep", "perfexp.sweep": _uid(uid)}
-
-
-def _uid(text: str) -> str:
-    """A uid that is safe in a query; it comes from a file that anybody may have written."""
-    return safe_name(text)[:NAME_LENGTH]
+    return {"perfexp.kind": "sweep", "perfexp.sweep": safe_uid(uid)}
 
 
 def _experiment(record: Record) -> str:
@@ -217,63 +201,55 @@ def sweep_status(sweep: Sweep) -> str:
     return run_status([child.status for child in sweep.children])
 
 
-# parameters and tags
+# metrics
 
 
-def _axes(record: Record, keys: Sequence[Key]) -> dict[str, str]:
-    """Parameters that runs are grouped by: model, algorithm, mode, precision, phase, batch_size, input_size."""
-    about = subject(record.plan)
-    axes = {
-        "model": about.model,
-        "algorithm": about.algorithm,
-        "mode": about.mode,
-        "precision": about.precision,
-        "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
-        "batch_size": ", ".join(dict.fromkeys(str(key.batch_size) for key in keys)),
-        "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
-    }
-    return {name: clean(text, PARAM_LENGTH) for name, text in axes.items() if text}
-
-
-def _point_tags(record: Record, table: Sequence[Row], metrics: Figures) -> dict[str, str]:
-    """Tags for some points of a run: how they ended, their diagnostics, and the machine."""
-    statuses = Counter(row.status.value for row in table)
-    tags = {
-        "perfexp.points": ", ".join(f"{count} {status}" for status, count in statuses.items()),
-        "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(record, table)),
-        "perfexp.dropped_metrics": _reasons(metrics.dropped),
-        "perfexp.estimated_metrics": ", ".join(metrics.estimated),
-        "mlflow.source.name": "perfexp",
-        **{name: _first(record.environment, places) for name, places in _FACTS.items()},
-    }
-    is_cpu = _first(record.environment, ["device.kind"]) == "cpu"
-    tags["cpu" if is_cpu else "gpu"] = _first(record.environment, ["device.name"])
-    if record.sweep:
-        tags |= {"perfexp.sweep": _uid(record.sweep.uid), "perfexp.job": str(record.sweep.job)}
-    return _tags(tags)
-
-
-def _tags(tags: Mapping[str, str]) -> dict[str, str]:
-    return {name: clean(text, TAG_LENGTH) for name, text in tags.items() if text}
-
-
-def _flattened(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted name and value of every leaf, as text."""
-    for name, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flattened(value, f"{prefix}{name}.")
+def _figures(record: Record, part: PointRun) -> tuple[list[Figure], dict[str, str]]:
+    """The metrics of one phase and batch size, and tags: why others are dropped, and which ones are derived."""
+    times = _end_times(record)
+    sent: dict[tuple[str, int], Figure] = {}
+    dropped: dict[str, str] = {}
+    estimated: dict[str, None] = {}
+    for quantity in quantities(record, part):
+        # one bad name rejects a whole batch
+        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
+        if quantity.value is None or not math.isfinite(quantity.value):
+            dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
+        elif (name, quantity.step) in sent:
+            dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
         else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
+            sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, times[quantity.key])
+            estimated |= {name: None} if quantity.estimated else {}
+    notes = {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
+    return list(sent.values()), notes
 
 
-def _reasons(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+def _best_rates(record: Record, table: Sequence[Row]) -> list[Figure]:
+    times, best = _end_times(record), dict[str, Figure]()
+    for row in table:
+        if rate := row.samples_per_second:
+            name = f"best/{metric_part(row.key.phase)}_samples_per_second"
+            figure = Figure(name, rate.value, 0, times[row.key])
+            best[row.key.phase] = max(best.get(row.key.phase, figure), figure, key=lambda one: one.value)
+    return list(best.values())
 
 
-def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
-    """The first fact with a value, as text; empty if there is none."""
-    facts = (fact_at(environment, place) for place in places)
-    return next((str(fact) for fact in facts if isinstance(fact, (str, int, float))), "")
+def _end_times(record: Record) -> dict[Key, int]:
+    """The ends of all points; that of the record for a point without a start."""
+    ends = {}
+    for point in record.points:
+        start = to_ms(point.started)
+        wall_ms = round(1e3 * (point.wall_seconds or 0.0))
+        ends[point.key] = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+    return ends
+
+
+def to_ms(date: str | None) -> int | None:
+    """An ISO 8601 date as milliseconds since 1970; None if it is not a date."""
+    try:
+        return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
+    except (ValueError, OverflowError):
+        return None
 
 
 # files

@@ -27,9 +27,8 @@ import psutil
 from perfexp.errors import PerfexpError
 from perfexp.host.credentials import scrub
 from perfexp.host.lifeline import die_with
-from perfexp.tracking.descriptions import clean, is_unedited
-from perfexp.tracking.mlflow_metrics import NAME_LENGTH, to_ms
-from perfexp.tracking.payload import Payload, Upload
+from perfexp.tracking.descriptions import NAME_LENGTH, clean, is_unedited
+from perfexp.tracking.payload import Payload, Upload, to_ms
 from perfexp.tracking.store import LockTimeout, how_to_look, is_foreign_place, locked
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ def _answer(line: bytes) -> dict[str, Any]:
 
 
 def _limit_memory() -> None:
-    """Limit the address space, where the system can."""
     with suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
@@ -169,7 +167,6 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
 
 
 def _checked(identifier: object) -> str:
-    """An id from a server; raises `TrackingFailed` for anything else."""
     text = str(identifier)
     if not re.fullmatch(r"[\w-]{1,64}", text, re.ASCII):
         raise TrackingFailed("its server answers with an id that is none")

@@ -49,8 +49,7 @@ def mlflow_environment() -> dict[str, str]:
 def store_uri(uri: str | None) -> str:
     """Return the URI of a store for any working directory; raises `UserError` if MLflow has no such store.
 
-    Args:
-        uri: None for `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` of the working directory.
+    None stands for `MLFLOW_TRACKING_URI`, or else for `outputs/mlflow.db` of the working directory.
     """
     source = ""
     if uri is None:
@@ -106,8 +105,7 @@ def is_server(uri: str) -> bool:
 def refuse_foreign_database(uri: str) -> None:
     """Refuse a sqlite store that could lead records elsewhere, since somebody else may have made it.
 
-    Raises:
-        UserError: the database or its folder of artifacts is a link, or something in it runs when it is written to.
+    Raises `UserError` if it or its folder of artifacts is a link, or something in it runs when it is written to.
     """
     file, folder = database(uri), artifact_folder(uri)
     if file is None or folder is None:

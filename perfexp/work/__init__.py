@@ -20,15 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
+#: Autograd's node that accumulates a parameter's gradient; it has no sequence number.
+ACCUMULATE = "AccumulateGrad"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
     """A convolution of any number of dimensions, with its operator's arguments.
 
-    Attributes:
-        padding: zeros on each side in each direction, without those that `padding="same"` or another padding mode adds
-            by a separate operator.
+    `padding` is the zeros on each side, without those that a separate operator adds (`padding="same"`, other modes).
     """
 
     in_channels: int
@@ -46,14 +46,12 @@ class Row:
     """One call of a module, or one functional operation in a call of a module.
 
     Attributes:
-        path: dotted path of the module by its first name; '' for the model itself. Operations have the path of the
-            module whose code called them.
+        path: dotted path, by its first name, of the module or of the one whose code called the operation.
         call: index of the module's call. A module with two names is one module.
         operation: index of the operation in that call; None for a module.
         kind: class of the module, or name of the operation without underscores (`conv2d`, `add`, `flatten`).
         input_gradient_flops: FLOPs of gradients with respect to the model's inputs; None without a backward pass.
-        weight_gradient_flops: FLOPs of gradients of parameters, and of values computed from parameters alone; None
-            without a backward pass.
+        weight_gradient_flops: FLOPs of gradients of parameters, and of values computed from parameters alone.
         bytes_min: least bytes read and written in the forward pass.
         activation_bytes: bytes of new outputs; in-place changes add nothing.
         parameters: elements of the parameters that this row is the first to read.
@@ -84,6 +82,17 @@ class Row:
         return self.input_gradient_flops + self.weight_gradient_flops
 
     @property
+    def contraction_flops(self) -> int:
+        """FLOPs of the contractions, forward and backward: two per multiply-accumulate, and as many for each gradient.
+
+        A row with trained parameters has two gradients, also the first one, whose inputs need none: that is the
+        definition of 6 FLOPs per multiply-accumulate of a training step. Otherwise its inputs have one or two, as in
+        attention.
+        """
+        gradients = 2 if self.weight_gradient_flops else (self.input_gradient_flops or 0) // (2 * self.macs or 1)
+        return 2 * self.macs * (1 + min(gradients, 2))
+
+    @property
     def arithmetic_intensity(self) -> float | None:
         """FLOPs per byte of the forward pass; None where nothing is moved."""
         return self.flops / self.bytes_min if self.bytes_min else None
@@ -96,8 +105,7 @@ class Work:
     Attributes:
         rows: rows in order of execution; together they are the whole call, without overlap.
         parameters: elements of all parameters of the model, shared ones once, whether the call reads them or not.
-        uncounted: operators of unknown work, prefixed with `backward of` where only that is unknown. The totals lack
-            their work, which gives a diagnostic unless the tuple is empty.
+        uncounted: operators of unknown work, which the totals lack; after `backward of` where only that is unknown.
     """
 
     rows: tuple[Row, ...]
@@ -124,6 +132,11 @@ class Work:
     def flops_model(self) -> int:
         """FLOPs of the counted passes, whatever algorithm and precision compute them."""
         return self.flops + (self.backward_flops or 0)
+
+    @property
+    def contraction_flops(self) -> int:
+        """FLOPs of the contractions of the counted passes."""
+        return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows)
 
     @property
     def bytes_min(self) -> int:

@@ -28,8 +28,7 @@ SOFTMAX_FLOPS = 5
 class Product:
     """A sum of products, linear in each operand, so that each operand's gradient takes as many MACs as the sum.
 
-    Attributes:
-        operands: for each operand, the tensors that it is computed from: mostly itself.
+    `operands` has the tensors that each operand is computed from: mostly itself.
     """
 
     macs: int
@@ -38,11 +37,7 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Contraction:
-    """The products of an operator.
-
-    Attributes:
-        other_flops: FLOPs between the products (the softmax of an attention).
-    """
+    """The products of an operator, and the FLOPs between them (the softmax of an attention)."""
 
     products: tuple[Product, ...]
     other_flops: int = 0

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
+from torch.utils._pytree import tree_map
 
 from perfexp.work import Row, Shape, Work
 from perfexp.work.kernel_calls import Kernel
-from perfexp.work.meta_tensors import inputs_for, same_random_numbers, with_stand_ins
-from perfexp.work.names import original_of
-from perfexp.work.tape import Call, Operation, Tape, recording
+from perfexp.work.tape import Call, Operation, Tape, nodes_behind, original_of, recording
 from perfexp.work.tensors import Region, distinct_bytes, storage_of, tensors_in
 from perfexp.work.trial import FAKE_TENSOR_LIMITS, Inconclusive, quiet
 
 #: perfexp's own functions, whose work is counted with their operator.
 _COUNTED = "perfexp."
 _WRAPPER = "torch::autograd::CopySlices"
+#: Types of a module's containers whose content is restored.
+_CONTAINERS = (dict, OrderedDict, list, set)
 
 
 def count(
@@ -36,16 +40,14 @@ def count(
     submodules and is not the model itself. Otherwise each torch function that its code calls is a row (`x + y`,
     `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted by their ordinary code, not by
     the fused operators of inference. A recurrent network is counted by the matrix products of its definition. A fused
-    operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step).
+    operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step). It raises
+    `Inconclusive` if the model depends on values, or exceeds tensors without memory, and `MODULE_ERRORS` if the model
+    cannot take these inputs.
 
     Args:
         inputs: positional arguments, nested or not: tensors, `torch.Size` for a tensor of that shape (in the data type
             and on the device of the first parameter), and any other values.
         backward: whether to count the backward pass of a loss on all outputs.
-
-    Raises:
-        Inconclusive: the model depends on values, or exceeds tensors without memory.
-        RuntimeError, ValueError, AssertionError, IndexError: the model cannot take these inputs.
     """
     model = original_of(model)
     if isinstance(model, torch.jit.ScriptModule):
@@ -118,28 +120,16 @@ def _undisturbed() -> Iterator[None]:
 
 def _reached(outputs: Any) -> tuple[set[int], list[str]]:
     """Numbers of the nodes behind a model's outputs, and names of those whose backward pass is a Python function."""
-    waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
-    seen: set[torch.autograd.graph.Node] = set()
-    foreign: list[str] = []
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction) and not type(node).__module__.startswith(_COUNTED):
-            foreign.append(node.name())
-        waiting += [following for following, _ in node.next_functions if following is not None]
-    numbers = {node._sequence_nr() for node in seen}
-    # The next node hides and wraps a node that changes a view in place.
-    return numbers | {node._sequence_nr() - 1 for node in seen if node.name() == _WRAPPER}, foreign
+    nodes = nodes_behind(outputs)
+    functions = [node for node in nodes if isinstance(node, BackwardCFunction)]
+    foreign = [node.name() for node in functions if not type(node).__module__.startswith(_COUNTED)]
+    # the next node hides and wraps a node that changes a view in place
+    hidden = {node._sequence_nr() - 1 for node in nodes if node.name() == _WRAPPER}
+    return {node._sequence_nr() for node in nodes} | hidden, foreign
 
 
 class _RowMaker:
-    """Makes rows of a recorded call.
-
-    Args:
-        reached: sequence numbers of the autograd nodes that a backward pass reaches; None without a backward pass.
-    """
+    """Makes rows of a recorded call; `reached` are numbers of nodes in the backward pass, None without one."""
 
     def __init__(self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None) -> None:
         self._unread, self._own, self._reached = dict(parameters), own, reached
@@ -175,8 +165,8 @@ class _RowMaker:
             bytes_min=distinct_bytes(reads) + distinct_bytes(written),
             activation_bytes=distinct_bytes(region for region in written if region.storage in fresh),
             parameters=sum(self._unread.pop(storage, 0) for storage in {region.storage for region in reads}),
-            inputs=self._shapes(step.given),
-            outputs=tuple(tuple(tensor.shape) for tensor in tensors_in(step.returned)),
+            inputs=_shapes(tensor for tensor in tensors_in(step.given) if storage_of(tensor) not in self._own),
+            outputs=_shapes(tensors_in(step.returned)),
             convolution=convolutions[0] if len(convolutions) == 1 else None,
         )
 
@@ -185,8 +175,9 @@ class _RowMaker:
             return None
         return sum(of(kernel) for kernel in kernels if kernel.node in self._reached)
 
-    def _shapes(self, given: Any) -> tuple[Shape, ...]:
-        return tuple(tuple(tensor.shape) for tensor in tensors_in(given) if storage_of(tensor) not in self._own)
+
+def _shapes(tensors: Iterable[torch.Tensor]) -> tuple[Shape, ...]:
+    return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
 def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
@@ -199,3 +190,82 @@ def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple
         created |= kernel.fresh
         written += [region for region in kernel.writes if region.storage not in created or region.storage in returned]
     return reads, written
+
+
+@contextmanager
+def with_stand_ins(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """While entered, parameters and buffers are stand-ins; afterwards every attribute of every module is restored.
+
+    Tensors that a forward pass leaves in attributes, lists and dictionaries of a module are removed as well, one level
+    deep.
+    """
+    before = [
+        (
+            module,
+            dict(module.__dict__),
+            [(value, value.copy()) for value in module.__dict__.values() if type(value) in _CONTAINERS],
+        )
+        for module in model.modules()
+    ]
+    try:
+        made: dict[int, torch.Tensor] = {}
+        for module, _, _ in before:
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        made[id(tensor)] = stand_in(tensor, mode)
+                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+        for values in (value for module, _, _ in before for value in module.__dict__.values()):
+            if type(values) is list:  # such as a recurrent network's second references to its weights
+                values[:] = [made.get(id(value), value) for value in values]
+        yield
+    finally:
+        for module, attributes, contents in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for container, content in contents:
+                container.clear()
+                add = container.extend if isinstance(container, list) else container.update
+                add(content)
+
+
+def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A tensor like another one, without memory; the same one for the same tensor, and a parameter for a parameter."""
+    if not tensor.is_inference():
+        return mode.from_tensor(tensor, static_shapes=True)
+    # autograd refuses tensors of inference mode, and so their stand-ins
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
+
+
+def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any:
+    """Stand-ins for inputs, in the same nesting; other values than tensors are unchanged.
+
+    Where only a shape is given (`torch.Size`), the model's first floating-point parameter sets data type and device.
+    """
+    first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, torch.Size):
+            with mode:
+                return torch.empty(value, dtype=first.dtype, device=first.device)
+        return stand_in(value, mode) if isinstance(value, torch.Tensor) else value
+
+    return tree_map(replaced, inputs, is_leaf=lambda value: isinstance(value, torch.Size))
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Restore the state of Python's, NumPy's and torch's random numbers on the host afterwards."""
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)

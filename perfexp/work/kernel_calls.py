@@ -54,8 +54,7 @@ def kernel_of(
 ) -> Kernel | None:
     """The work of an operator call; None if it only made views.
 
-    Args:
-        weights: storages of parameters, buffers and values computed from them alone.
+    `weights` are storages of parameters, buffers and values computed from them alone.
     """
     arguments = _by_name(operator, args, keywords)
     inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
@@ -88,7 +87,6 @@ def kernel_of(
 
 
 def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by the names of the operator's schema, with defaults filled in."""
     declared = operator._schema.arguments
     passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
     left_out = {argument.name: argument.default_value for argument in declared if argument.name not in passed}

@@ -13,18 +13,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfexp.work import ACCUMULATE
 from perfexp.work.kernel_calls import Kernel, kernel_of
-from perfexp.work.names import is_whole, name_of, original_of, path_of, plain
 from perfexp.work.tensors import storage_of, tensors_in
+
+#: Python's names of operators that work from the right or in place.
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
 
 @dataclass(kw_only=True)
 class Operation:
     """A torch function that a module's code called, or an operator outside of functions.
 
-    Attributes:
-        dispatched: whether any operator ran, including one that makes a view.
-        number: index among the dispatched operations of its call; None where no operator ran (the shape of a tensor).
+    It is dispatched if any operator ran, one that makes a view included; its number counts those of its call.
     """
 
     name: str
@@ -60,12 +61,31 @@ class Call:
         return self.whole and not any(isinstance(step, Call) for step in self.steps)
 
 
-class Recorder:
-    """Receiver of `recording`.
+class ModuleNames:
+    """Paths and call numbers of a model's modules."""
 
-    Attributes:
-        saves_values: whether operations hold their arguments and results.
-    """
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.paths = {module: path_of(name) for name, module in model.named_modules()}
+        self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
+
+    def next_call(self, module: torch.nn.Module, again: bool = False) -> Call:
+        """The next call of a module; those of recomputation (`again`) are numbered separately.
+
+        A call without inner module calls is one row of torch's own layers, and of modules without submodules.
+        """
+        number, kind = self._calls[module, again], type(module).__name__
+        self._calls[module, again] += 1
+        whole = type(module).__module__.startswith("torch.nn") or not (module is self.model or module._modules)
+        return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
+
+    def restart(self) -> None:
+        """Begin the next call of the model."""
+        self._calls.clear()
+
+
+class Recorder:
+    """Receiver of `recording`, whose operations hold their arguments and results if it `saves_values`."""
 
     saves_values = False
 
@@ -117,24 +137,15 @@ class Recorder:
 
 
 class Tape(Recorder):
-    """Records a call of a model with the work of its operators.
-
-    Args:
-        weights: storages of the model's parameters and buffers.
-
-    Attributes:
-        root: call of the model itself, once it has been called.
-    """
+    """Records a call of a model, and as `root` its own call; `weights` are storages of parameters and buffers."""
 
     saves_values = True
 
     def __init__(self, model: torch.nn.Module, weights: Collection[int]) -> None:
         super().__init__()
         self.root: Call | None = None
-        self._model = model
-        self._paths = {module: path_of(name) for name, module in model.named_modules()}
+        self._names = ModuleNames(model)
         self._weights = set(weights)
-        self._calls: Counter[torch.nn.Module] = Counter()
         # storages are unique by address only while they are alive
         self._alive: list[Any] = []
 
@@ -143,14 +154,8 @@ class Tape(Recorder):
         original = original_of(module)
         if original is not module:
             return original(*args, **keywords)
-        call = Call(
-            path=self._paths.get(module, type(module).__name__),
-            number=self._calls[module],
-            kind=type(module).__name__,
-            whole=is_whole(module, module is self._model),
-            given=(args, keywords),
-        )
-        self._calls[module] += 1
+        call = self._names.next_call(module)
+        call.given = (args, keywords)
         self.root = self.root or call
         call.returned = self._step_into(call, module, args, keywords)
         return call.returned
@@ -232,3 +237,42 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         returned = func(*args, **keywords)
         self._recorder.ran(func, args, keywords, returned)
         return returned
+
+
+def original_of(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that `torch.compile` wrapped, or the module itself."""
+    original = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    return module if original is None else original
+
+
+def plain(name: str) -> str:
+    """Common name of an operation: `add` for `__iadd__`, `__radd__`, `add_` and `add`."""
+    bare = name.strip("_")
+    if name.startswith("__") and bare[:1] in ("i", "r") and bare[1:] in _ARITHMETIC:
+        bare = bare[1:]
+    return bare
+
+
+def name_of(function: Any) -> str:
+    """Name of a torch function, or of the property that it reads or writes."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
+    return plain(name)
+
+
+def path_of(name: str) -> str:
+    """Path of a module from its name in `named_modules`, without the wrappers of compiled modules."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
+    """All nodes of the autograd graph of nested tensors, except those that accumulate the gradients of parameters."""
+    waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+    seen: dict[torch.autograd.graph.Node, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen and not node.name().endswith(ACCUMULATE):
+            seen[node] = None
+            waiting += [following for following, _ in node.next_functions if following is not None]
+    return list(seen)

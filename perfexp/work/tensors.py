@@ -13,11 +13,7 @@ from perfexp.work import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """The part of a storage that a tensor covers.
-
-    Attributes:
-        storage: address of the storage, unique among those that are alive.
-    """
+    """The part that a tensor covers of a storage, whose address is unique among those that are alive."""
 
     storage: int
     span: tuple[int, Shape, Shape]

@@ -42,9 +42,7 @@ def trial_outputs(
 ) -> Any:
     """The outputs for inputs of a shape, as fake tensors; the module's parameters and buffers are unchanged.
 
-    Raises:
-        Inconclusive: fake tensors cannot follow the module.
-        RuntimeError, ValueError, AssertionError, IndexError: the module cannot take the shape.
+    It raises `Inconclusive` if fake tensors cannot follow the module, and `MODULE_ERRORS` if it refuses the shape.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -17,11 +17,7 @@ from perfexp.worker.workbench import Workbench
 def measure_cold_start(
     plan: config.Plan, paths: RunPaths, replicate: int, emit: Events, spawned_ns: int | None
 ) -> None:
-    """Measure the time to the first prediction of this process and append it as a point of its own.
-
-    Args:
-        spawned_ns: the parent's monotonic clock when it started this process.
-    """
+    """Append the time to the first prediction of this process, which its parent started at `spawned_ns`, as a point."""
     key = next(key for key in plan.first_prediction_keys() if key.replicate == replicate)
     watch = _StopWatch()
     if spawned_ns is not None:
@@ -54,7 +50,6 @@ def measure_cold_start(
 
 
 def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
-    """Take the laps from opening the data to the second call."""
     bench.open_data()
     watch.lap("data")
     bench.load_model()

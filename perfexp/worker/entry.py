@@ -68,7 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events) -> int:
-    """Start one process per device that measure together; return the exit code."""
     from perfexp.ranks import start
 
     command = worker_command(

@@ -66,7 +66,6 @@ def _append(point: Point, paths: RunPaths, emit: Events) -> None:
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
-    """Return the highest rates of the device; empty if they can't be measured."""
     emit("block", text="ceilings")
     try:
         from perfexp.probes.ceilings import ceilings  # with torch, which a scripted device does without

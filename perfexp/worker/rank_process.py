@@ -35,21 +35,16 @@ _MOST_BYTES = 600
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
-    """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`.
-
-    Args:
-        folder: folder of the ranks' pipes.
-    """
+    """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
     place = Place(number=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), folder=folder)
     emit, paths = Events(os.open(start.events_pipe(folder), os.O_WRONLY)), RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
-    if place.leads:
+    if place.number == 0:
         return _lead(Workbench(plan, paths, emit), replicate, place)
     return _follow(Workbench(plan, paths, Events(None)), place, emit)
 
 
 def _lead(bench: Workbench, replicate: int, place: Place) -> int:
-    """Measure while the other ranks follow; return the exit code."""
     leader = Leader(place)
     try:
         is_finished = _measure(bench, replicate, place, leader)
@@ -165,13 +160,11 @@ def _distinct(devices: Sequence[Device]) -> list[Device]:
 
 
 def _report(device: Device) -> dict[str, Any]:
-    """Return the report of a rank's device to the first rank, as JSON values."""
     about = {"name": device.name, "identity": device.lock_name}
     return {"device": about, "doubts": msgspec.to_builtins(device.doubts())}
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
-    """Return the diagnostics of the other ranks' devices, and one if the devices' names differ."""
     of_others = [
         msgspec.structs.replace(item, message=f"rank {number}: {item.message}")
         for number, of_rank in enumerate(of_devices)

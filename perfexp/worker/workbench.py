@@ -53,8 +53,7 @@ class Workbench:
     def opened(self, *, profiled: bool = False) -> Iterator[Procedure]:
         """Load the model on a reserved device and give the procedure that measures it.
 
-        Args:
-            profiled: whether a profiler is attached; it changes the device's facts, so they are not written again.
+        An attached profiler changes the device's facts, so they are not written again.
         """
         self.emit("block", text="loading")
         self.find_device()

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from perfexp.algorithms import cudnn as library_module
-from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.cudnn import CudnnError, Library, why_no_cudnn
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CODES, CudnnError, Library, why_no_cudnn
 from perfexp.algorithms.engines import Engines
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass
 from perfexp.errors import Unsupported, UserError
 from tests.algorithms.scripted_cudnn import ScriptedCudnn
 
@@ -158,8 +157,8 @@ def test_a_pass_that_cudnn_refuses_is_torchs_and_says_so(cudnn):
         torch.testing.assert_close(one, other)
     (row,) = forced.report().layers
     assert [(each.selected, each.status.value) for each in row.passes] == [
-        ("cudnn.fft", "ok"),
-        ("cudnn.fft", "ok"),
+        ("cudnn.fft", "requested"),
+        ("cudnn.fft", "requested"),
         ("default", "fallback"),
     ]
     assert row.status.value == "fallback"
@@ -191,7 +190,7 @@ def test_the_most_native_backend_that_can_computes(cudnn):
 def test_a_workspace_has_a_limit_and_is_told(cudnn):
     cudnn(workspace=lambda which, code: 4096 if code == 2 else 0)
     layer = nn.Conv2d(4, 6, 3)
-    for limit, status in ((None, "ok"), (4096, "ok"), (4095, "fallback")):
+    for limit, status in ((None, "requested"), (4096, "requested"), (4095, "fallback")):
         forced = Forced(name="gemm", workspace_bytes=limit, layers={"0": "gemm"}, backend="cudnn")
         model = nn.Sequential(layer, nn.Conv2d(6, 6, 1))
         with torch.inference_mode(), Forced(name="implicit_gemm", backend="cudnn").applied(session(model)):
@@ -199,7 +198,7 @@ def test_a_workspace_has_a_limit_and_is_told(cudnn):
                 model(torch.randn(1, 4, 8, 8))
             row = next(iter(layer for each in forced._layers for layer in each.reports()))
             assert row.status.value == status
-            if status == "ok":
+            if status == "requested":
                 assert forced.report().workspace_peak_bytes == 4096
             else:
                 assert row.reason == "it needs 4.00 KiB of workspace, more than algorithm.workspace_bytes=4095"

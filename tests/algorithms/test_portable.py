@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d as conv2d_of_torch
 from perfexp.convolutions import fourier
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.fourier import fast_length
-from perfexp.convolutions.portable import ALGORITHMS, canonical, effective_dtype, misfit
+from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, canonical, effective_dtype, misfit
 from perfexp.errors import UserError
 
 #: Torch's own remark on an even kernel with `same`.
@@ -30,7 +30,7 @@ def conv2d(name, inputs, weight, bias=None, **arguments):
     convolution = Convolution.of(weight.shape, **arguments)
     if reason := misfit(convolution, inputs.shape) or algorithm.supports(convolution, effective_dtype(inputs)):
         raise ValueError(reason)
-    return algorithm.run(convolution, inputs, weight, bias)
+    return as_torch_does(algorithm.compute, convolution, inputs, weight, bias)
 
 
 def bound(name, dtype):

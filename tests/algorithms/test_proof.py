@@ -5,17 +5,17 @@ from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from perfexp.algorithms import convolution_plan as plan_module
-from perfexp.algorithms import proof
-from perfexp.algorithms.codes import CODES
-from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
-from perfexp.algorithms.families import Families, bare, judge_forward, learnt
+from perfexp.algorithms import families, proof
+from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
+from perfexp.algorithms.cudnn import CODES
+from perfexp.algorithms.families import Families, bare, judge, judge_forward, shipped
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass
 from tests.rotation import some_of
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
@@ -83,12 +83,13 @@ def test_a_kernels_bare_name_has_no_types_sizes_and_architecture(kernel, name):
     ],
 )
 def test_kernels_belong_to_an_algorithm(which, kernels, algorithm):
-    assert learnt().likely(which, kernels) == [algorithm]
+    assert shipped().likely(which, kernels) == [algorithm]
 
 
 def test_kernels_that_nobody_has_seen_belong_to_none():
-    assert learnt().likely(Pass.forward, ["some_new_kernel"]) == []
-    assert Families({}).likely(Pass.forward, ["im2col4d_kernel"]) == []
+    assert shipped().likely(Pass.forward, ["some_new_kernel"]) == []
+    empty = Families(seen="nothing", architecture="sm_90", cudnn=91900, counts={})
+    assert empty.likely(Pass.forward, ["im2col4d_kernel"]) == []
 
 
 @pytest.mark.parametrize("which", list(Pass))
@@ -96,7 +97,7 @@ def test_nearly_all_calls_are_taken_for_what_they_were_or_for_what_cudnn_ran_ins
     calls = [call for call in SEEN if call["which"] == which]
     for algorithm in RAN[which]:
         own = [call for call in calls if call["algorithm"] == algorithm]
-        right = sum(call["calls"] for call in own if algorithm in learnt().likely(which, call["kernels"]))
+        right = sum(call["calls"] for call in own if algorithm in shipped().likely(which, call["kernels"]))
         instead = sum(call["calls"] for call in own if _substitutes(call["kernels"]))
         assert right + instead >= 0.98 * sum(call["calls"] for call in own), algorithm
         if algorithm != "algo_3":  # which cuDNN never runs: it is algo_0 or algo_1 every time
@@ -112,7 +113,7 @@ def _substitutes(kernels):
 def _refused(which, asked, ran):
     """How many of an algorithm's calls would not be taken for another that was asked for."""
     calls = [call for call in SEEN if call["which"] == which and call["algorithm"] == ran]
-    return sum(call["calls"] for call in calls if asked not in learnt().likely(which, call["kernels"]))
+    return sum(call["calls"] for call in calls if asked not in shipped().likely(which, call["kernels"]))
 
 
 @pytest.mark.parametrize(("which", "pair"), [(which, pair) for which in Pass for pair in combinations(RAN[which], 2)])
@@ -164,7 +165,7 @@ _TRUE = {which: {code: name for name, code in names.items()} for which, names in
 
 def _tells(call):
     """How well kernels tell what they are: alone, then often."""
-    likely = learnt().likely(Pass(call["which"]), call["kernels"])
+    likely = shipped().likely(Pass(call["which"]), call["kernels"])
     return likely == [call["algorithm"]], call["calls"]
 
 
@@ -211,6 +212,85 @@ def test_what_cudnn_runs_instead_is_told(cudnn):
     assert "backward filter: cuDNN ran algo_0" in report.doubts()[0].message
 
 
+def judged(call, kernels):
+    """A pass that was handed the algorithm of a call, and these kernels."""
+    report = PassReport(which=Pass(call["which"]), selected=f"cudnn.{call['algorithm']}", status=LayerStatus.requested)
+    return judge(report, kernels)
+
+
+def test_a_call_with_one_unknown_kernel_is_unproven_whatever_runs_beside_it():
+    for call in SEEN:
+        for kernel in set(call["kernels"]) - {"Memset"}:
+            report = judged(call, ["a_kernel_of_tomorrow" if name == kernel else name for name in call["kernels"]])
+            assert report.status is LayerStatus.unproven, call
+            assert "a_kernel_of_tomorrow" in report.reason
+
+
+def test_nearly_no_call_that_was_learned_is_unproven():
+    unproven = sum(call["calls"] for call in SEEN if judged(call, call["kernels"]).status is LayerStatus.unproven)
+    assert unproven <= 0.005 * sum(call["calls"] for call in SEEN)
+
+
+@pytest.mark.parametrize(
+    "kernels", [["Memset (Device)"], ["void nchwToNhwcKernel<float>(int)"], ["splitKreduce_kernel"]]
+)
+def test_kernels_that_run_beside_any_algorithm_prove_none(kernels):
+    report = judged({"which": "forward", "algorithm": "implicit_precomp_gemm"}, kernels)
+    assert (report.status, report.ran) == (LayerStatus.unproven, None)
+
+
+def test_an_unknown_winograd_kernel_between_known_ones_is_not_taken_for_a_substitute():
+    fused = "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1"
+    report = judged({"which": "forward", "algorithm": "winograd"}, ["nchwToNhwcKernel", fused, "nhwcToNchwKernel"])
+    assert report.status is LayerStatus.unproven
+
+
+@pytest.fixture
+def place(monkeypatch, tmp_path):
+    """A function that sets architecture and cuDNN of the device; calibrated tables are in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return lambda *found: monkeypatch.setattr(families, "identity", lambda: found or None)
+
+
+@pytest.mark.parametrize(
+    ("found", "codes"),
+    [
+        ((), []),
+        (("sm_90", 91900), []),
+        (("sm_80", 91900), ["families_foreign"]),
+        (("sm_90", 92000), ["families_foreign"]),
+    ],
+)
+def test_a_proof_by_kernels_of_another_device_or_library_is_doubted(cudnn, place, found, codes):
+    place(*found)
+    report = prove("gemm")
+    assert statuses(report) == {"ok"}
+    assert [doubt.code for doubt in report.doubts()] == codes
+    assert not codes or f"this is {found[0]} with cuDNN {found[1]}" in report.doubts()[0].message
+
+
+def test_a_calibrated_table_is_used_in_place_of_the_shipped_one(cudnn, place):
+    place("sm_80", 91900)
+    table = msgspec.structs.replace(shipped(), architecture="sm_80", seen="a test")
+    file = families.calibrated("sm_80", 91900)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(msgspec.json.encode(table))
+    assert families.current() == table
+    assert prove("gemm").doubts() == []
+    file.write_text("{}")
+    assert families.current() == shipped()
+
+
+def test_without_a_proof_an_algorithm_of_cudnn_is_requested_only(cudnn):
+    forced = Forced(name="gemm", backend="cudnn")
+    model, inputs = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1)), torch.randn(2, 4, 9, 8)
+    with forced.applied(SimpleNamespace(module=model)):
+        model(inputs)
+    report = forced.report()
+    assert statuses(report) == {"requested"}
+    assert (report.share, report.doubts()) == (1, [])
+
+
 def test_kernels_that_are_not_known_prove_nothing(cudnn):
     cudnn.kernels = lambda which, code: ["a_kernel_of_tomorrow"]
     report = prove("gemm")
@@ -255,7 +335,7 @@ def _outcome(which, name):
 def handed(*layers):
     """A report of layers, each with `implicit_precomp_gemm` for all of its passes."""
     passes = tuple(
-        PassReport(which=which, selected="cudnn.implicit_precomp_gemm", status=LayerStatus.ok) for which in Pass
+        PassReport(which=which, selected="cudnn.implicit_precomp_gemm", status=LayerStatus.requested) for which in Pass
     )
     reports = [LayerReport(name=name, requested="implicit_precomp_gemm", passes=passes) for name in layers]
     return AlgorithmReport(name="implicit_precomp_gemm", layers=tuple(reports))
@@ -289,7 +369,7 @@ def test_kernels_of_a_forward_pass_tell_what_ran_without_a_proof():
     ],
 )
 def test_kernels_of_which_one_is_not_known_tell_nothing(kernels):
-    assert forward_of({"a": kernels}, "a") == [("ok", None)]
+    assert forward_of({"a": kernels}, "a") == [("requested", None)]
 
 
 def test_kernels_of_pytorch_beside_those_of_cudnn_do_not_matter():
@@ -298,7 +378,7 @@ def test_kernels_of_pytorch_beside_those_of_cudnn_do_not_matter():
 
 
 def test_a_layer_with_two_kinds_of_inputs_is_left_alone():
-    assert forward_of({"a": [OTHER]}, "a", "a") == [("ok", None), ("ok", None)]
+    assert forward_of({"a": [OTHER]}, "a", "a") == [("requested", None), ("requested", None)]
 
 
 @pytest.mark.parametrize("selected", ["torch.gemm", "default", "triton.direct"])

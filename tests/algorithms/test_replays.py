@@ -6,11 +6,10 @@ from torch.overrides import TorchFunctionMode
 
 from perfexp.algorithms import replays as replays_module
 from perfexp.algorithms.captured import CaptureError
-from perfexp.algorithms.codes import Math
 from perfexp.algorithms.convolution_plan import Plan, Shape
-from perfexp.algorithms.cudnn import CudnnError
+from perfexp.algorithms.coverage import Pass
+from perfexp.algorithms.cudnn import CudnnError, Math
 from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.passes import Pass
 from perfexp.algorithms.replays import _MOST_ONCE, Replays
 
 

@@ -38,8 +38,7 @@ def machine(monkeypatch):
 def settled(*words, overrides=(), **changes):
     six = dict(zip(("model", "run_mode", "precision", "batch_size", "iterations", "workers"), words, strict=False))
     defaults = {"model": "fastscnn", "run_mode": "sp", "precision": "fp32", "batch_size": 2, "iterations": 500}
-    asked = benchmark._Asked(**{**defaults, "workers": 5, **six, **changes}, overrides=tuple(overrides))
-    return benchmark.settle(asked)
+    return benchmark.settle(overrides, None, **{**defaults, "workers": 5, **six, **changes})
 
 
 def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
@@ -96,17 +95,9 @@ def test_fp16_is_mixed_precision_as_in_the_seed_and_perfexps_names_are_taken_too
 
 def test_fp16_says_what_it_is_and_parameters_in_half_precision_can_still_be_had():
     def notes(*overrides):
-        asked = benchmark._Asked(
-            model="fake",
-            run_mode="sp",
-            precision="amp_fp16",
-            batch_size=2,
-            iterations=5,
-            workers=0,
-            overrides=overrides,
-        )
-        plan = benchmark.settle(asked)[1]
-        return plan.precision.name, benchmark._notes(asked, "fp16", plan)
+        words = {"model": "fake", "run_mode": "sp", "precision": "amp_fp16", "batch_size": 2, "iterations": 5}
+        plan = benchmark.settle(overrides, None, **words, workers=0)[1]
+        return plan.precision.name, list(benchmark._notes(overrides, "fp16", 0, plan))
 
     name, (told, _) = notes()
     assert (name, told.partition(".")[0]) == ("amp_fp16", "fp16 is mixed precision here: precision=amp_fp16")

@@ -113,7 +113,7 @@ def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monk
     monkeypatch.setattr(
         "perfexp.records.sweep_record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: [])
     )
-    monkeypatch.setattr("perfexp.reports.speed_table.table", lambda *_: None)
+    monkeypatch.setattr("perfexp.orchestration.segmentation_table.trainings", lambda *_: None)
     config = SimpleNamespace(quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))))
     callback.on_multirun_end(config)
     printed = capsys.readouterr()

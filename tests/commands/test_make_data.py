@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from perfexp import commands
-from perfexp.data.cityscapes_folder import IMAGES, SPLITS, Pair, find_pairs, inspect
-from perfexp.data.cityscapes_masks import VOID, read_mask
+from perfexp.data.cityscapes_folder import IMAGES, SPLITS, VOID, Pair, find_pairs, inspect, read_mask
 from tests.data.streets import cut_off
 
 
@@ -41,7 +40,7 @@ def test_what_is_made_is_in_the_layout_and_says_that_it_is_no_truth(tmp_path: Pa
     made = tmp_path / "made"
     assert make(made, "--photographs", str(photographs / "temple")) == 0
     told = capsys.readouterr().out
-    assert "3 pictures of training and 2 of evaluation, 64 × 128" in told
+    assert "3 images of training and 2 of evaluation, 64 × 128" in told
     assert "not ground truth" in told
     about = json.loads((made / "made.json").read_text())
     assert "not ground truth" in about["masks"]
@@ -100,7 +99,7 @@ def test_with_photographs_scikit_learn_and_torch_are_not_needed(tmp_path: Path, 
     [
         (["--photographs", "nowhere"], "There is no folder nowhere"),
         (["--photographs", "empty"], "There are no photographs in empty"),
-        (["--photographs", "broken"], r"a.jpg can't be read as a picture"),
+        (["--photographs", "broken"], r"a.jpg can't be read as an image"),
         (["--size", "8x8"], "from 32 to 16384"),
         (["--size", "big"], "is not a size"),
     ],
@@ -132,8 +131,8 @@ def doctor(capsys, *arguments: str) -> tuple[int, str]:
 def test_a_whole_data_set_is_counted(made: Path, capsys) -> None:
     code, told = doctor(capsys, f"data.root={made}", "data=cityscapes")
     assert code == 0
-    assert "3 pictures, 3 masks, 3 pairs" in told
-    assert "2 pictures, 2 masks, 2 pairs" in told
+    assert "3 images, 3 masks, 3 pairs" in told
+    assert "2 images, 2 masks, 2 pairs" in told
     assert "all read whole" in told
     assert "not ground truth" in told
     assert "it can be used" in told
@@ -175,11 +174,11 @@ def test_what_is_wrong_with_files_is_told_file_by_file(made: Path, capsys) -> No
     answer = json.loads(told)
     failed = [finding["found"] for finding in answer["findings"] if finding["verdict"] == "fail"]
     assert (code, answer["works"]) == (1, False)
-    assert f"{first.image} can't be read as a picture: image file is truncated" in failed[0]
+    assert f"{first.image} can't be read as an image: image file is truncated" in failed[0]
     assert f"{second.mask} has labels that are not train ids: 19, 200" in failed[1]
-    assert f"{third.mask} is 10 × 20, its picture 64 × 128" in failed[2]
+    assert f"{third.mask} is 10 × 20, its image 64 × 128" in failed[2]
     assert f"1 without a mask, the first is {lonely[0].image}" in failed[3]
-    assert any(f"have no picture, the first is {lonely[1].mask}" in each["found"] for each in answer["findings"])
+    assert any(f"have no image, the first is {lonely[1].mask}" in each["found"] for each in answer["findings"])
 
 
 def test_no_more_pairs_are_read_than_are_asked_for(made: Path, capsys) -> None:
@@ -192,7 +191,7 @@ def test_a_split_without_pictures_fails(made: Path, capsys) -> None:
     shutil.rmtree(made / IMAGES / "train" / "made")
     code, told = doctor(capsys, f"data.root={made}")
     assert code == 1
-    assert "0 pictures, 3 masks, 0 pairs" in told
+    assert "0 images, 3 masks, 0 pairs" in told
 
 
 @pytest.mark.parametrize(

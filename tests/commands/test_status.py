@@ -13,12 +13,11 @@ from hydra import compose, initialize_config_dir
 
 from perfexp import commands
 from perfexp.cli.overrides import jobs_of
-from perfexp.commands import pending
+from perfexp.commands import status
 from perfexp.devices import lock
 from perfexp.host import installation
 from perfexp.main import main
-from perfexp.orchestration.assignment import Assignment
-from perfexp.orchestration.preparation import prepare
+from perfexp.orchestration.preparation import Assignment, prepare
 from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.expected import Expected
@@ -417,7 +416,7 @@ def test_a_run_that_has_not_begun_has_as_many_points_as_one_like_it_or_nobody_kn
     keys = frozenset(config.typed(begun).keys())
     run = run_status.Run(folder=tmp_path / "0", plan=begun, expected=keys, results={})
     sweep = Sweep(uid="s", name="a", started="", command=["-m", *fixed, f"{axis}={first},{second}"], jobs=2)
-    [waiting] = pending.runs(sweep, tmp_path, [run])
+    [waiting] = status.not_begun(sweep, tmp_path, [run])
     plan = config.typed(plain_plan(*fixed, f"{axis}={second}"))
     assert (len(waiting.expected) == len(plan.keys())) if is_known else (waiting.expected is None)
     assert (waiting.about.model, waiting.about.precision) == (plan.model_name, plan.precision.name)

@@ -13,6 +13,7 @@ import pytest
 
 from perfexp import commands
 from perfexp.tracking.mlflow_sink import MlflowSink
+from tests.rotation import some_of
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path, free_port, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", some_of([signal.SIGINT, signal.SIGTERM], 1))
 def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
     store, make_record, leave_run, tmp_path, monkeypatch, free_port, ending
 ):

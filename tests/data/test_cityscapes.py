@@ -12,8 +12,19 @@ import torch
 from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes, Crops
-from perfexp.data.cityscapes_folder import MADE, Pair, contents, image_of, mask_of, sample
-from perfexp.data.cityscapes_masks import CLASSES, LABEL_IDS, VOID, read_mask, train_ids
+from perfexp.data.cityscapes_folder import (
+    CLASSES,
+    LABEL_IDS,
+    MADE,
+    VOID,
+    Pair,
+    contents,
+    image_of,
+    mask_of,
+    read_mask,
+    sample,
+    train_ids,
+)
 from perfexp.data.loading import to_tensor
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
@@ -105,7 +116,7 @@ def test_train_ids_go_before_label_ids_and_other_files_are_passed_over(streets: 
     for name in ("x_gtFine_color.png", "x_gtFine_polygons.json", ".y_gtFine_labelIds.png"):
         (mask.parent / name).write_text("")
     found = contents(streets, "val")
-    assert (found.masks, found.pairs[0].mask, found.pairs[0].has_label_ids) == (3, mask, False)
+    assert (found.masks, found.pairs[0].mask) == (3, mask)
 
 
 def test_a_sample_goes_from_the_first_to_the_last() -> None:
@@ -129,10 +140,10 @@ def test_a_root_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_picture_without_a_mask_and_a_split_without_pictures_are_refused(streets: Path) -> None:
     mask_of(streets, "train", stem(3)).unlink()
-    with pytest.raises(UserError, match=r"1 of 6 pictures .* have no mask, the first is ulm_000003_000019_leftImg8bit"):
+    with pytest.raises(UserError, match=r"1 of 6 images .* have no mask, the first is ulm_000003_000019_leftImg8bit"):
         Cityscapes(root=str(streets))
     shutil.rmtree(streets / "leftImg8bit/train/ulm")
-    with pytest.raises(UserError, match=r"There are no pictures .*leftImg8bit/train"):
+    with pytest.raises(UserError, match=r"There are no images .*leftImg8bit/train"):
         Cityscapes(root=str(streets))
 
 
@@ -239,13 +250,13 @@ def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, w
     change_mask(mask, 77)
     assert f"{mask} has labels that are not train ids: 77" in told()
     Image.new("L", (10, 20)).save(mask)
-    assert f"{mask} is 20 × 10, its picture 32 × 64 pixels" in told()
+    assert f"{mask} is 20 × 10, its image 32 × 64 pixels" in told()
     Image.new("RGB", SIZE[::-1]).save(mask)
     assert f"{mask} is not a mask" in told()
     cut_off(mask)
     assert f"{mask} can't be read as a mask" in told()
     cut_off(picture)
-    assert f"{picture} can't be read as a picture" in told()
+    assert f"{picture} can't be read as an image" in told()
 
 
 def test_a_model_with_fewer_classes_is_told_before_its_loss_fails(streets: Path) -> None:

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes
-from perfexp.data.cityscapes_folder import find_pairs, image_of, mask_of
-from perfexp.data.cityscapes_masks import CLASSES, VOID
+from perfexp.data.cityscapes_folder import CLASSES, VOID, find_pairs, image_of, mask_of
 from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
@@ -158,13 +157,13 @@ def test_files_that_can_not_be_used_are_named(session: MmsegSession, tmp_path: P
     with pytest.raises(UserError, match=rf"{pair.mask} has labels that are not train ids: 20"):
         pipeline(pair)
     Image.new("L", (10, 20)).save(pair.mask)
-    with pytest.raises(UserError, match=rf"{pair.mask} is 20 × 10, its picture 64 × 128"):
+    with pytest.raises(UserError, match=rf"{pair.mask} is 20 × 10, its image 64 × 128"):
         pipeline(pair)
     cut_off(pair.mask)
     with pytest.raises(UserError, match=rf"{pair.mask} can't be read as a mask"):
         pipeline(pair)
     cut_off(pair.image)
-    with pytest.raises(UserError, match=rf"{pair.image} can't be read as a picture"):
+    with pytest.raises(UserError, match=rf"{pair.image} can't be read as an image"):
         pipeline(pair)
 
 
@@ -267,4 +266,4 @@ def test_a_truncated_picture_is_named_by_the_run(run: Any, tmp_path: Path) -> No
     cut_off(image_of(root, "val", stem(0)))
     code, printed, _ = run("model=fastscnn", f"data.root={root}", "data.workers=0", "mode=inference")
     assert code == 2
-    assert "ulm_000000_000019_leftImg8bit.png can't be read as a picture" in printed
+    assert "ulm_000000_000019_leftImg8bit.png can't be read as an image" in printed

@@ -161,7 +161,7 @@ def test_an_unreadable_picture_is_named(
     bad.parent.mkdir()
     bad.write_bytes((photographs / "temple" / "0.jpg").read_bytes()[:2000] if content is None else content)
     with (
-        pytest.raises(UserError, match=r"cat/bad\.jpg can't be read as a picture") as caught,
+        pytest.raises(UserError, match=r"cat/bad\.jpg can't be read as an image") as caught,
         open_images(Images(root=str(tmp_path), workers=workers), session, batch_size=1) as batches,
     ):
         batches.next()
@@ -184,14 +184,14 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no pictures in .*\.jpeg"):
+    with pytest.raises(UserError, match=r"no images in .*\.jpeg"):
         Images(root=str(tmp_path))
 
 
 def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
     save_picture(tmp_path / "cat" / "1.png")
     (tmp_path / "dog").mkdir()
-    with pytest.raises(UserError, match=r"class folder .*dog holds no pictures"):
+    with pytest.raises(UserError, match=r"class folder .*dog holds no images"):
         Images(root=str(tmp_path))
 
 
@@ -199,7 +199,7 @@ def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
 def test_fewer_pictures_than_a_batch_are_refused(photographs: Path, session: Session, training: bool) -> None:
     images = Images(root=str(photographs), workers=0)
     with (
-        pytest.raises(Unsupported, match="12 pictures, fewer than the 13"),
+        pytest.raises(Unsupported, match="12 images, fewer than the 13"),
         open_images(images, session, batch_size=13, training=training) as batches,
     ):
         batches.next()

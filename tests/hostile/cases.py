@@ -32,10 +32,15 @@ def _dumped(content):
     return yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
 
+def _loaded(text):
+    """The same of what was written."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def set_command(place, *overrides, drop):
     """Put overrides into the stored commands of the run and of the sweep."""
     for folder, name, read, write in (
-        (place.run, "plan.yaml", yaml.safe_load, _dumped),
+        (place.run, "plan.yaml", _loaded, _dumped),
         (place.sweep, "sweep.json", json.loads, json.dumps),
     ):
         content = read((folder / name).read_bytes())

@@ -52,3 +52,8 @@ def with_ranges(rows, begins):
             name = Mark(Scope.phase, kind=name.removeprefix("phase:")).name
         events.append(Event(name, start, duration, kind == "CUDA", *numbers, bool(annotation)))
     return events
+
+
+def sum_ns(call):
+    """Sum of rows, gaps and unattributed time, which equals the span."""
+    return sum(spent.busy_ns + spent.gap_ns for of in (call.rows, call.unattributed) for spent in of.values())

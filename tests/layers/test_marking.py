@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from perfexp.layers import Pass
 from perfexp.layers.events import Event, Scope
-from perfexp.layers.marking import Ranges, marking, ranged
-from perfexp.layers.outline import Opaque, outline_of
+from perfexp.layers.marking import Opaque, Ranges, marking, outline_of, ranged
 from perfexp.layers.partition import divide
 from perfexp.layers.profiling import event_of
 from perfexp.work.count import count
+from tests.layers.recorded import sum_ns
 
 
 class Block(nn.Module):
@@ -102,7 +102,7 @@ def marked(model, call):
         events = seen(run)
     assert marker.strayed is None
     (times,) = divide(on_a_device(events), held=False)
-    assert times.sum_ns == times.span_ns
+    assert sum_ns(times) == times.span_ns
     return times
 
 

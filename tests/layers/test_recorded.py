@@ -8,7 +8,7 @@ from perfexp.layers import Method, Pass
 from perfexp.layers.closure import close
 from perfexp.layers.partition import divide
 from perfexp.layers.table import times_of
-from tests.layers.recorded import EVERY, TRAINING, recording
+from tests.layers.recorded import EVERY, TRAINING, recording, sum_ns
 
 
 def calls_of(name):
@@ -26,7 +26,7 @@ def kernels_of(name):
 def test_rows_gaps_and_what_is_unattributed_are_the_span_to_the_nanosecond(name):
     calls = calls_of(name)
     assert calls
-    assert all(call.sum_ns == call.span_ns for call in calls)
+    assert all(sum_ns(call) == call.span_ns for call in calls)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -8,8 +8,9 @@ from torch import nn
 
 from perfexp.devices.fake import FakeDevice
 from perfexp.layers import Method, Pass
-from perfexp.layers.stamps import nodes_behind, stamp_layers
+from perfexp.layers.stamps import stamp_layers
 from perfexp.modes import State, Step
+from perfexp.work.tape import nodes_behind
 
 
 class Slow(torch.autograd.Function):

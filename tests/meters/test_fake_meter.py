@@ -1,5 +1,6 @@
 """The scripted meter does what its script says."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfexp.devices.fake import FakeDevice
 from perfexp.meters import PowerKind
-from perfexp.meters.fake import FakeMeter, Polyline, pass_time, steady
+from perfexp.meters.fake import FakeMeter, Polyline, steady
 
 points = st.lists(
     st.tuples(st.floats(0.01, 5.0), st.floats(0.0, 1000.0)), min_size=1, max_size=6
@@ -43,7 +44,7 @@ def test_a_query_takes_its_time_and_answers_for_its_middle():
     meter = FakeMeter(
         lambda: device.now_ns() * 1e-9,
         Polyline([(0.0, 0.0), (1.0, 1000.0)]),
-        spend=pass_time(device),
+        spend=partial(device.launch, 0.0),
         query_seconds=4e-3,
     )
     assert meter.power_watts().value == pytest.approx(2.0)

@@ -12,9 +12,9 @@ import torch
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.models import Batch, Execution, Precision, mmseg_nosync
+from perfexp.models import Batch, Execution, Precision
 from perfexp.models import mmseg_config as room
-from perfexp.models.mmseg import Mmseg, MmsegSession
+from perfexp.models.mmseg import Mmseg, MmsegSession, masked_losses
 from perfexp.models.torchvision_import import import_torchvision
 
 import_torchvision()
@@ -274,7 +274,7 @@ def test_the_accuracy_of_no_labelled_pixel_at_all_is_mmsegmentations_too(ignored
 
     scores, void = torch.rand(1, 4, 3, 3), torch.full((1, 3, 3), 255)
     usual = losses.accuracy(scores, void, ignore_index=ignored)
-    with mmseg_nosync.masks():
+    with masked_losses():
         torch.testing.assert_close(losses.accuracy(scores, void, ignore_index=ignored), usual)
 
 
@@ -287,7 +287,7 @@ def test_one_hot_labels_are_mmsegmentations(weighted: bool) -> None:
     labels[labels == 5] = 255
     weights = torch.rand(2, 5, 7) if weighted else None
     usual = room_of_losses._expand_onehot_labels(labels, weights, (2, 5, 5, 7), 255)
-    with mmseg_nosync.masks():
+    with masked_losses():
         found = room_of_losses._expand_onehot_labels(labels, weights, (2, 5, 5, 7), 255)
     for one, other in zip(found, usual, strict=True):
         torch.testing.assert_close(one, other)

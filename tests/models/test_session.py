@@ -14,8 +14,9 @@ import torch
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision
+from perfexp.models.cuda_graphs import _make_capturable
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
-from perfexp.models.session import TorchSession, _make_capturable, begin_momentum
+from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.work.trial import why_refused
 
 FP32 = Precision(name="fp32")

@@ -2,6 +2,7 @@
 
 import threading
 from bisect import bisect_right
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import UserError
 from perfexp.meters import Found, PowerKind, none_because, together
-from perfexp.meters.fake import FakeMeter, Polyline, Turns, pass_time, steady
+from perfexp.meters.fake import FakeMeter, Polyline, Turns, steady
 from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
 from perfexp.records.diagnostics import make
@@ -73,7 +74,11 @@ def meter_of(device, curve, **script):
 def procedure(device, *meters, rules=None, **found):
     found = found.get("found") or Found(meters=meters)
     return EnergyProcedure(
-        device=device, detected=found, rules=rules or Rules(), sleep=pass_time(device), beside=turns_of(device)
+        device=device,
+        detected=found,
+        rules=rules or Rules(),
+        sleep=partial(device.launch, 0.0),
+        beside=turns_of(device),
     )
 
 
@@ -161,7 +166,7 @@ def test_the_warm_plateau_before_the_window_is_not_in_it():
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, Polyline([(0.0, 100.0), (3.0, 100.0), (4.0, 600.0)])))
     measuring.idle()
-    pass_time(device)(3.0 - now_of(device)())
+    partial(device.launch, 0.0)(3.0 - now_of(device)())
     energy = measuring.measure(launching(device, 1e-3), images_per_call=1)
     assert values(energy)["power_mean_watts"] == pytest.approx(600.0, rel=0.003)
     assert values(energy)["idle_power_watts"] == pytest.approx(100.0, rel=0.005)

@@ -22,7 +22,7 @@ from perfexp.profilers.nsys import Nsys
 from perfexp.profilers.previous_files import Earlier
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Status
-from perfexp.summaries.remaining import seconds_left
+from perfexp.reports.run_status import seconds_left
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "ttfp=false", "stopping=fixed", "mode=train", "output_dir=x")
 WHOLE_STEP = ncu_csv(["forward", "backward", "backward"], ["fprop", "dgrad", "wgrad"])

@@ -1,13 +1,14 @@
 """The measuring procedure with other ranks: what they are told, and what their loss does to a point."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import OutOfMemory, RankLost, Unsupported
 from perfexp.meters import Found
-from perfexp.meters.fake import FakeMeter, Turns, pass_time, steady
+from perfexp.meters.fake import FakeMeter, Turns, steady
 from perfexp.models import Sharing
 from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
@@ -96,7 +97,7 @@ def test_one_card_is_compared_where_that_is_asked_for():
 
 def test_the_energy_of_a_call_is_that_of_all_ranks_and_of_all_their_images():
     device = FakeDevice(enqueue_seconds=1e-6)
-    spend = pass_time(device)
+    spend = partial(device.launch, 0.0)
     turns = Turns(device)
     meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=turns.spend)
     energy = EnergyProcedure(device=device, detected=Found(meters=(meter,)), sleep=spend, beside=turns)

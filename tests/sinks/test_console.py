@@ -132,6 +132,8 @@ def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> No
 def test_figures_have_the_unit_of_what_they_count(name: str, unit: str, value: float, text: str) -> None:
     assert metric_text(Metric(name=name, value=value, unit=unit)) == text
     assert metric_text(Metric(name=name, value=value, unit=unit, estimated=True)) == f"≈ {text}"
+    ranged = Metric(name=name, value=value, unit=unit, low=0.9 * value, high=1.1 * value)
+    assert metric_text(ranged) == f"{text} ± 10 %"
 
 
 def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: Builder) -> None:

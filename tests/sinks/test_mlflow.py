@@ -558,18 +558,18 @@ def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(make_record,
     from mlflow import MlflowClient
 
     uri, context, processes = f"sqlite:///{tmp_path}/fresh/mlflow.db", multiprocessing.get_context("spawn"), []
-    for job in range(3):
-        record = make_record(uid=f"race{job}", sweep=SweepMembership(uid="s2", job=job, jobs=3))
+    for job in range(2):
+        record = make_record(uid=f"race{job}", sweep=SweepMembership(uid="s2", job=job, jobs=2))
         folder = leave_run(record, tmp_path / str(job))
         processes.append(context.Process(target=_publish, args=(uri, record, folder)))
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
     client = MlflowClient(tracking_uri=uri)
     found = client.search_runs([client.get_experiment_by_name("race").experiment_id])
-    assert sorted(run.data.tags["perfexp.kind"] for run in found) == ["run"] * 3 + ["sweep"]
+    assert sorted(run.data.tags["perfexp.kind"] for run in found) == ["run"] * 2 + ["sweep"]
 
 
 def test_mlflows_own_variables_name_store_and_experiment_where_nothing_else_does(tmp_path, monkeypatch):

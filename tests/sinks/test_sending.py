@@ -22,6 +22,7 @@ from perfexp.tracking import mlflow_sink, payload, sender, store
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
 from perfexp.tracking.sender import Claim, Delivery, TrackingFailed
 from perfexp.tracking.store import LockTimeout, lock_name, store_uri
+from tests.rotation import some_of
 
 #: Far above what any of these sends takes, far below what the servers ask for.
 BOUND_SECONDS = 30
@@ -131,20 +132,21 @@ def serve():
         server.server_close()
 
 
+#: Some of them by the commit.
+BEHAVIORS = [
+    answers_429,
+    drips,
+    answers_3_gb,
+    never_answers,
+    answers_500,
+    answers_garbage,
+    answers_garbage_as_json,
+    answers_401,
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "behavior",
-    [
-        answers_429,
-        drips,
-        answers_3_gb,
-        never_answers,
-        answers_500,
-        answers_garbage,
-        answers_garbage_as_json,
-        answers_401,
-    ],
-)
+@pytest.mark.parametrize("behavior", some_of(BEHAVIORS, 5))
 def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave_run, tmp_path):
     uri, paths = serve(behavior)
     record, begin = make_record(), time.monotonic()

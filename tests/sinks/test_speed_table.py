@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from builders import Builder
 
+from perfexp.orchestration import segmentation_table
 from perfexp.records.record import Point, Status
 from perfexp.records.summary import row
-from perfexp.reports import speed_table
 from perfexp.summaries.grid import Grid
 from perfexp.summaries.wording import rate_text
 
@@ -20,7 +20,7 @@ def made(build: Builder, folder: Path, points: list[list[Point] | None]) -> Grid
     for child, record in zip([c for c, p in zip(sweep.children, points, strict=True) if p], records, strict=True):
         record.plan |= {"model": {"name": child.axes["model"]}, "gpu": {"count": int(child.axes["gpu.count"])}}
         (folder / child.directory).mkdir()
-    return speed_table.table(sweep, folder, records)
+    return segmentation_table.trainings(sweep, folder, records)
 
 
 def cells(grid: Grid | None) -> dict[str, tuple[str, ...]]:
@@ -44,12 +44,12 @@ def test_each_training_has_a_line_with_its_rate_over_all_cards_and_per_card(buil
 def test_the_file_is_named_where_it_is_there(build: Builder, tmp_path: Path) -> None:
     sweep, records = build.sweep([{}], [[build.training()]])
     (tmp_path / "0").mkdir()
-    assert "speed file" not in cells(speed_table.table(sweep, tmp_path, records))
+    assert "speed file" not in cells(segmentation_table.trainings(sweep, tmp_path, records))
     from perfexp.records.paths import RunPaths
     from perfexp.tables import speed_files
 
     speed_files.write(records[0], RunPaths(tmp_path / "0"), on_error=pytest.fail)
-    found = cells(speed_table.table(sweep, tmp_path, records))
+    found = cells(segmentation_table.trainings(sweep, tmp_path, records))
     assert found["speed file"] == (str(tmp_path / "0" / "resnet50_sp_bs1_fp32_1_speed"),)
 
 
@@ -73,7 +73,7 @@ def test_a_sweep_without_a_training_has_no_table(build: Builder, tmp_path: Path)
 def test_synthetic_images_are_told_of(build: Builder, tmp_path: Path) -> None:
     sweep, records = build.sweep([{}], [[build.training()]])
     records[0].plan |= {"choices": {"data": "synthetic"}}
-    grid = speed_table.table(sweep, tmp_path, records)
+    grid = segmentation_table.trainings(sweep, tmp_path, records)
     assert grid is not None
     assert "synthetic" in grid.notes[-1]
 

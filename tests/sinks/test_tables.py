@@ -78,6 +78,14 @@ def test_energy_memory_phases_and_estimates_have_their_columns(build: Builder) -
     assert "phase_backward_ms" in line
 
 
+def test_a_metric_with_an_interval_has_columns_for_its_ends_at_every_point(build: Builder) -> None:
+    points = [build.training(batch=8), build.training(batch=16)]
+    points[0].metrics.append(Metric(name="energy/per_call_joules", value=1.25, unit="joules", low=1.2, high=1.3))
+    ends = ["energy_per_inference_j_low", "energy_per_inference_j_high"]
+    lines = csv_tables.overall(build.record(*points))
+    assert [[line[name] for name in ends] for line in lines] == [[1.2, 1.3], [None, None]]
+
+
 def test_figures_keep_their_full_precision() -> None:
     assert read(csv_tables.to_csv([{"x": 0.1 + 0.2, "y": 10**20}])) == [{"x": "0.30000000000000004", "y": str(10**20)}]
 

@@ -10,9 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.torchvision_work import build
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.work.count import count
-from perfexp.work.meta_tensors import with_stand_ins
+from perfexp.work.count import count, with_stand_ins
 from perfexp.work.tensors import tensors_in
+from tests.rotation import some_of
+
+#: Some of them by the commit.
+MODELS = ["resnet18", "mnasnet0_5", "regnet_y_400mf", "googlenet", "swin_t", "densenet121"]
 
 
 def size(*shape):
@@ -51,7 +54,7 @@ def multiplied_by_autograd(model, shape):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", ["resnet18", "mnasnet0_5", "regnet_y_400mf", "googlenet", "swin_t", "densenet121"])
+@pytest.mark.parametrize("name", some_of(MODELS, 3))
 def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):
     models = import_torchvision().models
     model = (build(models, name, 64) if name != "googlenet" else models.googlenet(init_weights=False)).train(training)

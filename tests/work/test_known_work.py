@@ -84,6 +84,33 @@ def test_what_autocast_makes_of_the_data_types_is_counted():
     assert row.bytes_min == FLOAT * (4 * 16 + 16 * 8) + 2 * 4 * 8
 
 
+class Attention(nn.Module):
+    """Scaled dot products of inputs that have no gradient of their own, without weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(torch.softmax(y @ y.transpose(1, 2), dim=-1) @ y)
+
+
+def test_a_training_step_has_six_flops_per_mac_in_its_contractions():
+    work = count(Attention(), size(2, 5, 8), backward=True)
+    assert work.macs == 2 * (5 * 8 * 8 + 2 * 5 * 5 * 8 + 5 * 8 * 4)
+    assert work.contraction_flops == 6 * work.macs
+    assert work.flops_model != work.contraction_flops
+    assert count(Attention(), size(2, 5, 8)).contraction_flops == 2 * work.macs
+
+
+def test_frozen_layers_have_no_gradients_of_their_weights():
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
+    model[0].requires_grad_(False)
+    frozen = count(model, size(3, 8), backward=True)
+    assert frozen.contraction_flops == 2 * 3 * 48 + 6 * 3 * 24
+
+
 def test_running_statistics_are_moved_in_training():
     layer, elements = nn.BatchNorm2d(6), 2 * 6 * 8 * 8
     inference, training = (only(count(layer.train(mode), size(2, 6, 8, 8))) for mode in (False, True))
