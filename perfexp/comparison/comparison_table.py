@@ -153,11 +153,13 @@ def markdown(comparison: Comparison) -> str:
 
 def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, list[str]]]:
     """Lists below a side's table, with their titles; empty ones are left out."""
+    missing = [f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing]
     neutral = [f"{one.key}: {one.baseline} → {one.other}" for one in side.differences if one.role is Role.NEUTRAL]
     for heading, lines in (
         ("what else differs", confounders(side)),
         ("differs without effect", neutral),
         ("only on one side", alone(comparison, side)),
+        ("runs without a record", missing),
     ):
         if lines:
             yield heading, lines

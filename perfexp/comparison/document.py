@@ -64,11 +64,12 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One side: its name, the folder that the user named, its runs, and its differences from the baseline."""
+    """One side: its name, the user's argument, its runs, those without a record, and differences from the baseline."""
 
     name: str
     source: str
     runs: tuple[str, ...]
+    missing: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
 
 

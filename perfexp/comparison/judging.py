@@ -216,7 +216,9 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
 
 def _facts(side: Side, differences: tuple[Difference, ...] = ()) -> SideFacts:
     runs = dict.fromkeys(one.record.name for one in side.measurements)
-    return SideFacts(name=side.name, source=side.source, runs=tuple(runs), differences=differences)
+    return SideFacts(
+        name=side.name, source=side.source, runs=tuple(runs), missing=side.missing, differences=differences
+    )
 
 
 def _alone(baseline: Side, other: Side, matching: Matching, alone: tuple[str, Measurement, Status | None]) -> Alone:

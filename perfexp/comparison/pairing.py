@@ -44,19 +44,21 @@ class Side:
     Attributes:
         name: `A` for the baseline, then `B`, ….
         source: argument of the user.
+        missing: a line for each run of a sweep without a record.
     """
 
     name: str
     source: str
     measurements: tuple[Measurement, ...]
+    missing: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, source: str, records: Iterable[Record]) -> Side:
+    def of(cls, name: str, source: str, records: Iterable[Record], missing: Iterable[str] = ()) -> Side:
         """The side of some runs; raises UserError without any timed point."""
         measurements = tuple(one for record in records for one in _measurements(record))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
-        return cls(name=name, source=source, measurements=measurements)
+        return cls(name=name, source=source, measurements=measurements, missing=tuple(missing))
 
     def features(self, name: str) -> set[str]:
         """The values of a feature."""

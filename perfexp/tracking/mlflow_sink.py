@@ -25,7 +25,7 @@ from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker, payload, store
 from perfexp.tracking.descriptions import clean
 from perfexp.tracking.payload import Payload
-from perfexp.tracking.sender import Delivery, TrackingFailed, reason
+from perfexp.tracking.sender import Delivery, Fetch, Request, TrackingFailed, reason
 
 #: The sender answers this long before it would be killed: its message names the process that it waited for.
 _MARGIN_SECONDS = 0.5
@@ -91,6 +91,28 @@ class MlflowSink(Tracker):
 
     def publish_sweep(self, sweep: Sweep, folder: Path) -> str:
         return self._send(payload.of_sweep(sweep, folder), folder)
+
+    def fetch(self, run_id: str, folder: Path) -> list[Path]:
+        """Copy the record of a stored run, or the records of a stored sweep, into an empty folder; return the files."""
+        file = store.database(self.uri)
+        if file is not None and not file.is_file():
+            raise UserError(f"There is no tracking store {file}; name one with --uri.")
+        request = Fetch(
+            uri=self.uri,
+            request_timeout_seconds=self.request_timeout_seconds,
+            deadline=time.monotonic() + self.deadline_seconds,
+            run_id=run_id,
+            folder=folder,
+        )
+        try:
+            return [Path(line) for line in deliver(request).splitlines()]
+        except Exception as error:
+            is_late = isinstance(error, DeadlineMissed)
+            why = "there was no answer in time" if is_late else clean(one_line(reason(error)), 400)
+            raise UserError(
+                f"the record of mlflow:{one_line(run_id)} could not be read from {hide(self.uri)}: {why}. "
+                "Give a run's id, and name the store with --uri."
+            ) from error
 
     def _send(self, content: Payload, folder: Path) -> str:
         """Send a payload; an error is one message with the failure and the command that repeats it."""
@@ -190,8 +212,8 @@ class SenderProcess:
 _sender: SenderProcess | None = None
 
 
-def deliver(delivery: Delivery) -> str:
-    """Send a payload by the sending process, whose start is not part of the deadline; return lines for the console.
+def deliver(delivery: Request) -> str:
+    """Pass a request to the sending process, whose start is not part of the deadline; return the lines of its answer.
 
     Raises `DeadlineMissed` if it takes longer (the process has been killed), `LockTimeout` if another process creates
     runs in the same database, and `TrackingFailed` if it could not be sent.

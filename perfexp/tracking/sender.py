@@ -1,4 +1,4 @@
-"""Sender: a process that sends payloads to MLflow. It answers each line of JSON on stdin with one on stdout.
+"""Sender: a process that sends payloads to MLflow, and fetches records. It answers lines of JSON on stdin on stdout.
 
 It is the only process that imports MLflow, and is killed at the deadline: no timeout of an HTTP client limits a server
 that answers a byte at a time.
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ _LONGEST_REASON = 2_000
 #: Errors that a server reports when two processes write the same run at once.
 _RACES = ("INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
 _NOTE, _PARENT = "mlflow.note.content", "mlflow.parentRunId"
+#: Path of the record among the artifacts of a run.
+RECORD = "data/record.json"
 
 
 class TrackingFailed(PerfexpError):
@@ -53,25 +56,38 @@ class TrackingFailed(PerfexpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """A payload and its destination, as it passes from the measuring process to the sender.
+class Request:
+    """A request to a store, as it passes to the sender.
 
     Attributes:
-        artifacts: URI of the folder for the artifacts of a new experiment; None if the server decides.
         request_timeout_seconds: limit of one request to a server, which is tried twice.
         deadline: end of the wait for other processes, on the clock `time.monotonic`.
     """
 
     uri: str
-    experiment: str
-    artifacts: str | None
     request_timeout_seconds: int
     deadline: float
-    payload: Payload
 
     def to_line(self) -> bytes:
         """Return one line of JSON, for another process of this machine."""
         return json.dumps(asdict(self), default=lambda path: str(path.absolute())).encode() + b"\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery(Request):
+    """A payload and its destination; `artifacts` is a URI for a new experiment, None if the server decides."""
+
+    experiment: str
+    artifacts: str | None
+    payload: Payload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch(Request):
+    """The record of a stored run, or those of a stored sweep, to copy into an existing folder."""
+
+    run_id: str
+    folder: Path
 
 
 def main(parent: int) -> None:
@@ -93,8 +109,9 @@ def main(parent: int) -> None:
 
 def _answer(line: bytes) -> dict[str, Any]:
     try:
-        delivery = msgspec.convert(json.loads(line), Delivery, dec_hook=lambda kind, value: kind(value))
-        return {"link": send(delivery)}
+        content = json.loads(line)
+        read = partial(msgspec.convert, content, dec_hook=lambda kind, value: kind(value))
+        return {"link": send(read(Delivery)) if "payload" in content else fetch(read(Fetch))}
     except Exception as error:
         return {"error": reason(error), "is_late": isinstance(error, LockTimeout)}
 
@@ -146,6 +163,29 @@ def _send(delivery: Delivery) -> str:
     if parent and parent.settle():
         client.set_tag(claim.run_id, _PARENT, parent.run_id, synchronous=True)
     return how_to_look(delivery.uri, experiment_id, claim.run_id)
+
+
+def fetch(request: Fetch) -> str:
+    """Copy the records of a run, of a part of one, or of a sweep; return their files, a line each."""
+    from mlflow import MlflowClient
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(request.request_timeout_seconds)
+    client = MlflowClient(tracking_uri=request.uri, registry_uri=request.uri)
+    run = client.get_run(request.run_id)
+    if run.data.tags.get("perfexp.kind") == "point":
+        run = client.get_run(_checked(run.data.tags[_PARENT]))
+    runs = [run]
+    if run.data.tags.get("perfexp.kind") == "sweep":
+        runs = list(client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{_checked(run.info.run_id)}'"))
+    files = []
+    for number, found in enumerate(runs):
+        place = str(found.info.artifact_uri)
+        if is_foreign_place(place, request.uri):
+            raise TrackingFailed(f"its files are at {place.partition(':')[0][:20]}:…, outside of the store")
+        (folder := request.folder / str(number)).mkdir()
+        files.append(get_artifact_repository(place, tracking_uri=request.uri).download_artifacts(RECORD, str(folder)))
+    return "\n".join(files)
 
 
 def _experiment(client: MlflowClient, delivery: Delivery) -> str:

@@ -14,9 +14,12 @@ from perfexp.commands.compare import _print
 from perfexp.comparison import comparability
 from perfexp.comparison.document import Comparison
 from perfexp.records import diagnostics
-from perfexp.records.record import Key, Metric, Point, Record, Status
+from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console
+from perfexp.tracking import mlflow_sink
+from perfexp.tracking.mlflow_sink import MlflowSink
+from perfexp.tracking.sender import TrackingFailed
 
 FLAT = [1.0, 1.001, 0.999]
 ENVIRONMENT = {
@@ -324,3 +327,73 @@ def test_a_sweep_with_a_run_of_a_newer_version_is_refused(tmp_path, saved, capsy
     sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
     (tmp_path / "sweep.json").write_bytes(sweep.to_json())
     assert "schema version 99" in refused(capsys, one, tmp_path)
+
+
+# Runs of a tracking store
+
+
+def _published(store, tmp_path, records, sweep=None):
+    """Send records and their sweep to a store; returns the ids of their MLflow runs by `perfexp.kind`."""
+    from mlflow import MlflowClient
+
+    sink = MlflowSink(uri=store, experiment="compared")
+    for number, one in enumerate(records):
+        (tmp_path / "sent" / str(number)).mkdir(parents=True)
+        (tmp_path / "sent" / str(number) / "record.json").write_bytes(one.to_json())
+        sink.publish(one, tmp_path / "sent" / str(number))
+    if sweep:
+        sink.publish_sweep(sweep, tmp_path / "sent")
+    client = MlflowClient(tracking_uri=store)
+    runs = client.search_runs([client.get_experiment_by_name("compared").experiment_id])
+    return {run.data.tags["perfexp.kind"]: run.info.run_id for run in runs}
+
+
+def test_a_side_may_be_a_run_or_a_sweep_of_a_tracking_store(store, saved, tmp_path, capsys):
+    [folder] = saved(made())
+    children, records = [], []
+    for number, model in enumerate(("resnet18", "vgg16")):
+        one = made([[2.0 * factor for factor in FLAT]], plan={"model.name": model}, seed=number + 1)
+        one.sweep = SweepMembership(uid="fetched", job=number, jobs=2)
+        children.append(SweepChild(job=number, name=model, directory=str(number), status=Status.OK))
+        records.append(one)
+    [point] = {point.key for point in records[0].points if point.key.replicate == 0}
+    other_batch = msgspec.structs.replace(point, batch_size=2)
+    records[0].points.append(msgspec.structs.replace(records[0].points[0], key=other_batch))
+    sweep = Sweep(uid="fetched", name="models", started="2026-01-01T00:00:00+00:00", children=children)
+    ids = _published(store, tmp_path, records, sweep)
+    assert ids.keys() == {"run", "point", "sweep"}
+    for kind in ("point", "sweep"):
+        assert commands.run(["compare", folder, f"mlflow:{ids[kind]}", "--uri", store, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [(pair["word"], round(pair["ratio"], 1)) for pair in found["pairs"]] == [("SLOWER", 2.0)]
+    assert len(found["sides"][1]["runs"]) == 2
+
+
+def test_a_run_that_no_store_has_is_refused_in_one_line(store, saved, tmp_path, capsys, monkeypatch):
+    [folder] = saved(made())
+    line = refused(capsys, folder, "mlflow:0123", "--uri", f"sqlite:///{tmp_path}/none.db")
+    assert "There is no tracking store" in line
+    _published(store, tmp_path, [made(seed=5)])
+    line = refused(capsys, folder, "mlflow:0123", "--uri", store)
+    assert "mlflow:0123 could not be read" in line
+    assert "'0123'" in line or "0123 not found" in line
+
+    def without_mlflow(request):
+        raise TrackingFailed("No module named 'mlflow' (pip install mlflow-skinny sqlalchemy alembic)")
+
+    monkeypatch.setattr(mlflow_sink, "deliver", without_mlflow)
+    assert "pip install mlflow-skinny" in refused(capsys, folder, "mlflow:0123", "--uri", store)
+
+
+def test_runs_of_a_sweep_without_a_record_are_listed(tmp_path, saved, capsys):
+    one, _ = saved(made(), made(seed=1))
+    children = [
+        SweepChild(job=0, name="measured", directory="../run1", status=Status.OK),
+        SweepChild(job=1, name="vgg16", directory="none", status=Status.FAILED, error="the weights are missing"),
+    ]
+    (tmp_path / "sweep").mkdir()
+    sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
+    (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
+    assert commands.run(["compare", one, str(tmp_path / "sweep")]) == 0
+    text = capsys.readouterr().out
+    assert "runs without a record\n  B: vgg16 (failed): the weights are missing" in text

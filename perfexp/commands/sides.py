@@ -1,0 +1,123 @@
+"""Sides of a comparison: read what the user names, and the options that comparing commands share."""
+
+from __future__ import annotations
+
+import string
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfexp.commands.app import RECORD, SWEEP, one_of
+from perfexp.commands.show import refuse_unfinished
+from perfexp.comparison import comparability
+from perfexp.comparison.judging import Settings
+from perfexp.comparison.measures import MEASURES
+from perfexp.comparison.pairing import Side
+from perfexp.errors import UserError
+from perfexp.records import folders
+from perfexp.records.record import Record
+from perfexp.records.sweep_record import Sweep
+
+#: Beginning of a side that is a run of the tracking store.
+_MLFLOW = "mlflow:"
+
+Margin = Annotated[
+    str, typer.Option(metavar="PERCENT", help="Relative difference up to which two figures are the same.")
+]
+Fdr = Annotated[
+    str, typer.Option(metavar="PERCENT", help="Tolerated share of false verdicts among those of a measure.")
+]
+Metrics = Annotated[
+    str | None, typer.Option("--metric", metavar="NAME,…", help=f"Measures: {', '.join(MEASURES)}; default all.")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="Compare although this differs; may be repeated, or a list with commas."),
+]
+Uri = Annotated[str | None, typer.Option(help="Tracking store of mlflow:RUN_ID; by default outputs/mlflow.db here.")]
+
+
+def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | None) -> Settings:
+    """Return the settings that options stand for; raises `UserError` for a value that is not allowed."""
+    allowed = words(allow or ())
+    comparability.check_allowed(allowed)
+    return Settings(
+        margin=_fraction("--margin", margin),
+        fdr=_fraction("--fdr", fdr),
+        measures=[one_of("metric", name, list(MEASURES)) for name in words([metrics] if metrics else MEASURES)],
+        allowed=allowed,
+    )
+
+
+def words(texts: Iterable[str]) -> list[str]:
+    """The words of texts with commas, each once."""
+    return list(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
+
+
+def load(places: Sequence[str], uri: str | None) -> list[Side]:
+    """Load each side; the same one twice is refused before anything is read."""
+    names = string.ascii_uppercase
+    if len(places) < 2:
+        raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
+    if len(places) > len(names):
+        raise UserError(f"{len(places)} sides were given; at most {len(names)} can be compared.")
+    resolved = [place if place.startswith(_MLFLOW) else str(Path(place).resolve()) for place in places]
+    for number, place in enumerate(resolved):
+        if place in resolved[:number]:
+            raise UserError(f"{places[number]} was given twice; name two different runs.")
+    return [Side.of(name, place, *records(place, uri)) for name, place in zip(names, places, strict=False)]
+
+
+def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
+    """Return the records of a run or a sweep, and a line for each of its runs without one.
+
+    Raises:
+        UserError: there is no record, or one cannot be read.
+    """
+    if place.startswith(_MLFLOW):
+        return _stored(place.removeprefix(_MLFLOW), uri), []
+    folder = Path(place)
+    if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
+        return _of_sweep(folder)
+    if folder.is_dir() and not (folder / RECORD).exists():
+        refuse_unfinished(folder)
+        raise UserError(f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's.")
+    return [Record.load(folder)], []
+
+
+def _of_sweep(folder: Path) -> tuple[list[Record], list[str]]:
+    children = [(child, place) for child, place in folders.run_folders(Sweep.load(folder), folder)]
+    runs = [place for _, place in children if not place.is_symlink() and (place / RECORD).exists()]
+    if not runs:
+        raise UserError(f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}.")
+    missing = [
+        f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"
+        for child, place in children
+        if place not in runs
+    ]
+    return [Record.load(place) for place in runs], missing
+
+
+def _stored(run_id: str, uri: str | None) -> list[Record]:
+    from perfexp.tracking.mlflow_sink import MlflowSink  # only for sides from a store
+
+    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+        files = MlflowSink(uri=uri).fetch(run_id, Path(folder))
+        if not files:
+            raise UserError(f"{_MLFLOW}{run_id} is a sweep without runs.")
+        return [Record.load(file) for file in files]
+
+
+def _fraction(option: str, text: str) -> float:
+    """A percentage (`1%`) or a fraction (`0.01`) above 0 and below 100 %."""
+    bare, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(bare) / (100 if is_percent else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UserError(f"{option} {text}: give a percentage above 0 % and below 100 %, such as 1%.")
+    return value
