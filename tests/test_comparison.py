@@ -16,7 +16,7 @@ from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
-from perfexp.records.record import EarlierTime, Series, Status
+from perfexp.records.record import EarlierTime, Metric, Series, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.ratios import Repeats
 from tests.simulation import adapted
@@ -231,6 +231,63 @@ def test_a_higher_rate_is_faster():
     assert {pair.word for pair in found.values()} == {"FASTER"}
     assert found["throughput"].ratio == pytest.approx(2, rel=0.01)
     assert found["p95"].ratio == pytest.approx(0.5, rel=0.02)
+
+
+def with_metric(made, name, values, unit="1", width=None):
+    """Give each process of a record a figure, with an interval of this relative half-width."""
+    for point, value in zip(made.points, values, strict=False):
+        ends = {"low": value * (1 - width), "high": value * (1 + width)} if width else {}
+        point.metrics.append(Metric(name=name, value=value, unit=unit, **ends))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("time", "cycles", "clock", "device"),
+    [
+        (0.9, 1.0, "faster only because the clock was higher", "one"),
+        (1.1, 1.0, "slower only because the clock was lower", "one"),
+        (1.0, 1.1, "more cycles in the same time: the clock was higher", "one"),
+        (0.9, 0.9, "", "one"),
+        (0.9, 1.0, None, "another"),
+    ],
+)
+def test_time_and_cycles_that_disagree_name_the_clock(time, cycles, clock, device):
+    flat = (1.0, 1.0005, 0.9995)
+    one, two = named("one", points=[flat]), named("two", points=[[time * factor for factor in flat]])
+    two.environment = {"device": {"name": device, "kind": "cuda"}}
+    one.environment = {"device": {"name": "one", "kind": "cuda"}}
+    for made, scale in ((one, 1.0), (two, cycles)):
+        with_metric(made, "device/cycles_per_call", [1e7 * scale * factor for factor in flat])
+    pairs = {pair.measure: pair for pair in compare(one, two).pairs}
+    assert pairs["device"].clock == clock
+    assert pairs["cycles"].clock is None
+
+
+def test_cycles_without_a_verdict_do_not_judge_the_clock():
+    made = [with_metric(named(name), "device/cycles_per_call", [1e7]) for name in ("one", "two")]
+    assert [pair.clock for pair in compare(*made).pairs] == [None, None]
+
+
+def test_a_count_that_all_processes_repeat_has_a_verdict():
+    one, two = (with_metric(named(name), "memory/peak_bytes", [size] * 3) for name, size in (("a", 1e9), ("b", 2e9)))
+    found = {pair.measure: pair for pair in compare(one, two).pairs}
+    assert found["memory"].word == "MORE"
+    assert (found["memory"].low, found["memory"].high) == (pytest.approx(2), pytest.approx(2))
+
+
+def test_energy_varies_as_its_windows_and_as_the_times_of_the_processes():
+    def joules(value, width, points):
+        return with_metric(named(str(value), points=points), "energy/per_image_joules", [value], "joules", width)
+
+    def found(width, points):
+        pairs = compare(joules(1.0, width, points), joules(1.1, width, points), measures=["energy"]).pairs
+        return pairs[0].high / pairs[0].ratio - 1
+
+    quiet, noisy = [(1.0, 1.0001, 0.9999)], [(1.0, 1.02, 0.98)]
+    assert found(0.01, quiet) == pytest.approx(math.sqrt(2) * 0.01 * 2.78 / 1.96, rel=0.05)  # t of 4 degrees
+    assert found(0.01, noisy) > 3 * found(0.01, quiet)
+    [pair] = compare(joules(1.0, 0.01, [(1.0,)]), joules(1.1, 0.01, [(1.0,)]), measures=["energy"]).pairs
+    assert (pair.word, pair.low) == ("UNDECIDED", None)
 
 
 def test_the_history_of_a_record_is_in_the_interval():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,14 @@ SYMBOLS = {
     Verdict.SAME: "=",
     Verdict.UNDECIDED: "?",
     Verdict.NOT_COMPARABLE: "✕",
+}
+#: Style of each verdict on a terminal, by the names of rich.
+STYLES = {
+    Verdict.BETTER: "green",
+    Verdict.WORSE: "red",
+    Verdict.SAME: "blue",
+    Verdict.UNDECIDED: "yellow",
+    Verdict.NOT_COMPARABLE: "magenta",
 }
 _FORMATS = {"seconds": units.format_seconds, "joules": lambda value, digits: f"{units.digits(value, digits)} J"}
 #: Digits of a figure, and of a ratio.
@@ -54,7 +62,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     counts = [max(pair.processes) + pair.further_processes for pair in pairs if pair.further_processes]
     wanted = f"+N: N more processes of each side would probably decide (replicate={max(counts, default=0)} for all)"
     notes = [wanted] if counts else []
-    notes += _means(comparison, side)
+    notes += [*_clock_note(pairs), *_means(comparison, side)]
     return Grid(
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
@@ -62,11 +70,17 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
             Column(comparison.sides[0].name, (_figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
             Column(side.name, (_figure(pair.other, pair.unit) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
-            Column("verdict", map(verdict_of, pairs), prose=True),
+            Column("verdict", map(verdict_of, pairs), prose=True, styles=[STYLES[pair.verdict] for pair in pairs]),
             *([Column("+N", further, rank=3)] if counts else []),
         ],
         notes,
     )
+
+
+def _clock_note(pairs: Sequence[Compared]) -> list[str]:
+    """In how many pairs time and cycles agree; nothing without cycles."""
+    judged = [pair.clock for pair in pairs if pair.clock is not None]
+    return [f"time and cycles of the device agree in {judged.count('')} of {len(judged)} pairs"] if judged else []
 
 
 def _means(comparison: Comparison, side: SideFacts) -> list[str]:
@@ -155,7 +169,9 @@ def sections(comparison: Comparison, side: SideFacts) -> Iterator[tuple[str, lis
     """Lists below a side's table, with their titles; empty ones are left out."""
     missing = [f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing]
     neutral = [f"{one.key}: {one.baseline} → {one.other}" for one in side.differences if one.role is Role.NEUTRAL]
+    clocks = [f"{pair.point}: {pair.clock}" for pair in comparison.pairs if pair.side == side.name and pair.clock]
     for heading, lines in (
+        ("time and cycles disagree", clocks),
         ("what else differs", confounders(side)),
         ("differs without effect", neutral),
         ("only on one side", alone(comparison, side)),
@@ -175,7 +191,7 @@ def _figure(value: float, unit: str) -> str:
         return units.format_bytes(value)
     if unit in _FORMATS:
         return _FORMATS[unit](value, _DIGITS)
-    return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1")
+    return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1").removeprefix("cycles")
 
 
 def _signed(seconds: float) -> str:

@@ -38,6 +38,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         includes_runs: whether the interval includes how runs at other times differ.
         p: p-value of a difference beyond the margin.
         word: the verdict as reports name it: FASTER, SLOWER, LESS, …
+        clock: disagreement of time and cycles in words, empty if they agree; None unless both have a verdict.
         further_processes: how many more processes of each side would decide; None if unknown, or decided.
         confounders: facts that differ and prevent a comparison, with allowed confounders.
     """
@@ -59,6 +60,7 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     p: float
     verdict: Verdict
     word: str
+    clock: str | None = None
     further_processes: int | None = None
     confounders: tuple[str, ...] = ()
 

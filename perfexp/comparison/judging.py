@@ -18,6 +18,15 @@ from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio, Repeats
 
 _WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
+#: Verdicts on time and on cycles that disagree, and why.
+_CLOCKS = {
+    (Verdict.BETTER, Verdict.SAME): "faster only because the clock was higher",
+    (Verdict.BETTER, Verdict.WORSE): "faster only because the clock was higher, with more cycles",
+    (Verdict.WORSE, Verdict.SAME): "slower only because the clock was lower",
+    (Verdict.WORSE, Verdict.BETTER): "slower only because the clock was lower, with fewer cycles",
+    (Verdict.SAME, Verdict.BETTER): "fewer cycles in the same time: the clock was lower",
+    (Verdict.SAME, Verdict.WORSE): "more cycles in the same time: the clock was higher",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +84,8 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     names = pairing.varying(pair[0] for _, matching in matched for pair in matching.pairs)
     names = names or list(KEY_FIELDS[1:])
     verdicts = _verdicts(drafts, settings)
-    pairs = [_compared(draft, verdict, names, settings) for draft, verdict in zip(drafts, verdicts, strict=True)]
+    clocks = _clocks(drafts, verdicts)
+    pairs = [_compared(*judged, names, settings) for judged in zip(drafts, verdicts, clocks, strict=True)]
     return Comparison(
         perfexp_version=__version__,
         margin=settings.margin,
@@ -155,11 +165,29 @@ def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
     return verdicts
 
 
-def _compared(draft: _Draft, verdict: Verdict, names: Sequence[str], settings: Settings) -> Compared:
+def _clocks(drafts: Sequence[_Draft], verdicts: Sequence[Verdict]) -> list[str | None]:
+    """`Compared.clock` of each figure; clocks of two kinds of devices are not compared."""
+    of_cycles = {
+        (draft.side, id(draft.points)): verdict
+        for draft, verdict in zip(drafts, verdicts, strict=True)
+        if draft.measure == "cycles"
+    }
+    clocks: list[str | None] = []
+    for draft, verdict in zip(drafts, verdicts, strict=True):
+        cycles = of_cycles.get((draft.side, id(draft.points)), Verdict.UNDECIDED)
+        one, two = (point.features["device"] for point in draft.points)
+        is_decided = {verdict, cycles} <= {Verdict.BETTER, Verdict.WORSE, Verdict.SAME}
+        is_known = draft.measure == "device" and one == two and is_decided
+        clocks.append(_CLOCKS.get((verdict, cycles), "") if is_known else None)
+    return clocks
+
+
+def _compared(draft: _Draft, verdict: Verdict, clock: str | None, names: Sequence[str], settings: Settings) -> Compared:
     measure, interval, point = MEASURES[draft.measure], draft.ratio.interval, draft.points[0]
     baseline, other = draft.figures
     further = None
-    if verdict is Verdict.UNDECIDED:
+    is_repeated = measure.metric is None or max(len(one.values) for one in draft.figures) > 1
+    if verdict is Verdict.UNDECIDED and is_repeated:  # further processes measure times and memory only
         further = ratios.further_processes(other, baseline, draft.ratio, settings.margin)
     return Compared(
         side=draft.side,
@@ -179,6 +207,7 @@ def _compared(draft: _Draft, verdict: Verdict, names: Sequence[str], settings: S
         p=draft.ratio.p_beyond(settings.margin),
         verdict=verdict,
         word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[verdict],
+        clock=clock,
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
     )

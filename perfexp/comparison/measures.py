@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfexp.records.point_times import blocks_of, samples_per_call
-from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status
-from perfexp.records.summary import series_of_processes
+from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status, without_replicate
+from perfexp.records.summary import TIME_KINDS, series_of_processes
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import Repeats
+from perfexp.statistics.variance import Component
 
 _P95 = 95.0
 
@@ -39,6 +40,7 @@ class Measure:
 #: Measures by name, in the order of reports.
 MEASURES = {
     "device": Measure(unit="seconds"),
+    "cycles": Measure(unit="cycles", better="FEWER", worse="MORE", metric="device/cycles_per_call"),
     "latency": Measure(unit="seconds"),
     "p95": Measure(unit="seconds"),
     "throughput": Measure(unit="samples/s", is_better_if_lower=False),
@@ -50,25 +52,31 @@ MEASURES = {
 
 def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
     """The figures of each timed point of a record by measure, for those that are above 0."""
-    found: dict[Key, dict[str, Repeats]] = {}
-    points: dict[Key, Point] = {}
+    points: dict[Key, list[Point]] = {}
     for point in record.points:
-        if point.key.is_timed and point.key.replicate == 0 and point.status is Status.OK:
-            values = {name: _value(point, measure.metric) for name, measure in MEASURES.items() if measure.metric}
-            points[point.key] = point
-            found[point.key] = {name: Repeats(values=(value,)) for name, value in values.items() if value is not None}
+        if point.key.is_timed and point.status is Status.OK:
+            points.setdefault(without_replicate(point.key), []).append(point)
+    found = {key: _metrics(of) for key, of in points.items() if any(point.key == key for point in of)}
     earlier = {(time.key, time.time, time.method): time for time in record.earlier}
     for key, name, series in series_of_processes(record):
         if key in found:
-            method = points[key].facts.get("device_method") if name == "device" else None
-            found[key] |= _times(name, series, earlier.get((key, name, method)), samples_per_call(points[key]))
+            method = points[key][0].facts.get("device_method") if name == "device" else None
+            found[key] |= _times(name, series, earlier.get((key, name, method)), samples_per_call(points[key][0]))
     positive = {key: {name: one for name, one in of.items() if min(one.values) > 0} for key, of in found.items()}
     return _with_components(positive)
 
 
-def _value(point: Point, name: str) -> float | None:
-    metric = point.metric(name)
-    return metric.value if metric else None
+def _metrics(points: list[Point]) -> dict[str, Repeats]:
+    """The single figures of the processes of a point."""
+    found = {}
+    for name, measure in MEASURES.items():
+        metrics = [metric for point in points if measure.metric and (metric := point.metric(measure.metric))]
+        values = tuple(metric.value for metric in metrics if metric.value is not None)
+        if values:
+            widths = [(metric.high - metric.low) / 2 for metric in metrics if metric.low and metric.high]
+            within = (widths[0] / values[0] / Z95) ** 2 if widths and values[0] else 0.0
+            found[name] = Repeats(values=values, within=within)
+    return found
 
 
 def _times(name: str, series: list[Series], history: EarlierTime | None, samples: int) -> dict[str, Repeats]:
@@ -104,13 +112,25 @@ def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
 
 
 def _with_components(found: Mapping[Key, dict[str, Repeats]]) -> dict[Key, dict[str, Repeats]]:
-    """Give each figure the variance between processes that all figures of its phase and measure show (anchors)."""
+    """Give each figure the variance between processes that all figures of its phase and measure show (anchors).
+
+    A figure of one process that has an interval of its own, such as energy, varies between processes at least as the
+    times do: both variances add up.
+    """
     groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for key, figures in found.items():
         for name, one in figures.items():
             groups.setdefault((key.phase, name), []).append(one.values)
     between = {group: variance.between_processes(values) for group, values in groups.items()}
+
+    def component(phase: str, name: str, one: Repeats) -> Component | None:
+        own = between[phase, name]
+        if own or MEASURES[name].metric is None or not one.within:
+            return own
+        time = next(filter(None, (between.get((phase, time)) for time in TIME_KINDS)), None)
+        return time and replace(time, variance=time.variance + one.within)
+
     return {
-        key: {name: replace(one, between=between[key.phase, name]) for name, one in figures.items()}
+        key: {name: replace(one, between=component(key.phase, name, one)) for name, one in figures.items()}
         for key, figures in found.items()
     }

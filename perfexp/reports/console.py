@@ -231,8 +231,9 @@ def _table(grid: Grid, *, fits: bool) -> Table:
         justify: rich.console.JustifyMethod = "left" if column.prose else "right"
         title = Text(column.title, style="bold")
         table.add_column(title, justify=justify, no_wrap=fits and not column.prose, overflow="fold")
-    for line in grid.lines:
-        table.add_row(*(Text(printable(cell)) for cell in line))
+    styles = zip(*(column.styles for column in grid.columns), strict=True)
+    for line, of_line in zip(grid.lines, styles, strict=True):
+        table.add_row(*(Text(printable(cell), style) for cell, style in zip(line, of_line, strict=True)))
     return table
 
 

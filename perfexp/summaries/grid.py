@@ -22,12 +22,21 @@ class Column:
         cells: one for each row.
         rank: 0 for columns that always show; of the others the highest is dropped first if the width is short.
         is_key: whether it identifies the row; each of several tables of Markdown repeats it.
+        styles: style of each cell on a terminal, by the names of rich; none without colors.
     """
 
     def __init__(
-        self, title: str, cells: Iterable[str], *, rank: int = 0, prose: bool = False, is_key: bool = False
+        self,
+        title: str,
+        cells: Iterable[str],
+        *,
+        rank: int = 0,
+        prose: bool = False,
+        is_key: bool = False,
+        styles: Sequence[str] = (),
     ) -> None:
         self.title, self.cells = title, tuple(cells)
+        self.styles = styles or [""] * len(self.cells)
         self.rank, self.prose, self.is_key = rank, prose, is_key
 
     @property

@@ -272,6 +272,38 @@ def test_the_table_fits_the_terminal(width, saved, capsys):
     assert "not shown" not in text
 
 
+def test_verdicts_have_colors_beside_their_symbols(saved, capsys):
+    paths = saved(many(0), many(1, 0.8))
+    assert commands.run(["compare", *paths, "--json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    texts = []
+    for no_color in ("", "1"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TERM", "xterm-256color")
+            patch.setenv("NO_COLOR", no_color)
+            out = Terminal()
+            _print(found, Console(out=out, err=out, width=100))
+            texts.append(out.getvalue())
+    assert "\x1b[32m▲ FASTER" in texts[0]
+    assert "\x1b[32m" not in texts[1]
+    assert "▲ FASTER" in texts[1]
+
+
+def test_a_clock_that_explains_a_difference_is_named(saved, capsys):
+    one, two = made(), made([[0.9 * factor for factor in FLAT]], seed=1)
+    for point in (*one.points, *two.points):
+        point.metrics.append(Metric(name="device/cycles_per_call", value=1e7, unit="1", estimated=True))
+    assert commands.run(["compare", *saved(one, two)]) == 0
+    text = capsys.readouterr().out
+    assert "time and cycles disagree\n  32 · batch 1: faster only because the clock was higher" in text
+    assert "time and cycles of the device agree in 0 of 1 pairs" in text
+
+
 def test_a_sweep_is_one_side(tmp_path, capsys):
     for name, scale in (("before", 1.0), ("after", 1.3)):
         children = []
