@@ -22,6 +22,8 @@ _COMMANDS = {
     "calibrate kernels": "learn this GPU's kernels, by which algorithms are proven",
     "show DIR": "report of a run",
     "compare A B": "which run is faster, by how much, and whether they can be compared",
+    "check NEW --against BASELINE": "exit code 1 if a run is slower, for CI",
+    "baseline add NAME DIR": "named baselines for check",
     "status": "done, failed, missing and running points",
     "export DIR": "one table of many runs, CSV and Parquet",
     "roofline DIR": "which ceiling limits the kernels or layers",

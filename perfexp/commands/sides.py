@@ -12,7 +12,7 @@ import typer
 
 from perfexp.commands.app import RECORD, SWEEP, one_of
 from perfexp.commands.show import refuse_unfinished
-from perfexp.comparison import comparability
+from perfexp.comparison import comparability, named_baselines
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
@@ -22,7 +22,7 @@ from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 
 #: Beginning of a side that is a run of the tracking store.
-_MLFLOW = "mlflow:"
+MLFLOW = "mlflow:"
 
 Margin = Annotated[
     str, typer.Option(metavar="PERCENT", help="Relative difference up to which two figures are the same.")
@@ -31,11 +31,20 @@ Fdr = Annotated[
     str, typer.Option(metavar="PERCENT", help="Tolerated share of false verdicts among those of a measure.")
 ]
 Metrics = Annotated[
-    str | None, typer.Option("--metric", metavar="NAME,…", help=f"Measures: {', '.join(MEASURES)}; default all.")
+    str | None, typer.Option("--metric", metavar="NAME,…", help=f"Measures to compare: {', '.join(MEASURES)}.")
 ]
 Allow = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY", help="Compare although this differs; may be repeated, or a list with commas."),
+]
+Baselines = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="DIR",
+        envvar="PERFEXP_BASELINES",
+        help="Folder of named baselines; by default PERFEXP_BASELINES, or perfexp/baselines in the user's data.",
+    ),
 ]
 Uri = Annotated[str | None, typer.Option(help="Tracking store of mlflow:RUN_ID; by default outputs/mlflow.db here.")]
 
@@ -64,7 +73,7 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
     if len(places) > len(names):
         raise UserError(f"{len(places)} sides were given; at most {len(names)} can be compared.")
-    resolved = [place if place.startswith(_MLFLOW) else str(Path(place).resolve()) for place in places]
+    resolved = [place if place.startswith(MLFLOW) else str(Path(place).resolve()) for place in places]
     for number, place in enumerate(resolved):
         if place in resolved[:number]:
             raise UserError(f"{places[number]} was given twice; name two different runs.")
@@ -77,8 +86,8 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     Raises:
         UserError: there is no record, or one cannot be read.
     """
-    if place.startswith(_MLFLOW):
-        return _stored(place.removeprefix(_MLFLOW), uri), []
+    if place.startswith(MLFLOW):
+        return _stored(place.removeprefix(MLFLOW), uri), []
     folder = Path(place)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         return _of_sweep(folder)
@@ -86,6 +95,21 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
         refuse_unfinished(folder)
         raise UserError(f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's.")
     return [Record.load(folder)], []
+
+
+def baseline(root: Path, name: str, machine: str | None = None) -> Path:
+    """Return the folder of a named baseline; raises `UserError` unless exactly one machine, or this one, has it."""
+    places = named_baselines.find(root, name)
+    matching = [place for place in places if machine in (None, place.parent.name)]
+    if len(matching) == 1:
+        return matching[0]
+    machines = ", ".join(place.parent.name for place in places)
+    if matching:
+        raise UserError(f"Several machines have a baseline {name}: {machines}. Name one with --machine.")
+    raise UserError(
+        f"There is no baseline {name}{f' of {machine}' if machine else ''} in {root}"
+        f"{f', only of {machines}' if places else ''}. Add it with: perfexp baseline add {name} DIR."
+    )
 
 
 def _of_sweep(folder: Path) -> tuple[list[Record], list[str]]:
@@ -107,7 +131,7 @@ def _stored(run_id: str, uri: str | None) -> list[Record]:
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         files = MlflowSink(uri=uri).fetch(run_id, Path(folder))
         if not files:
-            raise UserError(f"{_MLFLOW}{run_id} is a sweep without runs.")
+            raise UserError(f"{MLFLOW}{run_id} is a sweep without runs.")
         return [Record.load(file) for file in files]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from perfexp.comparison.comparability import Role
-from perfexp.comparison.document import Compared, Comparison, SideFacts, Verdict
+from perfexp.comparison.document import Alone, Compared, Comparison, SideFacts, Verdict
 from perfexp.records import units
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS
@@ -51,7 +52,7 @@ def header(comparison: Comparison) -> list[str]:
     lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
     runs = "" if all(pair.includes_runs for pair in measured) else _WITHOUT_RUNS
-    rule = f"margin ±{_bare(comparison.margin)}, 95 % intervals, false discovery rate {_bare(comparison.fdr)}{runs}"
+    rule = f"margin ±{bare(comparison.margin)}, 95 % intervals, false discovery rate {bare(comparison.fdr)}{runs}"
     return [*lines, *filter(None, [comparison.constant]), rule]
 
 
@@ -67,8 +68,8 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
         [
             Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
             Column("point", (pair.point for pair in pairs), prose=True, is_key=True),
-            Column(comparison.sides[0].name, (_figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
-            Column(side.name, (_figure(pair.other, pair.unit) for pair in pairs), rank=1),
+            Column(comparison.sides[0].name, (figure(pair.baseline, pair.unit) for pair in pairs), rank=2),
+            Column(side.name, (figure(pair.other, pair.unit) for pair in pairs), rank=1),
             Column(f"{side.name}/{comparison.sides[0].name}", map(ratio_of, pairs)),
             Column("verdict", map(verdict_of, pairs), prose=True, styles=[STYLES[pair.verdict] for pair in pairs]),
             *([Column("+N", further, rank=3)] if counts else []),
@@ -117,9 +118,19 @@ def confounders(side: SideFacts) -> list[str]:
 
 
 def alone(comparison: Comparison, side: SideFacts) -> list[str]:
-    """The points that only this side or only the baseline has in their comparison."""
+    """The points, and measures of points, that only this side or only the baseline has in their comparison."""
     found = [one for one in comparison.alone if side.name in (one.side, one.against)]
-    return [f"{one.side}: {one.point}{f' ({one.against}: {one.status.value})' if one.status else ''}" for one in found]
+    measures = Counter(f"{one.side}: {one.measure}" for one in found if one.measure)
+    return [
+        *(f"{one.side}: {alone_of(one)}" for one in found if not one.measure),
+        *(f"{measure} of {units.counted(count, 'point')}" for measure, count in measures.items()),
+    ]
+
+
+def alone_of(one: Alone) -> str:
+    """A point, or a measure of it, that one side has alone, in words."""
+    status = f" ({one.against}: {one.status.value})" if one.status else ""
+    return f"{one.point}{f', {one.measure}' if one.measure else ''}{status}"
 
 
 def layers(comparison: Comparison, side: SideFacts, most: int = _MOST_LAYERS) -> Grid | None:
@@ -133,8 +144,8 @@ def layers(comparison: Comparison, side: SideFacts, most: int = _MOST_LAYERS) ->
             Column("layer", (line.layer for line in lines), prose=True, is_key=True),
             Column("pass", (line.which for line in lines), prose=True, is_key=True),
             Column("point", (line.point for line in lines), prose=True, rank=3),
-            Column(comparison.sides[0].name, (_figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
-            Column(side.name, (_figure(line.other_seconds, "seconds") for line in lines), rank=1),
+            Column(comparison.sides[0].name, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
+            Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
             Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
             Column("share", (percent(line.share) for line in lines)),
         ]
@@ -186,7 +197,8 @@ def _ratio_text(ratio: Interval) -> str:
     return with_width(ratio, units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1), ends)
 
 
-def _figure(value: float, unit: str) -> str:
+def figure(value: float, unit: str) -> str:
+    """A figure with its unit."""
     if unit == "bytes":
         return units.format_bytes(value)
     if unit in _FORMATS:
@@ -198,5 +210,6 @@ def _signed(seconds: float) -> str:
     return f"{'+' if seconds > 0 else '-'}{units.format_seconds(abs(seconds), 3)}"
 
 
-def _bare(fraction: float) -> str:
+def bare(fraction: float) -> str:
+    """A fraction in percent, without needless digits."""
     return f"{100 * fraction:g} %"

@@ -76,12 +76,13 @@ class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
 
 class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A point that only one side measured; `status` is that of the other side (`against`), if it tried."""
+    """A point, or a measure of it, that one side has alone; `status` is that of the other side (`against`), if any."""
 
     side: str
     point: str
     against: str
-    status: Status | None
+    status: Status | None = None
+    measure: str | None = None
 
 
 class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -79,12 +79,13 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     for other, matching in matched:
         if not matching.pairs:
             raise UserError(_nothing_in_common(baseline, other))
-    between = _Differences(settings.allowed)
-    drafts = list(_drafts(matched, between, settings.measures))
+    between, figures = _Differences(settings.allowed), _Figures(settings.measures)
+    drafts = list(_drafts(matched, between, figures))
     names = pairing.varying(pair[0] for _, matching in matched for pair in matching.pairs)
     names = names or list(KEY_FIELDS[1:])
     verdicts = _verdicts(drafts, settings)
     clocks = _clocks(drafts, verdicts)
+    alone = [_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone]
     pairs = [_compared(*judged, names, settings) for judged in zip(drafts, verdicts, clocks, strict=True)]
     return Comparison(
         perfexp_version=__version__,
@@ -95,7 +96,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         sides=(_facts(baseline), *(_facts(other, between.of_all(matching)) for other, matching in matched)),
         pairs=tuple(sorted(pairs, key=_regressions_first)),
         means=tuple(_means(drafts)),
-        alone=tuple(_alone(baseline, other, matching, one) for other, matching in matched for one in matching.alone),
+        alone=(*alone, *_measures_alone(baseline, matched, figures, names)),
         layers=tuple(
             line
             for other, matching in matched
@@ -105,19 +106,13 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     )
 
 
-def _drafts(
-    matched: Sequence[tuple[Side, Matching]], between: _Differences, measures: Collection[str]
-) -> Iterator[_Draft]:
-    """The ratios of all pairs by the measures that both points have; each record is evaluated once."""
-    figures: dict[int, dict[Key, dict[str, Repeats]]] = {}
+def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, figures: _Figures) -> Iterator[_Draft]:
+    """The ratios of all pairs by the measures that both points have."""
     for other, matching in matched:
         for pair in matching.pairs:
-            for one in pair:
-                if id(one.record) not in figures:
-                    figures[id(one.record)] = repeats(one.record)
             differences = between.of(pair)
-            of_baseline, of_other = (figures[id(one.record)].get(one.key, {}) for one in pair)
-            for measure in (name for name in of_baseline if name in of_other and name in measures):
+            of_baseline, of_other = map(figures.of, pair)
+            for measure in (name for name in of_baseline if name in of_other):
                 yield _Draft(
                     side=other.name,
                     measure=measure,
@@ -126,6 +121,34 @@ def _drafts(
                     ratio=ratios.log_ratio(of_other[measure], of_baseline[measure]),
                     confounders=tuple(one for one in differences if one.affects(measure)),
                 )
+
+
+def _measures_alone(
+    baseline: Side, matched: Sequence[tuple[Side, Matching]], figures: _Figures, names: Sequence[str]
+) -> Iterator[Alone]:
+    """The measures of pairs that one of the two points lacks."""
+    for other, matching in matched:
+        for pair in matching.pairs:
+            of_baseline, of_other = map(figures.of, pair)
+            for measure in (name for name in MEASURES if (name in of_baseline) is not (name in of_other)):
+                ends = (baseline, other) if measure in of_baseline else (other, baseline)
+                point, (side, against) = pairing.label(pair[0], names), (end.name for end in ends)
+                yield Alone(side=side, point=point, against=against, measure=measure)
+
+
+class _Figures:
+    """The figures of points by the chosen measures; each record is evaluated once."""
+
+    def __init__(self, measures: Collection[str]) -> None:
+        self._measures = measures
+        self._known: dict[int, dict[Key, dict[str, Repeats]]] = {}
+
+    def of(self, one: Measurement) -> dict[str, Repeats]:
+        """The figures of a point."""
+        if id(one.record) not in self._known:
+            self._known[id(one.record)] = repeats(one.record)
+        figures = self._known[id(one.record)].get(one.key, {})
+        return {name: figure for name, figure in figures.items() if name in self._measures}
 
 
 class _Differences:
@@ -269,8 +292,12 @@ def _refuse_same_runs(sides: Sequence[Side]) -> None:
 
 
 def _nothing_in_common(baseline: Side, other: Side) -> str:
-    has = [
-        f"{side.source} has {'; '.join(dict.fromkeys(pairing.label(one, KEY_FIELDS) for one in side.measurements[:3]))}"
-        for side in (baseline, other)
-    ]
+    has = []
+    for side in (baseline, other):
+        points = dict.fromkeys(f"{pairing.label(one, KEY_FIELDS)}{_failure(one)}" for one in side.measurements[:3])
+        has.append(f"{side.source} has {'; '.join(points)}")
     return f"No points can be paired: {', '.join(has)}. Measure the same phase, input_size and batch_size."
+
+
+def _failure(one: Measurement) -> str:
+    return "" if one.status is Status.OK else f" ({one.status.value})"

@@ -1,0 +1,81 @@
+"""perfexp baseline: named baselines for `perfexp check`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfexp.commands import sides
+from perfexp.commands.app import Force, app, echo
+from perfexp.comparison import named_baselines
+from perfexp.errors import UserError
+from perfexp.records import units
+from perfexp.reports.console import Console
+from perfexp.summaries.grid import Column, Grid
+
+
+class Action(StrEnum):
+    """An action on baselines."""
+
+    add = "add"
+    list = "list"
+    show = "show"
+    rm = "rm"
+
+
+@app.command()
+def baseline(
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="add NAME DIR, list, show NAME, or rm NAME.")],
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a baseline.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="A run's or a sweep's folder, or mlflow:RUN_ID.")
+    ] = None,
+    folder: sides.Baselines = None,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Machine and GPU, as `list` names them, if several have NAME.")
+    ] = None,
+    uri: sides.Uri = None,
+    force: Force = False,
+) -> None:
+    """Store copies of records under a name, for each machine and GPU, as baselines of perfexp check."""
+    root = folder or named_baselines.default_folder()
+    if action is Action.list:
+        _list(root)
+    elif name is None or (source is None) is (action is Action.add):
+        raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
+    elif source is not None:
+        records, _ = sides.records(source, uri)
+        echo(f"added {named_baselines.add(root, name, records, force=force)}")
+    elif action is Action.show:
+        place = sides.baseline(root, name, machine)
+        for number, record in enumerate(named_baselines.read(place)):
+            Console().show(record, place / str(number))
+    else:
+        _remove(sides.baseline(root, name, machine))
+
+
+def _remove(place: Path) -> None:
+    try:
+        named_baselines.remove(place)
+    except OSError as error:
+        raise UserError(f"{place} can't be removed: {error.strerror}.") from error
+    echo(f"removed {place}")
+
+
+def _list(root: Path) -> None:
+    places = named_baselines.find(root)
+    if not places:
+        echo(f"no baselines in {root}")
+        return
+    content = [named_baselines.read(place) for place in places]
+    columns = [
+        Column("machine", (place.parent.name for place in places), prose=True),
+        Column("name", (place.name for place in places), prose=True),
+        Column("measured", (records[0].started[:10] for records in content)),
+        Column("content", (units.counted(len(records), "run") for records in content)),
+        Column("first run", (records[0].name for records in content), prose=True, rank=1),
+    ]
+    Console().show_grid(str(root), Grid(columns))

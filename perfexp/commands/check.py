@@ -1,0 +1,147 @@
+"""perfexp check: a gate for scripts and CI, whose exit code says whether a new run is worse than a baseline."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfexp.commands import sides
+from perfexp.commands.app import app, echo, one_of
+from perfexp.comparison import comparison_table, judging, named_baselines
+from perfexp.comparison.document import Compared, Comparison, Verdict
+from perfexp.comparison.measures import MEASURES
+from perfexp.comparison.pairing import Side
+from perfexp.errors import PerfexpError, UserError
+from perfexp.summaries.subject import one_line
+
+#: Measures without `--metric`: another clock changes cycles without changing the time.
+_DEFAULT = ",".join(name for name in MEASURES if name != "cycles")
+#: Variable of GitHub Actions that names the file of a step's summary, and the limit on its size.
+_SUMMARY, _MOST_BYTES = "GITHUB_STEP_SUMMARY", 1 << 20
+
+
+class Failure(StrEnum):
+    """A reason to fail the check."""
+
+    slower = "slower"
+    missing = "missing"
+    undecided = "undecided"
+
+
+@app.command()
+def check(
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="A run's or a sweep's folder, a record.json, or mlflow:RUN_ID.")
+    ],
+    against: Annotated[
+        str, typer.Option(metavar="BASELINE", help="Name of a baseline (perfexp baseline), or a folder as NEW.")
+    ],
+    fail_on: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Of slower (worse in any measure), missing, undecided.")
+    ] = "slower,missing",
+    margin: sides.Margin = "1%",
+    fdr: sides.Fdr = "5%",
+    metric: sides.Metrics = None,
+    allow: sides.Allow = None,
+    folder: sides.Baselines = None,
+    uri: sides.Uri = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="For GitHub Actions: annotations, and a summary of the step.")
+    ] = False,
+) -> None:
+    """Check a new run against a baseline: one line for each regression, and an exit code.
+
+    0: nothing is worse. 1: a figure is worse beyond the margin, or missing. 2: runs that cannot be compared, nothing
+    that both sides measured, no figure with an interval, or a wrong command. Without --metric, cycles are left out.
+    """
+    try:
+        settings = sides.settings(margin, fdr, metric or _DEFAULT, allow)
+        reasons = [one_of("--fail-on", name, list(Failure)) for name in sides.words([fail_on])]
+        summary = _summary_file() if github else None
+        root = folder or named_baselines.default_folder()
+        compared = judging.compare(list(_sides(new, against, root, uri)), settings)
+    except PerfexpError as error:
+        if github:
+            echo(_annotation(str(error)))
+        raise
+    failed = list(_failed(compared, reasons))
+    unknown = [] if failed else _unknown(compared, sides.words([metric or ""]))
+    outcome = "failed" if failed else "not decided" if unknown else "passed"
+    counts = Counter(pair.verdict for pair in compared.pairs)
+    words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    outcome = f"{outcome}: {words}, margin ±{comparison_table.bare(compared.margin)}, against {against}"
+    for line in (*failed, *unknown):
+        echo(_annotation(line) if github else one_line(line))
+    echo(one_line(outcome), err=True)
+    if summary:
+        _append(summary, "\n\n".join([outcome, *failed, *unknown, comparison_table.markdown(compared)]))
+    raise typer.Exit(1 if failed else 2 if unknown else 0)
+
+
+def _sides(new: str, against: str, root: Path, uri: str | None) -> Iterator[Side]:
+    """The baseline and the new side; the name of a baseline comes before a folder of the same name."""
+    records, missing = sides.records(new, uri)
+    is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
+    if is_name and (named_baselines.find(root, against) or not Path(against).exists()):
+        place = sides.baseline(root, against, named_baselines.machine_of(records))
+        yield Side.of("A", str(place), named_baselines.read(place))
+    else:
+        yield Side.of("A", against, *sides.records(against, uri))
+    yield Side.of("B", new, records, missing)
+
+
+def _failed(compared: Comparison, reasons: Sequence[str]) -> Iterator[str]:
+    """A line for each figure that fails the check."""
+    for reason, verdict in ((Failure.slower, Verdict.WORSE), (Failure.undecided, Verdict.UNDECIDED)):
+        if reason in reasons:
+            yield from (_line(pair) for pair in compared.pairs if pair.verdict is verdict)
+    if Failure.missing in reasons:
+        baseline, new = compared.sides
+        yield from (f"MISSING {comparison_table.alone_of(one)}" for one in compared.alone if one.side == baseline.name)
+        yield from (f"MISSING {line}" for line in new.missing)
+
+
+def _line(pair: Compared) -> str:
+    now, before = (comparison_table.figure(value, pair.unit) for value in (pair.other, pair.baseline))
+    ratio = comparison_table.ratio_of(pair)
+    return f"{comparison_table.verdict_of(pair)} {pair.measure} of {pair.point}: {now}, was {before}, ratio {ratio}"
+
+
+def _unknown(compared: Comparison, required: Sequence[str]) -> list[str]:
+    """Why the check has no answer although nothing failed; empty if it has one."""
+    if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
+        lines = comparison_table.confounders(compared.sides[1])
+        return [f"not comparable: {line.strip()}" for line in lines]
+    measured = {pair.measure for pair in compared.pairs}
+    judged = {pair.measure for pair in compared.pairs if pair.low is not None}
+    if lacking := [name for name in required if name not in measured]:
+        return [f"not measured on both sides: {', '.join(lacking)}"]
+    if not judged or not judged.issuperset(required):
+        names = ", ".join(name for name in MEASURES if name in (set(required) or measured) - judged)
+        return [f"without an interval: {names}; measure in several processes (replicate=3)"]
+    return []
+
+
+def _summary_file() -> Path:
+    if not os.environ.get(_SUMMARY):
+        raise UserError(f"--github: {_SUMMARY} is not set, which GitHub Actions does; leave out --github elsewhere.")
+    return Path(os.environ[_SUMMARY])
+
+
+def _append(file: Path, text: str) -> None:
+    try:
+        with file.open("ab") as summary:
+            summary.write(text.encode()[:_MOST_BYTES] + b"\n")
+    except OSError as error:
+        raise UserError(f"{_SUMMARY}: {file} can't be written: {error.strerror}.") from error
+
+
+def _annotation(line: str) -> str:
+    """A workflow command of GitHub Actions, which ends at a line break and reads percent signs as escapes."""
+    return f"::error title=perfexp check::{one_line(line).replace('%', '%25')}"

@@ -1,0 +1,87 @@
+"""Named baselines: plain copies of records, by machine and GPU: FOLDER/MACHINE/NAME/NUMBER/record.json."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfexp.diagnosis.environment import fact_at
+from perfexp.errors import UserError
+from perfexp.host.cache import home
+from perfexp.host.files import safe_name, write_atomically
+from perfexp.records.record import Record
+
+_RECORD = "record.json"
+
+
+def default_folder() -> Path:
+    """Return the folder of baselines in the user's data, by the XDG Base Directory Specification."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else home() / ".local" / "share") / "perfexp" / "baselines"
+
+
+def machine_of(records: Sequence[Record]) -> str:
+    """Return the machine and the GPU of records as a folder's name; raises `UserError` if there are several."""
+    machines = {
+        safe_name(" ".join(str(fact_at(record.environment, place)) for place in ("host", "device.name"))).lower()
+        for record in records
+    }
+    if len(machines) > 1:
+        raise UserError(f"A baseline is of one machine; these runs are of {', '.join(sorted(machines))}.")
+    return machines.pop()
+
+
+def find(folder: Path, name: str | None = None) -> list[Path]:
+    """Return the folders of the baselines, or of those with a name, machine by machine."""
+    pattern = f"*/{_checked(name)}" if name else "*/*"
+    return [place for place in sorted(folder.glob(pattern)) if _files(place)]
+
+
+def read(place: Path) -> list[Record]:
+    """Return the records of a baseline."""
+    return [Record.load(file) for file in _files(place)]
+
+
+def add(folder: Path, name: str, records: Sequence[Record], *, force: bool) -> Path:
+    """Copy records into a new baseline of their machine and return its folder; `force` replaces an earlier one."""
+    place = folder / machine_of(records) / _checked(name)
+    if place.exists() and not force:
+        raise UserError(f"The baseline {place} exists. Choose another name, or replace it with --force.")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as made:
+            for number, record in enumerate(records):
+                (target := Path(made, name, str(number))).mkdir(parents=True)
+                write_atomically(target / _RECORD, record.to_json())
+            remove(place)
+            shutil.move(Path(made, name), place)
+    except OSError as error:
+        raise UserError(f"{place} can't be written: {error.strerror}. Choose another --folder.") from error
+    return place
+
+
+def remove(place: Path) -> None:
+    """Delete the records of a baseline and its folders; raises `OSError` if anything else is in them."""
+    for file in _files(place):
+        file.unlink()
+        file.parent.rmdir()
+    if place.exists():
+        place.rmdir()
+
+
+def _files(place: Path) -> list[Path]:
+    """The records of a baseline in their order; a linked folder has none."""
+    if place.is_symlink() or place.parent.is_symlink():
+        return []
+    files = [file for file in place.glob(f"*/{_RECORD}") if file.parent.name.isdecimal()]
+    return sorted(files, key=lambda file: int(file.parent.name))
+
+
+def _checked(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(f"baseline {name!r}: use letters, digits and ._- for its name.")
+    return name
