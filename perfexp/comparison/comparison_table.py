@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,11 @@ STYLES = {
     Verdict.UNDECIDED: "yellow",
     Verdict.NOT_COMPARABLE: "magenta",
 }
-_FORMATS = {"seconds": units.format_seconds, "joules": lambda value, digits: f"{units.digits(value, digits)} J"}
+_FORMATS: dict[str, Callable[[float, int], str]] = {
+    "seconds": units.format_seconds,
+    "joules": lambda value, digits: f"{units.digits(value, digits)} J",
+    "cycles": lambda value, digits: f"{units.digits(1e-6 * value, digits)} M",
+}
 #: Digits of a figure, and of a ratio.
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
@@ -203,7 +207,7 @@ def figure(value: float, unit: str) -> str:
         return units.format_bytes(value)
     if unit in _FORMATS:
         return _FORMATS[unit](value, _DIGITS)
-    return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1").removeprefix("cycles")
+    return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1")
 
 
 def _signed(seconds: float) -> str:

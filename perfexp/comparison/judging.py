@@ -112,7 +112,7 @@ def _drafts(matched: Sequence[tuple[Side, Matching]], between: _Differences, fig
         for pair in matching.pairs:
             differences = between.of(pair)
             of_baseline, of_other = map(figures.of, pair)
-            for measure in (name for name in of_baseline if name in of_other):
+            for measure in (name for name in MEASURES if name in of_baseline and name in of_other):
                 yield _Draft(
                     side=other.name,
                     measure=measure,

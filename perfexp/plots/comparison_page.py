@@ -30,6 +30,8 @@ _SIDES = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E6
 _ROW, _NARROW_ROW, _MANY, _FRAME = 26, 15, 40, 140
 #: Layers and points in plots of layers (comparison.json has all), and sizes from which there is a curve.
 _MOST_LAYERS, _MOST_POINTS, _LEAST_SIZES = 15, 6, 3
+#: Names of curves above a plot, and symbols that plotly numbers.
+_MOST_NAMES, _SYMBOLS = 5, 50
 _STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1300px; padding: 0 1em }
 table { display: block; overflow-x: auto } h2 { border-top: 1px solid #ccc; padding-top: .6em }
 td, th { padding: .1em .7em; text-align: left; white-space: nowrap } .note { color: #a33c00 }"""
@@ -130,6 +132,7 @@ def _curves(comparison: Comparison) -> Iterator[Any]:
             for name, value in ((names[0], pair.baseline), (pair.side, pair.other)):
                 lines.setdefault((name, pair.curve), {})[pair.key.pixels] = value
         figure, is_time = go.Figure(), pairs[0].unit == "seconds"
+        curves = sorted({curve for _, curve in lines})
         for (name, curve), values in sorted(lines.items()):
             figure.add_scatter(
                 x=[math.sqrt(pixels) for pixels in values],
@@ -137,6 +140,7 @@ def _curves(comparison: Comparison) -> Iterator[Any]:
                 mode="lines+markers",
                 name=_text(f"{name} {curve}".strip()),
                 line={"color": _SIDES[names.index(name) % len(_SIDES)]},
+                marker={"symbol": curves.index(curve) % _SYMBOLS},
             )
         _lay_out(figure, f"{measure} over the input size")
         figure.update_xaxes(title="input size in pixels (square root of height × width)", type="log")
@@ -146,14 +150,17 @@ def _curves(comparison: Comparison) -> Iterator[Any]:
 
 def _lay_out(figure: Any, title: str, rows: Sequence[str] = ()) -> None:
     """Set the title and the height; `rows` are the labels of a vertical axis from 0, the first one on top."""
-    is_long = len(rows) > _MANY
+    is_long, names = len(rows) > _MANY, [trace.name for trace in figure.data if trace.name]
+    legend = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"}
+    if is_crowded := len(names) > _MOST_NAMES:
+        legend |= {"y": -0.2, "yanchor": "top"}  # several lines above the plot would cover its title
     figure.update_layout(
         template="plotly_white",
         title={"text": _text(title), "font": {"size": 15}},
-        height=_FRAME + (len(rows) or 12) * (_NARROW_ROW if is_long else _ROW),
+        height=_FRAME + (len(rows) or 12 + is_crowded * len(names) // 3) * (_NARROW_ROW if is_long else _ROW),
         margin={"t": 46, "l": 10, "r": 10, "b": 50},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-        showlegend=any(trace.name for trace in figure.data),
+        legend=legend,
+        showlegend=bool(names),
     )
     if rows:
         ticks = {"tickvals": list(range(len(rows))), "ticktext": list(map(_text, rows))}

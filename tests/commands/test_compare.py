@@ -11,8 +11,10 @@ import pytest
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import _print
-from perfexp.comparison import comparability
+from perfexp.comparison import comparability, judging
 from perfexp.comparison.document import Comparison
+from perfexp.comparison.pairing import Side
+from perfexp.plots import comparison_page
 from perfexp.records import diagnostics
 from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
@@ -248,6 +250,20 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     assert 'src="http' not in page
     assert commands.run(["compare", *paths, "--output", str(out)]) == 2
     assert "--force" in capsys.readouterr().err
+
+
+def test_many_curves_are_named_below_the_plot_and_have_symbols_of_their_own(saved, capsys):
+    sides = []
+    for seed, algorithm in enumerate(("default", "fft")):
+        runs = [made([FLAT] * 3, plan={"model.name": f"model{number}"}, seed=10 * seed + number) for number in range(4)]
+        for run in runs:
+            run.plan["algorithm"]["name"] = algorithm
+        sides.append(Side.of("AB"[seed], algorithm, runs))
+    figure = next(comparison_page._curves(judging.compare(sides, judging.Settings())))
+    assert len(figure.data) == 8
+    assert len({trace.marker.symbol for trace in figure.data}) == 4
+    assert figure.layout.legend.yanchor == "top"
+    assert figure.layout.legend.y < 0
 
 
 def test_names_from_a_record_do_not_become_html(saved, tmp_path):
