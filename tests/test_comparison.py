@@ -290,6 +290,21 @@ def test_energy_varies_as_its_windows_and_as_the_times_of_the_processes():
     assert (pair.word, pair.low) == ("UNDECIDED", None)
 
 
+def test_the_interval_of_energy_holds_the_truth_of_other_runs():
+    """Eight processes that differ by 0.5 %, of which one measures energy in windows that differ by 1 %."""
+    held, pairs = 0, 300
+    for seed in range(pairs):
+        rng, sides = np.random.default_rng(seed), []
+        for name in ("one", "two"):
+            factors = np.exp(0.005 * rng.standard_normal(8))
+            joules = float(factors[0] * np.exp(0.01 * rng.standard_normal()))
+            made = record(name, [factors.tolist()], rng)
+            sides.append(with_metric(made, "energy/per_image_joules", [joules], "joules", 0.0196))
+        [pair] = [pair for pair in judged(*sides) if pair.measure == "energy"]
+        held += pair.low <= 1 <= pair.high
+    assert held / pairs >= 0.93
+
+
 def test_the_history_of_a_record_is_in_the_interval():
     one, two = named("one"), named("two")
     for made in (one, two):
