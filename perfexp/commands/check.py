@@ -75,7 +75,9 @@ def check(
     outcome = "failed" if failed else "not decided" if unknown else "passed"
     counts = Counter(pair.verdict for pair in compared.pairs)
     words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
-    outcome = f"{outcome}: {words}, margin ±{comparison_table.bare(compared.margin)}, against {against}"
+    outcome = (
+        f"{outcome}: {words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}, against {against}"
+    )
     for line in (*failed, *unknown):
         echo(_annotation(line) if github else one_line(line))
     echo(one_line(outcome), err=True)

@@ -221,7 +221,9 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
         return None
     named = [place for place in places if place.endswith(".name")]  # a name stands for the settings behind it
     shown = (named or places)[:_SHOWN]
-    return _text(known | settings, shown), _text(other_known | other_settings, shown)
+    leaves = {place.rpartition(".")[2] for place in shown}
+    is_named = len(leaves) > 1 or not (named or shown[0] in (*fact.environment, *fact.plan))  # not `model 0.1`
+    return _text(known | settings, shown, is_named), _text(other_known | other_settings, shown, is_named)
 
 
 def _leaves(value: Any, place: str) -> dict[str, Any]:
@@ -232,11 +234,10 @@ def _leaves(value: Any, place: str) -> dict[str, Any]:
     return {name: leaf for leaves in inner for name, leaf in leaves.items()}
 
 
-def _text(values: Mapping[str, Any], places: list[str]) -> str:
-    leaves = {place.rpartition(".")[2] for place in places}
+def _text(values: Mapping[str, Any], places: list[str], is_named: bool) -> str:
     words = []
     for place in places:
         value = values.get(place)
         text = f"{value:g}" if isinstance(value, float) else str(value)
-        words.append(text if len(leaves) == 1 else f"{place.rpartition('.')[2]} {text}")
+        words.append(f"{place.rpartition('.')[2]} {text}" if is_named else text)
     return one_line(", ".join(dict.fromkeys(words)))

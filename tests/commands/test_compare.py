@@ -184,6 +184,12 @@ def test_the_subject_and_what_follows_from_it_is_no_confounder(plan, environment
     assert verdicts(compared(made(), made(plan=plan, environment=environment, seed=1))) == {"device": "same"}
 
 
+def test_a_setting_below_a_group_is_named(saved, capsys):
+    one, two = (made(plan={"model.width": width}, seed=width) for width in (16, 32))
+    assert commands.run(["compare", *saved(one, two)]) == 0
+    assert "B against A: model width 16 → width 32" in capsys.readouterr().out
+
+
 def test_a_second_setting_beside_the_subject_is_a_confounder(compared):
     other = made(plan={"algorithm.name": "fft", "execution.threads": 4}, environment={"session.threads": 4}, seed=1)
     [pair] = compared(made(), other)["pairs"]
