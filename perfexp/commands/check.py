@@ -72,11 +72,8 @@ def check(
         raise
     failed = list(_failed(compared, reasons))
     unknown = [] if failed else _unknown(compared, sides.words([metric or ""]))
-    outcome = "failed" if failed else "not decided" if unknown else "passed"
-    counts = Counter(pair.verdict for pair in compared.pairs)
-    words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
     outcome = (
-        f"{outcome}: {words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}, against {against}"
+        f"{'failed' if failed else 'not decided' if unknown else 'passed'}: {_counts(compared)}, against {against}"
     )
     for line in (*failed, *unknown):
         echo(_annotation(line) if github else one_line(line))
@@ -96,6 +93,12 @@ def _sides(new: str, against: str, root: Path, uri: str | None) -> Iterator[Side
     else:
         yield Side.of("A", against, *sides.records(against, uri))
     yield Side.of("B", new, records, missing)
+
+
+def _counts(compared: Comparison) -> str:
+    counts = Counter(pair.verdict for pair in compared.pairs)
+    words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    return f"{words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}"
 
 
 def _failed(compared: Comparison, reasons: Sequence[str]) -> Iterator[str]:
