@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -71,6 +72,13 @@ def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
     measure("replicate=5")
     alone = row_of(measure())
     assert (alone.processes, alone.runs) == (1, 1)
+
+
+def test_the_processes_are_named_until_runs_count(measure, capsys):
+    measure("replicate=3")
+    measure("replicate=3")
+    assert commands.run(["show", "run1"]) == 0
+    assert re.search(r"\(3 processes, which differ by [\d.< ]+ %, and 1 earlier run\)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("other", [{"overrides": ("batch_size=2",)}, {"uuid": "GPU-2"}])

@@ -13,7 +13,7 @@ from perfexp.statistics.distributions import ALPHA, Z95, student95
 from perfexp.statistics.estimators import Interval, Samples, median_error, percentile_interval
 
 #: Number of runs from which their means show how runs differ.
-_LEAST_RUNS = 3
+LEAST_RUNS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def of_processes(statistics: Sequence[Interval]) -> Interval:
 def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
     """Return the variance of the last run's geometric mean, by its processes and by earlier runs of the same command.
 
-    From `_LEAST_RUNS` runs on it is the variance of the runs' means, corrected for the number of processes: runs at
+    From `LEAST_RUNS` runs on it is the variance of the runs' means, corrected for the number of processes: runs at
     other times also differ by the state of the machine. It is never below the variance that the processes explain.
 
     Args:
@@ -118,7 +118,7 @@ def of_run(runs: Sequence[Sequence[float]]) -> Component | None:
     logs = [np.log(np.asarray(run)) for run in runs]
     processes = between_processes(runs)
     within = processes.variance if processes else 0.0
-    if len(runs) >= _LEAST_RUNS:
+    if len(runs) >= LEAST_RUNS:
         spread = float(np.var([log.mean() for log in logs], ddof=1))
         inverse = [1 / log.size for log in logs]
         value = max(spread + within * (inverse[-1] - float(np.mean(inverse))), within * inverse[-1])
