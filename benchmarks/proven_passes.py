@@ -86,14 +86,6 @@ def outcome(model: nn.Module, inputs: torch.Tensor, choice: dict[str, str]) -> t
                 kernels = ", ".join(each.kernels)[:150]
                 reasons[f"{each.which.value} {each.selected} of {layer.name}: {each.reason} ({kernels})"] += 1
     return found, reasons
-    for layer in report.layers:
-        for each in layer.passes:
-            found[each.status.value] += 1
-            if each.status not in JUDGED:
-                reasons[
-                    f"{each.which.value} {each.selected} of {layer.name}: {each.reason} ({', '.join(each.kernels)[:150]})"
-                ] += 1
-    return found, reasons
 
 
 def main() -> None:
