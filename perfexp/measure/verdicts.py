@@ -157,7 +157,8 @@ def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:
         return Metric(name="epoch_seconds", value=value, unit="seconds")
     step = point.find_series("throughput") or point.find_series("latency")
     if steps_per_epoch is None or step is None or not step.measured:
-        reason = "the data has no end; set data.num_samples to define an epoch"
+        no_end = "the data has no end; set data.num_samples to define an epoch"
+        reason = no_end if steps_per_epoch is None else "no step was timed"
         return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
     value = steps_per_epoch * float(np.mean(step.measured))
     return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)
