@@ -123,7 +123,7 @@ class Layer:
         self._is_reported = False
 
     def recount(self) -> None:
-        """Restart the count of calls from zero."""
+        """Forget the calls so far, which were made to prepare the model: the next call of the model is reported."""
         self._is_reported = False
         for row in self._rows.values():
             row.calls, row.counted = 0, None

@@ -212,13 +212,11 @@ class EarlierTime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         key: key of the point in the first process.
         time: name of the series.
-        method: method of the device's time, `queue` or `graph`; None for other times.
         runs: for each run and each of its processes, median and mean seconds per call.
     """
 
     key: Key
     time: str
-    method: str | None = None
     runs: list[list[tuple[float, float]]]
 
 

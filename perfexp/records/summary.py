@@ -12,12 +12,19 @@ import numpy as np
 
 from perfexp.records import diagnostics, disturbances, units
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.point_times import first_median, first_median_interval, samples_per_call, series_of, summary_of
+from perfexp.records.point_times import (
+    DEVICE_TIMES,
+    first_median,
+    first_median_interval,
+    samples_per_call,
+    series_of,
+    summary_of,
+)
 from perfexp.records.record import EarlierTime, Key, Metric, Point, Record, Series, Status, without_replicate
 from perfexp.statistics import blockwise, estimators, scaling, variance
 
 #: Times that can represent a point, best first.
-TIME_KINDS = ("device", "latency", "throughput")
+TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
 #: Pixels per unit of size of a scaling model.
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
@@ -225,7 +232,7 @@ def row(
         known = {item.code for item in doubts}
         doubts += [item for item in (*other.doubts, *_statistical_doubts(other, kind)) if item.code not in known]
     doubts += _process_doubts(points, kind)
-    if kind == "device" and not any(item.code == "clock_moved" for item in doubts):
+    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
         doubts += disturbances.judge_clocks([point.facts for point in _comparable(points, kind)])
     return Row(
         key=first.key,
@@ -256,14 +263,9 @@ def _joined(processes: Sequence[Series]) -> Series:
 
 
 def _comparable(points: Sequence[Point], name: str) -> list[Point]:
-    """The processes that took this time with success and in the same way as the first: not queues with graphs."""
+    """The processes that took this time with success, as the first one did."""
     first, *others = points
-    alike = [
-        point
-        for point in others
-        if point.status is first.status is Status.OK
-        and (name != "device" or point.facts.get("device_method") == first.facts.get("device_method"))
-    ]
+    alike = [point for point in others if point.status is first.status is Status.OK]
     measured = [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
     return measured if first in measured else []
 
