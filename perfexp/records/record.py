@@ -351,10 +351,3 @@ def overall_status(points: Iterable[Point]) -> Status:
     """`ok` if every point is, otherwise the status of the first point that is not; `failed` without points."""
     statuses = [point.status for point in points] or [Status.FAILED]
     return next((status for status in statuses if status is not Status.OK), Status.OK)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a record; shipped as `perfexp/records/record-1.json`."""
-    schema = msgspec.json.schema(Record)
-    title = f"perfexp record, schema version {SCHEMA_VERSION}"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}

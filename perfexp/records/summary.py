@@ -10,12 +10,11 @@ from itertools import accumulate, combinations
 import msgspec
 import numpy as np
 
-from perfexp.records import diagnostics, disturbances, units
+from perfexp.records import diagnostics, disturbances, sampling
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
     first_median,
-    first_median_interval,
     samples_per_call,
     series_of,
     summary_of,
@@ -31,15 +30,6 @@ MEGAPIXEL = 1e6
 _ERROR_UNKNOWN = 0.05
 #: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
-#: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
-_PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
-#: Advice on getting more samples, by the reason for which a block ended.
-_MORE_SAMPLES = {
-    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
-    "max_seconds": "use more time (stopping.max_seconds=N)",
-    "max_calls": "use more calls (stopping.max_calls=N)",
-    "epochs": "use more epochs, or more data",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +217,11 @@ def row(
                 if widened is not None:
                     times[name], runs[name] = widened, len(earlier[name].runs)
     kind = next(iter(times), None)
-    doubts = [*first.doubts, *_statistical_doubts(first, kind)]
+    doubts = [*first.doubts, *sampling.judge(first, kind)]
     for other in points[1:]:
         known = {item.code for item in doubts}
-        doubts += [item for item in (*other.doubts, *_statistical_doubts(other, kind)) if item.code not in known]
-    doubts += _process_doubts(points, kind)
+        doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
+    doubts += sampling.judge_processes(_comparable(points, kind), kind) if kind else []
     if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
         doubts += disturbances.judge_clocks([point.facts for point in _comparable(points, kind)])
     return Row(
@@ -329,44 +319,3 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
-
-
-def _statistical_doubts(point: Point, kind: str | None) -> list[Diagnostic]:
-    """Diagnostics of the samples of one process: drift, and a wide interval."""
-    series = point.find_series(kind) if kind else None
-    if series is None or not series.measured:
-        return []
-    time = summary_of(series, ())
-    found = []
-    if time.drift is not None:
-        found.append(diagnostics.make("drift", relative=time.drift.relative))
-    target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
-    effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
-    narrow = estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
-    if achieved is None or (target is not None and narrow * achieved > target):
-        reached = _reached(achieved, target)
-        advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
-        found.append(diagnostics.make("too_few_samples", n=time.n, effective=effective, reached=reached, advice=advice))
-    return found
-
-
-def _process_doubts(points: Sequence[Point], kind: str | None) -> list[Diagnostic]:
-    """A diagnostic if the processes' medians differ by more than the intervals of their calls explain."""
-    measured = _comparable(points, kind) if kind else []
-    found = [median for point in measured if (median := first_median_interval(point, kind or "")) and median.value > 0]
-    component = variance.between_processes([[median.value for median in found]])
-    within = [median.relative_half_width or 0.0 for median in found]
-    if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
-        return []
-    medians = ", ".join(units.format_seconds(median.value, 3) for median in found)
-    return [diagnostics.make("processes_differ", processes=len(found), medians=medians, spread=component.spread)]
-
-
-def _reached(achieved: float | None, target: float | None) -> str:
-    if achieved is None:
-        return "no confidence interval exists"
-    if target is None:
-        return f"±{achieved:.1%}"
-    if achieved <= target:
-        return f"±{achieved:.1%}, which with few effective samples may be several times too narrow"
-    return f"±{achieved:.1%} instead of ±{target:.1%}"
