@@ -220,6 +220,24 @@ class EarlierTime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     runs: list[list[tuple[float, float]]]
 
 
+class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much the processes of the machine's last selfcheck differed in one kind of time.
+
+    Attributes:
+        phase: phase of the points that it measured.
+        time: name of the series.
+        variance: variance of log seconds between processes.
+        degrees: degrees of freedom of the variance.
+        ended: end of the selfcheck, ISO 8601 with time zone.
+    """
+
+    phase: str
+    time: str
+    variance: float
+    degrees: int
+    ended: str
+
+
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The place of a run in its sweep.
 
@@ -258,6 +276,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         artifacts: files of the run.
         sweep: place in a sweep, if any.
         earlier: times of the same points in earlier runs, which widen the intervals of this one.
+        selfcheck: spread between processes on this machine, which widens the intervals of a run of one process.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -276,6 +295,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     artifacts: list[Artifact] = []
     sweep: SweepMembership | None = None
     earlier: list[EarlierTime] = []
+    selfcheck: list[MachineSpread] = []
 
     def to_json(self) -> bytes:
         """The record as indented JSON."""

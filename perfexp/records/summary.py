@@ -19,7 +19,17 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.record import EarlierTime, Key, Metric, Point, Record, Series, Status, without_replicate
+from perfexp.records.record import (
+    EarlierTime,
+    Key,
+    MachineSpread,
+    Metric,
+    Point,
+    Record,
+    Series,
+    Status,
+    without_replicate,
+)
 from perfexp.statistics import blockwise, estimators, scaling, variance
 
 #: Times that can represent a point, best first.
@@ -48,6 +58,7 @@ class Row:
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
         runs: number of earlier runs of the same command that the intervals of `time` include.
+        selfcheck: date of the selfcheck by which the intervals of one process were widened; None without.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
         metrics: single figures of the point.
@@ -64,6 +75,7 @@ class Row:
     spread: float | None
     is_pooled: bool = False
     runs: int = 0
+    selfcheck: str | None = None
     phases: dict[str, float]
     samples_per_call: int
     metrics: tuple[Metric, ...]
@@ -106,8 +118,10 @@ def rows(record: Record) -> list[Row]:
     for time in record.earlier:
         earlier.setdefault(time.key, {})[time.time] = time
     known = [row(points, percentiles, earlier.get(key)) for key, points in groups.items()]
-    components = _components(list(groups.values()))
-    known = [_widened(each, components) for each in known]
+    components, selfcheck = _components(list(groups.values())), None
+    if record.selfcheck and not components:
+        components, selfcheck = _of_selfcheck(record.selfcheck), record.selfcheck[0].ended.partition("T")[0]
+    known = [_widened(each, components, selfcheck) for each in known]
     raised = _scaling_doubts(known)
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 
@@ -139,9 +153,18 @@ def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], vari
     return {place: component for place, component in pooled.items() if component}
 
 
-def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component]) -> Row:
-    """Widen the intervals of a row of one process by what other points show about processes."""
-    if row.processes > 1 or not row.times:
+def _of_selfcheck(spreads: Sequence[MachineSpread]) -> dict[tuple[str, str], variance.Component]:
+    return {(one.phase, one.time): variance.Component(variance=one.variance, degrees=one.degrees) for one in spreads}
+
+
+def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component], selfcheck: str | None = None) -> Row:
+    """Widen the intervals of a row of one process by what other points show about processes.
+
+    Args:
+        selfcheck: date of the selfcheck that measured the components, which earlier runs of the command replace; None
+            if they are those of other points.
+    """
+    if row.processes > 1 or not row.times or (selfcheck and row.runs):
         return row
     times = dict(row.times)
     for name, time in row.times.items():
@@ -150,7 +173,7 @@ def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component])
             times[name] = time.widened(widen, widen)
     if times == row.times:
         return row
-    return replace(row, times=times, is_pooled=True)
+    return replace(row, times=times, is_pooled=True, selfcheck=selfcheck)
 
 
 def centers(processes: Sequence[blockwise.Summary]) -> list[tuple[float, float]]:

@@ -142,6 +142,8 @@ def scope(rows: Iterable[Row]) -> str:
         return f"± this machine: another run of the same command, by {units.counted(runs, 'earlier run')} of it"
     if any(not row.is_pooled for row in alone):
         return "± one process: another run on this machine may differ by more (replicate=3)"
+    if alone and alone[0].selfcheck:
+        return f"± this machine: another run, by the processes of its selfcheck of {alone[0].selfcheck}"
     if alone:
         anchors = units.counted(len(timed) - len(alone), "point")
         return f"± this machine: another run, by the processes that measured {anchors}"
