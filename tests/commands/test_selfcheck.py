@@ -173,7 +173,7 @@ def test_the_selfcheck_widens_a_later_run_of_one_process(processes_that_differ, 
     assert before[0].selfcheck is None
     assert after[0].selfcheck == Record.load(here / "after").ended[:10]
     planted = float(np.log(FACTORS).std(ddof=1))
-    expected = np.expm1(stats.t.ppf(0.975, 9) * planted)
+    expected = np.sinh(stats.t.ppf(0.975, 9) * planted)
     assert after[0].times["device"].median.relative_half_width == pytest.approx(expected, rel=0.03)
     capsys.readouterr()
     assert commands.run(["show", "after"]) == 0
