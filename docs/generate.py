@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import enum
 import inspect
+import json
 import re
 import sys
 import types
@@ -32,6 +33,7 @@ import perfexp.records.record
 import perfexp.records.sweep_record
 from perfexp.cli.usage import COMMANDS
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
+from perfexp.records.record import SCHEMA_VERSION, Record
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -80,7 +82,15 @@ def pages() -> dict[Path, str]:
         "commands.md": commands(),
         "gpus.md": gpus(),
     }
-    return {REFERENCE / name: GENERATED + text for name, text in made.items()}
+    schema = PACKAGE / "records" / f"record-{SCHEMA_VERSION}.json"
+    return {REFERENCE / name: GENERATED + text for name, text in made.items()} | {schema: record_schema()}
+
+
+def record_schema() -> str:
+    """JSON Schema (draft 2020-12) of a record; raise SCHEMA_VERSION when it no longer describes older records."""
+    title = f"perfexp record, schema version {SCHEMA_VERSION}"
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(Record)}
+    return json.dumps(schema, indent=1) + "\n"
 
 
 # Configuration
@@ -278,7 +288,7 @@ def record(described: dict[str, dict[str, str]]) -> str:
     """
     parts = [
         "# Record fields\n",
-        f"`record.json` and each line of `points.jsonl`, schema version {perfexp.records.record.SCHEMA_VERSION}.\n"
+        f"`record.json` and each line of `points.jsonl`, schema version {SCHEMA_VERSION}.\n"
         "The JSON Schema is in `perfexp/records/record-1.json`. Times are in seconds, memory is in bytes.\n",
     ]
     for name, fields in described.items():

@@ -24,8 +24,9 @@ from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.records import metrics
+from perfexp.records.point_times import device_series
 from perfexp.records.record import Key, Metric, Point, Status
-from perfexp.records.summary import row
+from perfexp.records.summary import row, scalings
 from perfexp.stopping import Fixed
 from perfexp.stopping import Precision as PrecisionRule
 from perfexp.work import Row, Work
@@ -54,8 +55,9 @@ def procedure(device=None, stopping=None, model=None, **settings):
     )
 
 
-def median(point, name="device"):
-    return float(np.median(point.find_series(name).measured))
+def median(point, name=None):
+    series = point.find_series(name) if name else device_series(point)
+    return float(np.median(series.measured))
 
 
 def codes(point):
@@ -96,6 +98,38 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
     assert "bound_by" not in point.facts  # how long the host needs can't be told where it has to wait for room
     assert point.metric("loop/host_seconds").value is None
     assert codes(point) == ["device_of_graph"]
+
+
+def test_a_point_of_several_processes_has_the_time_of_the_queue_and_that_of_the_graph():
+    device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=2e-6)
+    measuring = procedure(device, model={"launches": 10})
+    measuring.repeated = {KEY}
+    for replicate in range(2):
+        point = measuring.measure(msgspec.structs.replace(KEY, replicate=replicate))
+        assert point.facts["device_method"] == "queue"
+        assert median(point, "device/graph") < 0.995 * median(point, "device")
+    assert measuring.measure(msgspec.structs.replace(KEY, batch_size=2)).find_series("device/graph") is None
+
+
+def test_a_call_that_cannot_be_captured_has_a_reason_beside_its_time():
+    device = FakeDevice(enqueue_seconds=1e-6)
+
+    def refuses(work):
+        raise Unsupported("it reads its numbers")
+
+    device.capture = refuses
+    measuring = procedure(device, repeated={KEY})
+    point = measuring.measure(KEY)
+    assert (point.status, median(point)) == (Status.OK, pytest.approx(1e-3, rel=0.01))
+    assert point.metric("device/graph_seconds").reason == "it reads its numbers"
+
+
+def test_times_by_graph_and_by_queue_are_neither_pooled_nor_fitted_together():
+    device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
+    by_graph = row([procedure(device, model={"launches": 1500}).measure(KEY)])
+    by_queue = row([procedure(device).measure(msgspec.structs.replace(KEY, input_size=(50, 50)))])
+    assert (by_graph.time_kind, by_queue.time_kind) == ("device/graph", "device")
+    assert scalings([by_graph, by_queue]) == []
 
 
 def test_a_call_that_waits_inside_has_no_device_time_and_says_why():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -61,7 +62,6 @@ def test_a_record_holds_the_earlier_times_by_which_it_was_widened(measure, capsy
     for _ in range(3):
         record = measure()
     time = next(time for time in record.earlier if time.time == "device")
-    assert time.method == "queue"
     assert [len(run) for run in time.runs] == [1, 1]
     assert commands.run(["show", "run2"]) == 0
     assert "± this machine: another run of the same command, by 2 earlier runs of it" in capsys.readouterr().out
@@ -71,6 +71,13 @@ def test_processes_of_one_run_widen_a_later_run_of_one_process(measure):
     measure("replicate=5")
     alone = row_of(measure())
     assert (alone.processes, alone.runs) == (1, 1)
+
+
+def test_the_processes_are_named_until_runs_count(measure, capsys):
+    measure("replicate=3")
+    measure("replicate=3")
+    assert commands.run(["show", "run1"]) == 0
+    assert re.search(r"\(3 processes, which differ by [\d.< ]+ %, and 1 earlier run\)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("other", [{"overrides": ("batch_size=2",)}, {"uuid": "GPU-2"}])

@@ -75,6 +75,15 @@ def _designed() -> Iterator[Geometry]:
     for channels, size in ladder:
         yield _of(channels, channels, 3, size, batch=1)
         yield _of(channels, 2 * channels, 1, size, batch=1)
+    for inputs, outputs, filter_size, size, stride in (
+        *((3, 32, 3, 224, 2), (3, 64, 3, 128, 2), (3, 64, 3, 128, 1), (64, 64, 3, 56, 1), (128, 256, 3, 28, 2)),
+        *((256, 320, 3, 33, 2), (192, 192, 3, 17, 2), (64, 96, 3, 73, 1), (128, 512, 5, 5, 1), (256, 256, 7, 7, 1)),
+    ):
+        yield _of(inputs, outputs, filter_size, size, stride=stride, padded=False)
+    for inputs, outputs in ((16, 64), (64, 16), (96, 24), (256, 64), (784, 196), (512, 2048)):  # of pooled features
+        yield _of(inputs, outputs, 1, 1)
+    for inputs, outputs, size in ((64, 16, 55), (128, 48, 27), (512, 64, 13), (320, 72, 17), (768, 128, 9)):
+        yield _of(inputs, outputs, 1, size)
 
 
 def _of(
@@ -87,10 +96,11 @@ def _of(
     dilation: int = 1,
     groups: int = 1,
     batch: int = _BATCH,
+    padded: bool = True,
 ) -> Geometry:
-    """A convolution of square inputs whose padding keeps their size at stride 1."""
+    """A convolution of square inputs, by default with the padding that keeps their size at stride 1."""
     height, width = (filter_size, filter_size) if isinstance(filter_size, int) else filter_size
-    padding = (height // 2 * dilation, width // 2 * dilation)
+    padding = (height // 2 * dilation, width // 2 * dilation) if padded else (0, 0)
     x, w = (batch, inputs, size, size), (outputs, inputs // groups, height, width)
     return x, w, (stride, stride), padding, (dilation, dilation), groups
 

@@ -34,7 +34,7 @@ _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
 _NOT_CUDNN = ("at::native", "Memcpy", "Memset")
 #: Bare names of kernels that run beside any algorithm: memory formats, padding, types, factors, workspaces, sums.
 _AUXILIARY = re.compile(
-    r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)|^(nchw|nhwc|folded)|^[Kk]ernel"
+    r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)|^(nchw|nhwc|folded|kernel)"
 )
 #: An algorithm that is less likely than the best by this factor is ruled out.
 _RULED_OUT = 20.0
@@ -43,7 +43,7 @@ _SMOOTHING = 0.5
 
 _XMMA = re.compile(r"sm\d+_xmma_(?:(fprop|dgrad|wgrad|depthwise_convolution|gemm)_?(\w*))")
 _CUTLASS = re.compile(
-    r"cutlass_(?:\d+_)?[a-z]+op_\w*?(fprop|dgrad|wgrad|gemm)|cutlass_\d+_simt_\w*?(gemm)|Conv2d(Fprop|Dgrad|Wgrad)"
+    r"cutlass_(?:\d+_)?(?:wmma_)?[a-z]+op_\w*?(fprop|dgrad|wgrad|gemm)|cutlass_\d+_simt_\w*?(gemm)|Conv2d(Fprop|Dgrad|Wgrad)"
 )
 _SIZES = re.compile(r"_?\d+x\d+\w*")
 

@@ -28,7 +28,13 @@ Refuse = Callable[["Layer", Problem, str], None]
 
 @dataclass
 class _Row:
-    """A problem that a layer computed, the report of one call, and the calls, `counted` until the first report."""
+    """One kind of inputs that a layer computed, and how often.
+
+    Attributes:
+        report: of a single call.
+        calls: all calls so far.
+        counted: calls of the one call of the model that is reported; None before.
+    """
 
     problem: Problem
     report: LayerReport
@@ -117,7 +123,7 @@ class Layer:
         self._is_reported = False
 
     def recount(self) -> None:
-        """Restart the count of calls from zero."""
+        """Forget the calls so far, which were made to prepare the model: the next call of the model is reported."""
         self._is_reported = False
         for row in self._rows.values():
             row.calls, row.counted = 0, None
@@ -170,7 +176,7 @@ class Layer:
         return _computed(self._decision(input, weight, settings).engines, input, weight, bias, settings)
 
     def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
-        """The implementation for these inputs, decided once for each kind of inputs, by a compiler while it traces."""
+        """The implementation for these inputs, decided once for each kind of inputs; a tracing compiler has its own."""
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
         recorded, dtype = torch.is_grad_enabled(), effective_dtype(inputs)

@@ -131,7 +131,8 @@ def _plain(value: Any) -> Any:
 def without_credentials(arguments: Sequence[str]) -> list[str]:
     """Mask the credentials in URLs of a command line, from which everything written, printed or sent is derived.
 
-    Raises UserError if a credential cannot be separated from its context.
+    `credentials.hide` remembers them for this process: only here the store gets its URL back, and different ones get
+    different masks. Raises UserError if a credential cannot be separated from its context.
     """
     return [_without_credentials(text) if "://" in text else text for text in arguments]
 
@@ -140,7 +141,7 @@ def _without_credentials(argument: str) -> str:
     try:
         [override] = parsed([argument])
         values = alternatives(override)
-    except Exception:  # Hydra reports the mistake
+    except Exception:  # an option such as --config-dir, or a mistake, which Hydra reports
         return re.sub(r"(?s)(?<=://).*@", "***@", credentials.mask(argument))
     key = override.key_or_group
     if any(isinstance(value, str) and "@" in value and "://" not in value for value in values):

@@ -112,6 +112,7 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
 
 
 def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: bool) -> list[dict[str, Any]]:
+    """Change the steps so that images become this size (height, width), by a crop if the training has one."""
     crops = training and any(_name(step) == "RandomCrop" for step in described)
     for step in described:
         scale = step.get("scale")

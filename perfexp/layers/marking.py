@@ -117,9 +117,10 @@ class Watch(Protocol):
         return
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """Enter during overhead: ends the overhead, credits the call to the mark, and begins overhead again on exit.
+        """Return a context for the call of a module, whose time belongs to the mark.
 
-        Without a mark the call belongs to the enclosing row.
+        The marker enters and leaves it between `begin_overhead` and `end_overhead`: inside, no overhead runs. Without a
+        mark the time belongs to the enclosing row.
         """
 
 

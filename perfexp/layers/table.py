@@ -105,11 +105,11 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
 
 
 def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
-    """The rows of the work by where they were timed.
+    """The counted rows by the place at which each was timed.
 
-    Both number a call's operations alike, unless the model computes its losses itself: training work is counted without
-    them, so that later operations have other numbers. The operations of such a call are matched by name, in order. An
-    operation without a counterpart never reached the device, or was not part of the timed call.
+    Timing and counting number the operations of a call in the same order. A model that computes its own losses is the
+    exception: work is counted without the losses, so the numbers after them differ. Operations of such a call are
+    matched by name, in order. One without a counterpart never reached the device, or was not in the timed call.
     """
     timed: dict[tuple[str, int], dict[int, str]] = {}
     for key in (row.key for row in times.rows):

@@ -22,7 +22,7 @@ from perfexp.measure.procedure import Procedure
 from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.point_times import first_median_interval
+from perfexp.records.point_times import DEVICE_TIMES, device_series, first_median_interval
 from perfexp.records.record import Key, Metric, Point, Status, timed_key
 from perfexp.statistics.estimators import Interval
 
@@ -65,8 +65,8 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if not hasattr(session, "module"):
         _add_reason(point, "the model is scripted: it has no layers")
         return
-    unprofiled = first_median_interval(timed, "device", "latency") if timed else None
-    has_device_time = timed is not None and timed.find_series("device") is not None
+    unprofiled = first_median_interval(timed, *DEVICE_TIMES, "latency") if timed else None
+    has_device_time = timed is not None and device_series(timed) is not None
     data_left_out = timed is not None and any(item.code == "data_left_out" for item in timed.doubts)
     from perfexp.layers.profiling import profile_layers  # with torch, which a scripted model does without
     from perfexp.layers.stamps import stamp_layers

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
 from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.point_times import loop_interval
-from perfexp.records.record import Key, Metric, Point, Status
+from perfexp.records.record import Key, Metric, Point, Status, without_replicate
 from perfexp.stopping import StoppingRule
 from perfexp.work import Work
 
@@ -68,6 +68,7 @@ class Procedure:
         seed: seed of data and shuffling.
         group: all ranks; this one measures.
         compares_alone: whether several ranks are compared with one (probes.scaling).
+        repeated: points that other processes measure as well, with the key that they have in the first one.
         progress: called with a status line between timed blocks.
     """
 
@@ -89,6 +90,7 @@ class Procedure:
     seed: int = 0
     group: ProcessGroup = field(default_factory=ProcessGroup)
     compares_alone: bool = False
+    repeated: Collection[Key] = ()
     progress: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -193,14 +195,22 @@ class Procedure:
             self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
 
     def _add_graph_time(self, point: Point, step: Step, batches: Batches) -> None:
-        """Add the device's time of a call that does not fit the launch queue."""
-        if point.facts.get("device_method") != "none":
+        """Add the device's time of a call as a graph: if it does not fit the launch queue, and for comparison."""
+        capture = self._capture(step, batches)
+        method = point.facts.get("device_method")
+        if method == "queue" and without_replicate(point.key) in self.repeated and self._can_replay(batches):
+            graphed_time = partial(self._times.add_graph_time, point, capture)
+            self._run_optional(point, "device/graph_seconds", graphed_time, "seconds")
+        if method != "none":
             return
         if self.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
             point.doubts.append(diagnostics.make("queue_exceeded", reason="calls of several ranks are not captured"))
             return
-        capture = self._capture(step, batches)
         graph_fallback.add_device_time(point, step, batches, self.session, self._times, capture)
+
+    def _can_replay(self, batches: Batches) -> bool:
+        """Whether a graph of the call would compute what the call does, in the same state of the caches."""
+        return self.group.size == 1 and self.cache is Cache.warm and not self.graph and on_device(batches)
 
     def _run_optional(
         self, point: Point, metric: str, action: Callable[[], None], unit: str = "1", *, together: bool = False

@@ -20,6 +20,7 @@ from perfexp.probes.conditions import Observer
 from perfexp.probes.settling import settle
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
 from perfexp.stopping import Monitor, StoppingRule
@@ -108,11 +109,26 @@ class Times:
             k, chunk, *_ = depth.fit(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
-        chain = queue.Chain(call, self.device, chunk, k, flush=self._flush())
-        self._take(point, [self._collector("device", chain, k)])
-        self._judge_device(point, chain)
+        self._take_device(point, GRAPH if method == "graph" else "device", call, chunk, k)
         point.facts["device_method"] = method
         point.doubts += [*changes, *([diagnostics.make("device_of_graph")] if method == "graph" else [])]
+
+    def add_graph_time(self, point: Point, capture: timing.Capture) -> None:
+        """Add the device's time of a call as one CUDA graph, beside that of the call behind a pre-filled queue.
+
+        Raises:
+            Unsupported: it can't be captured.
+        """
+        call = capture()
+        k, chunk, *_ = depth.fit(call, self.device)
+        if not chunk:
+            raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
+        self._take_device(point, GRAPH, call, chunk, k)
+
+    def _take_device(self, point: Point, name: str, call: timing.Call, chunk: int, k: int) -> None:
+        chain = queue.Chain(call, self.device, chunk, k, flush=self._flush())
+        self._take(point, [self._collector(name, chain, k)])
+        self._judge_device(point, chain, name)
 
     def phases(self, point: Point, step: Step, *, on_device: bool) -> None:
         """Add the phases of a call, from a pass of their own, and compare their sum with the whole call.
@@ -136,7 +152,7 @@ class Times:
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric(name="data_share", value=share, unit="1"))
-        names = ("device", "throughput", "latency") if chunk else ("throughput", "latency")
+        names = (*DEVICE_TIMES, "throughput", "latency") if chunk else ("throughput", "latency")
         whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
         if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
             return
@@ -173,7 +189,7 @@ class Times:
         for together in [collectors] if takes_turns else [[one] for one in collectors]:
             self._take(point, together, warm)
         if chunk:
-            self._judge_device(point, chain)
+            self._judge_device(point, chain, "device")
 
     def _collector(
         self,
@@ -229,9 +245,9 @@ class Times:
     def _idle_seconds(self) -> float:
         return math.inf if self._last is None else (time.perf_counter_ns() - self._last[2]) * 1e-9
 
-    def _judge_device(self, point: Point, chain: queue.Chain) -> None:
+    def _judge_device(self, point: Point, chain: queue.Chain, name: str) -> None:
         """Add what limits the loop, and diagnostics of the device's own time."""
-        device, series = self.device, point.find_series("device")
+        device, series = self.device, point.find_series(name)
         verdicts.judge_bound(point)
         if chain.held.starved:
             point.doubts.append(diagnostics.make("queue_starved", blocks=chain.held.starved))

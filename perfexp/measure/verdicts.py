@@ -13,6 +13,7 @@ from perfexp.devices import Device
 from perfexp.diagnosis import environment
 from perfexp.errors import OutOfMemory, Unsupported
 from perfexp.records import diagnostics, units
+from perfexp.records.point_times import device_series
 from perfexp.records.record import Metric, Point, Status
 from perfexp.statistics import estimators
 
@@ -78,8 +79,8 @@ def busy_seconds(point: Point) -> float:
 
 def device_seconds(point: Point) -> float:
     """Return how long the device itself has worked on a point's calls, without waiting for the host."""
-    device = point.find_series("device")
-    if device is None or not device.measured:
+    device = device_series(point)
+    if device is None:
         return 0.0
     calls = sum(len(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
     return calls * float(np.median(device.measured))
@@ -107,8 +108,8 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
 
 def judge_bound(point: Point) -> None:
     """Add what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
-    device, loop = (point.find_series(name) for name in ("device", "throughput"))
-    if device is None or loop is None or not device.measured or not loop.measured:
+    device, loop = device_series(point), point.find_series("throughput")
+    if device is None or loop is None or not loop.measured:
         return
     host = metric.value if (metric := point.metric("loop/host_seconds")) else None
     wall, busy = (estimators.median_interval(series.measured).value for series in (loop, device))
@@ -136,9 +137,9 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
 
 def add_cycles(point: Point) -> None:
     """Add the device's time of a call in cycles of its clock under load, or the reason why they are unknown."""
-    series, clocks = point.find_series("device"), point.facts.get("clock_hertz", {}).get("device")
-    if series is None or not series.measured:
+    if (series := device_series(point)) is None:
         return
+    clocks = point.facts.get("clock_hertz", {}).get(series.name)
     cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None
     reason = None if clocks else "the clock of this device cannot be read between blocks of calls"
     name = "device/cycles_per_call"
@@ -157,7 +158,8 @@ def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:
         return Metric(name="epoch_seconds", value=value, unit="seconds")
     step = point.find_series("throughput") or point.find_series("latency")
     if steps_per_epoch is None or step is None or not step.measured:
-        reason = "the data has no end; set data.num_samples to define an epoch"
+        no_end = "the data has no end; set data.num_samples to define an epoch"
+        reason = no_end if steps_per_epoch is None else "no step was timed"
         return Metric(name="epoch_seconds", value=None, unit="seconds", reason=reason)
     value = steps_per_epoch * float(np.mean(step.measured))
     return Metric(name="epoch_seconds", value=value, unit="seconds", estimated=True)

@@ -81,7 +81,7 @@ def build(described: Any, name: str) -> torch.nn.Module:
 def _nodes(node: Any) -> Iterator[Any]:
     if isinstance(node, Mapping):
         yield node
-        for value in list(node.values()):
+        for value in node.values():
             yield from _nodes(value)
     elif isinstance(node, list | tuple):
         for value in node:

@@ -42,7 +42,7 @@ from perfexp.reports import run_files
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Progress
 from perfexp.reports.run_status import counted_points, measured_seconds
-from perfexp.summaries import profile_summary
+from perfexp.summaries import profile_summary, selfcheck_summary
 from perfexp.summaries.subject import one_line
 from perfexp.tracking import Tracker
 
@@ -154,6 +154,7 @@ class Run:
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         record = assemble(self.assignment, self._job)
         record.earlier = run_history.exchange(record)
+        record.selfcheck = selfcheck_summary.recall(record)
         try:
             write_atomically(self._paths.record, record.to_json())
         except OSError as error:

@@ -34,23 +34,17 @@ def exchange(record: Record) -> list[EarlierTime]:
     before.pop(record.uid, None)
     cache.add(record.uid, msgspec.to_builtins(times))
     cache.remove(list(cache.entries())[:-_MOST_RUNS])
-    earlier: dict[tuple[Key, str, str | None], EarlierTime] = {}
+    earlier: dict[tuple[Key, str], EarlierTime] = {}
     for time in chain.from_iterable(before.values()):
-        same = earlier.setdefault((time.key, time.time, time.method), time)
+        same = earlier.setdefault((time.key, time.time), time)
         if same is not time:
             same.runs += time.runs
-    return [earlier[place] for time in times if (place := (time.key, time.time, time.method)) in earlier]
+    return [earlier[place] for time in times if (place := (time.key, time.time)) in earlier]
 
 
 def _times(record: Record) -> list[EarlierTime]:
-    points = {point.key: point for point in record.points}
     return [
-        EarlierTime(
-            key=key,
-            time=name,
-            method=points[key].facts.get("device_method") if name == "device" else None,
-            runs=[centers([summary_of(one, ()) for one in series])],
-        )
+        EarlierTime(key=key, time=name, runs=[centers([summary_of(one, ()) for one in series])])
         for key, name, series in series_of_processes(record)
     ]
 

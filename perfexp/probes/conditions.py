@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from perfexp.devices import Device
+from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Point
 
 #: Digits of a clock in the record: 10 kHz.
@@ -33,7 +34,7 @@ class Observer:
     def block_ended(self, name: str, seconds: float) -> None:
         """Read the clock and the driver's counters right after a block of a series that took some seconds."""
         seen = self._series.setdefault(name, _Observed())
-        if name == "device" and (clocks := self._device.clock_readings()):  # first, while the device is loaded
+        if name in DEVICE_TIMES and (clocks := self._device.clock_readings()):  # first, while the device is loaded
             seen.clocks.append(clocks)
         before, after = self._last, self._device.conditions()
         self._last, seen.seconds = after, seen.seconds + seconds

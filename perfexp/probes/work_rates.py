@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfexp.records import diagnostics
-from perfexp.records.point_times import first_median, loop_interval
+from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
 from perfexp.records.record import Metric, Point
 from perfexp.work import Work
 
@@ -52,7 +52,7 @@ def add_work_metrics(
 
 
 def _rate(point: Point, work: Work) -> Metric:
-    seconds = first_median(point, "device", "latency", "throughput")
+    seconds = first_median(point, *DEVICE_TIMES, "latency", "throughput")
     value, reason = (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
     return Metric(name="work/flops_per_second", value=value, unit="1/s", reason=reason)
 

@@ -92,7 +92,10 @@ def names_of(report: str, those: frozenset[str]) -> list[str]:
 
 
 def export(tool: Tool, source: Path, target: Path) -> str | None:
-    """Export a profile to a database, the source of all reports; returns the error, or None."""
+    """Export a profile to a database, from which reports are then made; returns the tool's error, or None.
+
+    Raises `ProfilerFailed` if the tool cannot be started.
+    """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
         made = Path(folder) / target.name  # beside the target, which survives a failure
         command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(source)]

@@ -29,13 +29,13 @@ def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[st
 
 
 def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
-    """Compare the clocks after the blocks of `device`.
+    """Compare the clocks after the blocks of the device's own time.
 
     Args:
         processes: facts of a point from each process that measured it, with those of `perfexp.probes.conditions`.
     """
-    clocks = [clock for facts in processes for clock in facts.get("clock_hertz", {}).get("device", [])]
-    noise = max((facts.get("clock_noise", {}).get("device", 0.0) for facts in processes), default=0.0)
+    clocks = [clock for facts in processes for series in facts.get("clock_hertz", {}).values() for clock in series]
+    noise = max((noise for facts in processes for noise in facts.get("clock_noise", {}).values()), default=0.0)
     states: list[list[float]] = []
     for clock in sorted(clocks, reverse=True):
         width = (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * clock

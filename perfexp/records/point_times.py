@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from perfexp.records.record import Point, Series
 from perfexp.statistics import blockwise, estimators
 
+#: Names of the device's own time: of the call behind a pre-filled queue, and of the call captured as one CUDA graph.
+DEVICE_TIMES = ("device", GRAPH := "device/graph")
+
 
 def blocks_of(series: Series) -> list[estimators.Samples]:
     """The blocks of a series, without its warm-up."""
@@ -48,6 +51,12 @@ def loop_interval(point: Point) -> estimators.Interval | None:
         if series is not None and series.measured:
             return blockwise.block_mean(blocks_of(series))
     return None
+
+
+def device_series(point: Point) -> Series | None:
+    """The series of the device's own time, of the queue rather than of the graph; None without either."""
+    found = (point.find_series(name) for name in DEVICE_TIMES)
+    return next((series for series in found if series is not None and series.measured), None)
 
 
 def series_of(point: Point, name: str) -> Series:

@@ -212,14 +212,30 @@ class EarlierTime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         key: key of the point in the first process.
         time: name of the series.
-        method: method of the device's time, `queue` or `graph`; None for other times.
         runs: for each run and each of its processes, median and mean seconds per call.
     """
 
     key: Key
     time: str
-    method: str | None = None
     runs: list[list[tuple[float, float]]]
+
+
+class MachineSpread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much the processes of the machine's last selfcheck differed in one kind of time.
+
+    Attributes:
+        phase: phase of the points that it measured.
+        time: name of the series.
+        variance: variance of log seconds between processes.
+        degrees: degrees of freedom of the variance.
+        ended: end of the selfcheck, ISO 8601 with time zone.
+    """
+
+    phase: str
+    time: str
+    variance: float
+    degrees: int
+    ended: str
 
 
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -260,6 +276,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         artifacts: files of the run.
         sweep: place in a sweep, if any.
         earlier: times of the same points in earlier runs, which widen the intervals of this one.
+        selfcheck: spread between processes on this machine, which widens the intervals of a run of one process.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -278,6 +295,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     artifacts: list[Artifact] = []
     sweep: SweepMembership | None = None
     earlier: list[EarlierTime] = []
+    selfcheck: list[MachineSpread] = []
 
     def to_json(self) -> bytes:
         """The record as indented JSON."""
@@ -353,10 +371,3 @@ def overall_status(points: Iterable[Point]) -> Status:
     """`ok` if every point is, otherwise the status of the first point that is not; `failed` without points."""
     statuses = [point.status for point in points] or [Status.FAILED]
     return next((status for status in statuses if status is not Status.OK), Status.OK)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a record; shipped as `perfexp/records/record-1.json`."""
-    schema = msgspec.json.schema(Record)
-    title = f"perfexp record, schema version {SCHEMA_VERSION}"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}

@@ -10,29 +10,36 @@ from itertools import accumulate, combinations
 import msgspec
 import numpy as np
 
-from perfexp.records import diagnostics, disturbances, units
+from perfexp.records import diagnostics, disturbances, sampling
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.point_times import first_median, first_median_interval, samples_per_call, series_of, summary_of
-from perfexp.records.record import EarlierTime, Key, Metric, Point, Record, Series, Status, without_replicate
+from perfexp.records.point_times import (
+    DEVICE_TIMES,
+    first_median,
+    samples_per_call,
+    series_of,
+    summary_of,
+)
+from perfexp.records.record import (
+    EarlierTime,
+    Key,
+    MachineSpread,
+    Metric,
+    Point,
+    Record,
+    Series,
+    Status,
+    without_replicate,
+)
 from perfexp.statistics import blockwise, estimators, scaling, variance
 
 #: Times that can represent a point, best first.
-TIME_KINDS = ("device", "latency", "throughput")
+TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
 #: Pixels per unit of size of a scaling model.
 MEGAPIXEL = 1e6
 #: Relative half-width that a scaling model assumes for a median without an interval.
 _ERROR_UNKNOWN = 0.05
 #: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
-#: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
-_PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
-#: Advice on getting more samples, by the reason for which a block ended.
-_MORE_SAMPLES = {
-    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
-    "max_seconds": "use more time (stopping.max_seconds=N)",
-    "max_calls": "use more calls (stopping.max_calls=N)",
-    "epochs": "use more epochs, or more data",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,7 @@ class Row:
         spread: relative standard deviation between the processes' medians; None for one process.
         is_pooled: whether the intervals of one process were widened by what other points show about processes.
         runs: number of earlier runs of the same command that the intervals of `time` include.
+        selfcheck: date of the selfcheck by which the intervals of one process were widened; None without.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
         metrics: single figures of the point.
@@ -67,6 +75,7 @@ class Row:
     spread: float | None
     is_pooled: bool = False
     runs: int = 0
+    selfcheck: str | None = None
     phases: dict[str, float]
     samples_per_call: int
     metrics: tuple[Metric, ...]
@@ -109,8 +118,10 @@ def rows(record: Record) -> list[Row]:
     for time in record.earlier:
         earlier.setdefault(time.key, {})[time.time] = time
     known = [row(points, percentiles, earlier.get(key)) for key, points in groups.items()]
-    components = _components(list(groups.values()))
-    known = [_widened(each, components) for each in known]
+    components, selfcheck = _components(list(groups.values())), None
+    if record.selfcheck and not components:
+        components, selfcheck = _of_selfcheck(record.selfcheck), record.selfcheck[0].ended.partition("T")[0]
+    known = [_widened(each, components, selfcheck) for each in known]
     raised = _scaling_doubts(known)
     return [replace(each, doubts=(*each.doubts, *raised.get(each.key, ()))) for each in known]
 
@@ -142,9 +153,18 @@ def _components(groups: Sequence[Sequence[Point]]) -> dict[tuple[str, str], vari
     return {place: component for place, component in pooled.items() if component}
 
 
-def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component]) -> Row:
-    """Widen the intervals of a row of one process by what other points show about processes."""
-    if row.processes > 1 or not row.times:
+def _of_selfcheck(spreads: Sequence[MachineSpread]) -> dict[tuple[str, str], variance.Component]:
+    return {(one.phase, one.time): variance.Component(variance=one.variance, degrees=one.degrees) for one in spreads}
+
+
+def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component], selfcheck: str | None = None) -> Row:
+    """Widen the intervals of a row of one process by what other points show about processes.
+
+    Args:
+        selfcheck: date of the selfcheck that measured the components, which earlier runs of the command replace; None
+            if they are those of other points.
+    """
+    if row.processes > 1 or not row.times or (selfcheck and row.runs):
         return row
     times = dict(row.times)
     for name, time in row.times.items():
@@ -153,7 +173,7 @@ def _widened(row: Row, components: Mapping[tuple[str, str], variance.Component])
             times[name] = time.widened(widen, widen)
     if times == row.times:
         return row
-    return replace(row, times=times, is_pooled=True)
+    return replace(row, times=times, is_pooled=True, selfcheck=selfcheck)
 
 
 def centers(processes: Sequence[blockwise.Summary]) -> list[tuple[float, float]]:
@@ -220,12 +240,12 @@ def row(
                 if widened is not None:
                     times[name], runs[name] = widened, len(earlier[name].runs)
     kind = next(iter(times), None)
-    doubts = [*first.doubts, *_statistical_doubts(first, kind)]
+    doubts = [*first.doubts, *sampling.judge(first, kind)]
     for other in points[1:]:
         known = {item.code for item in doubts}
-        doubts += [item for item in (*other.doubts, *_statistical_doubts(other, kind)) if item.code not in known]
-    doubts += _process_doubts(points, kind)
-    if kind == "device" and not any(item.code == "clock_moved" for item in doubts):
+        doubts += [item for item in (*other.doubts, *sampling.judge(other, kind)) if item.code not in known]
+    doubts += sampling.judge_processes(_comparable(points, kind), kind) if kind else []
+    if kind in DEVICE_TIMES and not any(item.code == "clock_moved" for item in doubts):
         doubts += disturbances.judge_clocks([point.facts for point in _comparable(points, kind)])
     return Row(
         key=first.key,
@@ -256,14 +276,9 @@ def _joined(processes: Sequence[Series]) -> Series:
 
 
 def _comparable(points: Sequence[Point], name: str) -> list[Point]:
-    """The processes that took this time with success and in the same way as the first: not queues with graphs."""
+    """The processes that took this time with success, as the first one did."""
     first, *others = points
-    alike = [
-        point
-        for point in others
-        if point.status is first.status is Status.OK
-        and (name != "device" or point.facts.get("device_method") == first.facts.get("device_method"))
-    ]
+    alike = [point for point in others if point.status is first.status is Status.OK]
     measured = [point for point in (first, *alike) if (series := point.find_series(name)) and series.measured]
     return measured if first in measured else []
 
@@ -327,44 +342,3 @@ def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
-
-
-def _statistical_doubts(point: Point, kind: str | None) -> list[Diagnostic]:
-    """Diagnostics of the samples of one process: drift, and a wide interval."""
-    series = point.find_series(kind) if kind else None
-    if series is None or not series.measured:
-        return []
-    time = summary_of(series, ())
-    found = []
-    if time.drift is not None:
-        found.append(diagnostics.make("drift", relative=time.drift.relative))
-    target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
-    effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
-    narrow = estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
-    if achieved is None or (target is not None and narrow * achieved > target):
-        reached = _reached(achieved, target)
-        advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
-        found.append(diagnostics.make("too_few_samples", n=time.n, effective=effective, reached=reached, advice=advice))
-    return found
-
-
-def _process_doubts(points: Sequence[Point], kind: str | None) -> list[Diagnostic]:
-    """A diagnostic if the processes' medians differ by more than the intervals of their calls explain."""
-    measured = _comparable(points, kind) if kind else []
-    found = [median for point in measured if (median := first_median_interval(point, kind or "")) and median.value > 0]
-    component = variance.between_processes([[median.value for median in found]])
-    within = [median.relative_half_width or 0.0 for median in found]
-    if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
-        return []
-    medians = ", ".join(units.format_seconds(median.value, 3) for median in found)
-    return [diagnostics.make("processes_differ", processes=len(found), medians=medians, spread=component.spread)]
-
-
-def _reached(achieved: float | None, target: float | None) -> str:
-    if achieved is None:
-        return "no confidence interval exists"
-    if target is None:
-        return f"±{achieved:.1%}"
-    if achieved <= target:
-        return f"±{achieved:.1%}, which with few effective samples may be several times too narrow"
-    return f"±{achieved:.1%} instead of ±{target:.1%}"

@@ -22,6 +22,7 @@ _CODE_WIDTH, _LONGEST_WORD = 76, 68
 
 _TIMES = {
     "device": "the time that the device works on one call",
+    "device/graph": "the time that the device works on one call which is launched as one CUDA graph",
     "latency": "what one caller waits: call and synchronise",
     "throughput": "wall time per call of the pipelined loop",
 }

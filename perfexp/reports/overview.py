@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfexp.records import units
+from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Point, Record, Status
 from perfexp.records.summary import Row
 from perfexp.statistics import estimators
@@ -37,6 +38,7 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
         *key_columns(rows),
         Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
         Column("time", (row.time_kind or "" if len(kinds) > 1 else "" for row in rows)),
+        Column(f"{GRAPH} p50", map(_graph_text, rows), rank=30),
         *(_percentile_column(rows, number, prefix, rank) for rank, number in enumerate(asked, 10)),
         Column("samples/s", (wording.rate_text(row.samples_per_second) for row in rows), rank=1),
         Column("memory", (wording.metric_text(wording.find_metric(row, wording.PEAK_MEMORY)) for row in rows), rank=20),
@@ -44,6 +46,11 @@ def points(rows: Sequence[Row], percentiles: Sequence[float]) -> Grid:
     ]
     notes = [wording.scope(rows), *(_shortage_note(rows, number, prefix) for number in asked)]
     return Grid(columns, list(filter(None, notes))).without_empty()
+
+
+def _graph_text(row: Row) -> str:
+    time = row.times.get(GRAPH)
+    return wording.bare_time(time.median) if time and row.time_kind != GRAPH else ""
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perfexp.profilers import WHOLE, is_profile, profiled_key
-from perfexp.records.point_times import first_median
+from perfexp.records.point_times import DEVICE_TIMES, first_median
 from perfexp.records.record import Point, Record, Status
 from perfexp.records.units import digits, format_seconds
 from perfexp.summaries.grid import Column, Grid
@@ -130,7 +130,7 @@ def _findings(point: Point, timed: Point | None) -> Iterator[str]:
     yield one_line(f"{text}{cost}, in a process of its own; its times are not in the record")
     whole = WHOLE[profiled_key(point.key).phase]
     span = next((part["span_seconds"] for part in facts.get("ranges") or () if part["name"] == whole), None)
-    device = first_median(timed, "device", "latency") if timed else None
+    device = first_median(timed, *DEVICE_TIMES, "latency") if timed else None
     if span:
         against = f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})" if device else ""
         yield f"the work of a call spans {format_seconds(span)} on the device under the profiler{against}"

@@ -11,7 +11,7 @@ from typing import Any
 from perfexp.diagnosis.environment import fact_at
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.records.point_times import blocks_of
-from perfexp.records.record import Key, Record, Series
+from perfexp.records.record import Key, MachineSpread, Record, Series
 from perfexp.records.summary import series_of_processes
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.variance import Component
@@ -151,9 +151,30 @@ def cache_of(facts: Mapping[str, Any], *, device: str, driver: str | None) -> Js
     return JsonCache(cache_folder("selfchecks"), {"device": device, "driver": driver, **versions})
 
 
+def _cache_of_record(record: Record) -> JsonCache:
+    device = record.environment["device"]
+    return cache_of(record.environment, device=str(device.get("uuid") or device["name"]), driver=device.get("driver"))
+
+
+def recall(record: Record) -> list[MachineSpread]:
+    """Return the spreads of the device's last selfcheck, if each point was measured by one process only."""
+    if any(point.key.replicate for point in record.points) or not record.environment.get("device", {}).get("name"):
+        return []
+    last = _cache_of_record(record).find(LAST)
+    groups: dict[tuple[str, str], list[Component]] = {}
+    for one in last["spreads"] if last else []:
+        component = Component(variance=one["variance"], degrees=one["degrees"])
+        groups.setdefault((one["phase"], one["time"]), []).append(component)
+    pooled = {place: variance.pooled(components) for place, components in groups.items()}
+    return [
+        MachineSpread(phase=phase, time=time, variance=one.variance, degrees=one.degrees, ended=last["ended"])
+        for (phase, time), one in pooled.items()
+    ]
+
+
 def remember(record: Record, known: Sequence[Spread]) -> None:
     """Cache the result for the device of the record."""
-    device = record.environment["device"]
-    cache = cache_of(record.environment, device=str(device.get("uuid") or device["name"]), driver=device.get("driver"))
     everything = [one.to_builtins() for one in known]
-    cache.add(LAST, {"ended": record.ended, "name": record.name, "sentence": sentence(known), "spreads": everything})
+    _cache_of_record(record).add(
+        LAST, {"ended": record.ended, "name": record.name, "sentence": sentence(known), "spreads": everything}
+    )

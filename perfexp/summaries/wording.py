@@ -10,7 +10,7 @@ from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
 from perfexp.records.record import Metric
 from perfexp.records.summary import MEGAPIXEL, Row, Scaling
 from perfexp.roofline.sentences import pretty
-from perfexp.statistics import blockwise, estimators
+from perfexp.statistics import blockwise, estimators, variance
 
 #: Metrics with columns of their own.
 PEAK_MEMORY = "memory/peak_bytes"
@@ -137,17 +137,21 @@ def scope(rows: Iterable[Row]) -> str:
     if not timed:
         return ""
     alone = [row for row in timed if row.processes == 1]
-    if runs := min(row.runs for row in timed):
+    runs = min(row.runs for row in timed)
+    if runs + 1 >= variance.LEAST_RUNS or (runs and alone):
         return f"± this machine: another run of the same command, by {units.counted(runs, 'earlier run')} of it"
     if any(not row.is_pooled for row in alone):
         return "± one process: another run on this machine may differ by more (replicate=3)"
+    if alone and alone[0].selfcheck:
+        return f"± this machine: another run, by the processes of its selfcheck of {alone[0].selfcheck}"
     if alone:
         anchors = units.counted(len(timed) - len(alone), "point")
         return f"± this machine: another run, by the processes that measured {anchors}"
     counts = " or ".join(map(str, sorted({row.processes for row in timed})))
     spread = f", which differ by {percent(timed[0].spread)}" if len(timed) == 1 and timed[0].spread is not None else ""
     few = f"; {_TWO_PROCESSES}" if counts == "2" else ""
-    return f"± this machine: another run of the same command ({counts} processes{spread}){few}"
+    more = f", and {units.counted(runs, 'earlier run')}" if runs else ""
+    return f"± this machine: another run of the same command ({counts} processes{spread}{more}){'' if runs else few}"
 
 
 def percentile(summary: blockwise.Summary, number: float) -> estimators.Interval:

@@ -43,7 +43,7 @@ _METRICS, _PARAMS, _TAGS = 800, 100, 100
 #: Characters of an error that are reported.
 _LONGEST_REASON = 2_000
 #: Errors that a server reports when two processes write the same run at once.
-_RACES = ("INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
+_RACES = ("BAD_REQUEST", "INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
 _NOTE, _PARENT = "mlflow.note.content", "mlflow.parentRunId"
 #: Path of the record among the artifacts of a run.
 RECORD = "data/record.json"
@@ -131,7 +131,8 @@ def send(delivery: Delivery) -> str:
     try:
         return _send(delivery)
     except MlflowException as error:
-        # Another process sends the same run: it deleted its own for an earlier one, or both wrote one row.
+        # Another process sends the same run at this moment: it deleted the run that we wrote to, because an older copy
+        # exists, or both inserted the same row. The second attempt finds what the other has written.
         if error.error_code not in _RACES and "Current state is deleted" not in str(error):
             raise
         return _send(delivery)

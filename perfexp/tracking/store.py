@@ -185,7 +185,10 @@ def lock_name(uri: str) -> str | None:
 
 @contextmanager
 def locked(uri: str, deadline: float) -> Iterator[None]:
-    """Hold the lock of a database while entered; raises `LockTimeout` at the deadline. A server has no lock."""
+    """Hold the lock of a database while entered, under which its schema, experiments and runs are created.
+
+    A server has no lock. Raises `LockTimeout` at the deadline, and `UserError` if locks are impossible here.
+    """
     name = lock_name(uri)
     if name is None:
         yield

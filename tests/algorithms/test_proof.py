@@ -60,6 +60,10 @@ NEVER = {
             "cutlass_gemm",
         ),
         (
+            "void cutlass::Kernel2<cutlass_75_wmma_tensorop_s161616gemm_f16_32x32_64x2_tn_align1>(x)",
+            "cutlass_gemm",
+        ),
+        (
             "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop_optimized_f16_64x64_64x5_nhwc_align8>(x)",
             "cutlass_fprop",
         ),

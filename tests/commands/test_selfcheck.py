@@ -5,14 +5,16 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from perfexp import commands
+from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
 from perfexp.devices.fake import FakeDevice
 from perfexp.diagnosis import Choice
 from perfexp.errors import UserError
 from perfexp.orchestration import capabilities
 from perfexp.records.record import Key, Point, Record, Series, Status
+from perfexp.records.summary import rows
 from perfexp.summaries import selfcheck_summary
 
 FAKE = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "device_lock=wait")
@@ -159,3 +161,28 @@ def test_doctor_finds_the_selfcheck_of_its_device_driver_and_versions(make_recor
     assert doctor._last_selfcheck(facts, Choice(name="cpu")) is None
     facts["survey"]["parts"]["boards"]["boards"][0]["facts"]["driver"] = "590"
     assert doctor._last_selfcheck(facts, Choice(name="auto")) is None
+
+
+def test_the_selfcheck_widens_a_later_run_of_one_process(processes_that_differ, here, capsys):
+    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "ttfp=false")
+    for folder in ("before", "after"):
+        assert main.main([*run, f"output_dir={folder}"]) == 0
+        if folder == "before":
+            assert commands.run(["selfcheck", *FAKE]) == 0
+    before, after = ([one] for name in ("before", "after") for one in rows(Record.load(here / name)))
+    assert before[0].selfcheck is None
+    assert after[0].selfcheck == Record.load(here / "after").ended[:10]
+    planted = float(np.log(FACTORS).std(ddof=1))
+    expected = np.sinh(stats.t.ppf(0.975, 9) * planted)
+    assert after[0].times["device"].median.relative_half_width == pytest.approx(expected, rel=0.03)
+    capsys.readouterr()
+    assert commands.run(["show", "after"]) == 0
+    assert "± this machine: another run, by the processes of its selfcheck of" in capsys.readouterr().out
+
+
+def test_a_run_of_several_processes_needs_no_selfcheck(processes_that_differ, here):
+    assert commands.run(["selfcheck", *FAKE]) == 0
+    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "replicate=2", "tracking=none", "ttfp=false")
+    assert main.main([*run, "output_dir=two"]) == 0
+    record = Record.load(here / "two")
+    assert (record.selfcheck, [row.selfcheck for row in rows(record)]) == ([], [None])

@@ -1,0 +1,61 @@
+"""Sampling: what the samples of a point say about their own statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.records import diagnostics, units
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.point_times import first_median_interval, summary_of
+from perfexp.records.record import Point
+from perfexp.statistics import estimators, variance
+
+#: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
+_PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
+#: Advice on getting more samples, by the reason for which a block ended.
+_MORE_SAMPLES = {
+    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp benchmark) or stopping=normal",
+    "max_seconds": "use more time (stopping.max_seconds=N)",
+    "max_calls": "use more calls (stopping.max_calls=N)",
+    "epochs": "use more epochs, or more data",
+}
+
+
+def judge(point: Point, kind: str | None) -> list[Diagnostic]:
+    """Diagnostics of the samples of one process: drift, and a wide interval."""
+    series = point.find_series(kind) if kind else None
+    if series is None or not series.measured:
+        return []
+    time = summary_of(series, ())
+    found = []
+    if time.drift is not None:
+        found.append(diagnostics.make("drift", relative=time.drift.relative))
+    target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
+    effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
+    narrow = estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
+    if achieved is None or (target is not None and narrow * achieved > target):
+        reached = _reached(achieved, target)
+        advice = _MORE_SAMPLES.get(reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)")
+        found.append(diagnostics.make("too_few_samples", n=time.n, effective=effective, reached=reached, advice=advice))
+    return found
+
+
+def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
+    """A diagnostic if the medians of processes differ by more than the intervals of their calls explain."""
+    found = [median for point in processes if (median := first_median_interval(point, kind)) and median.value > 0]
+    component = variance.between_processes([[median.value for median in found]])
+    within = [median.relative_half_width or 0.0 for median in found]
+    if component is None or component.spread <= max(_PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR):
+        return []
+    medians = ", ".join(units.format_seconds(median.value, 3) for median in found)
+    return [diagnostics.make("processes_differ", processes=len(found), medians=medians, spread=component.spread)]
+
+
+def _reached(achieved: float | None, target: float | None) -> str:
+    if achieved is None:
+        return "no confidence interval exists"
+    if target is None:
+        return f"±{achieved:.1%}"
+    if achieved <= target:
+        return f"±{achieved:.1%}, which with few effective samples may be several times too narrow"
+    return f"±{achieved:.1%} instead of ±{target:.1%}"
