@@ -16,7 +16,7 @@ from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
-from perfexp.records.record import EarlierTime, Metric, Series, Status
+from perfexp.records.record import EarlierTime, MachineSpread, Metric, Series, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.ratios import Repeats
 from tests.simulation import adapted
@@ -109,6 +109,18 @@ def test_one_process_without_a_known_component_has_no_interval_and_no_verdict():
     assert pair.verdict is Verdict.UNDECIDED
     assert pair.ratio == pytest.approx(0.5, rel=0.01)
     assert (pair.low, pair.high, pair.further_processes) == (None, None, None)
+
+
+@pytest.mark.parametrize(("phase", "verdict"), [("inference", Verdict.BETTER), ("train", Verdict.UNDECIDED)])
+def test_a_selfcheck_of_the_phase_stands_for_the_processes_of_a_run_of_one(phase, verdict):
+    rng = np.random.default_rng(0)
+    sides = record("one", [[1.0]], rng), record("two", [[0.9]], rng)
+    for made in sides:
+        made.selfcheck = [MachineSpread(phase=phase, time="device", variance=1e-4, degrees=9, ended="2026-01-01T00:00")]
+    [pair] = judged(*sides)
+    assert pair.verdict is verdict
+    if verdict is Verdict.BETTER:  # t of 18 degrees · √2 · 1 %
+        assert math.log(pair.high / pair.ratio) == pytest.approx(2.10 * math.sqrt(2) * 0.01, rel=0.01)
 
 
 def test_processes_of_other_points_stand_for_those_of_a_point_of_one_process():

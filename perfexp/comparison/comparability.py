@@ -175,7 +175,7 @@ def point_differences(
     found = []
     if None not in (before, after) and before != after:
         remedy = "set execution.cuda_graph=true for both"
-        found.append(_confounder("device_method", str(before), str(after), allowed, ("device",), remedy))
+        found.append(_confounder("device_method", str(before), str(after), allowed, ("cycles",), remedy))
     errors = [_errors(*side) for side in sides]
     for code in errors[0] | errors[1]:
         texts = [side.get(code, "no such error") for side in errors]

@@ -12,6 +12,7 @@ from perfexp.comparison.document import Alone, Compared, Comparison, Mean, SideF
 from perfexp.comparison.measures import MEASURES, repeats
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
 from perfexp.errors import UserError
+from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Key, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
@@ -190,17 +191,19 @@ def _verdicts(drafts: Sequence[_Draft], settings: Settings) -> list[Verdict]:
 
 def _clocks(drafts: Sequence[_Draft], verdicts: Sequence[Verdict]) -> list[str | None]:
     """`Compared.clock` of each figure; clocks of two kinds of devices are not compared."""
-    of_cycles = {
-        (draft.side, id(draft.points)): verdict
-        for draft, verdict in zip(drafts, verdicts, strict=True)
-        if draft.measure == "cycles"
-    }
+    places = [(draft.side, id(draft.points)) for draft in drafts]
+    of_cycles, times = dict[tuple[str, int], Verdict](), dict[tuple[str, int], str]()
+    for place, draft, verdict in zip(places, drafts, verdicts, strict=True):
+        if draft.measure == "cycles":
+            of_cycles[place] = verdict
+        elif draft.measure in DEVICE_TIMES:
+            times.setdefault(place, draft.measure)  # cycles are those of the first of them
     clocks: list[str | None] = []
-    for draft, verdict in zip(drafts, verdicts, strict=True):
-        cycles = of_cycles.get((draft.side, id(draft.points)), Verdict.UNDECIDED)
+    for place, draft, verdict in zip(places, drafts, verdicts, strict=True):
+        cycles = of_cycles.get(place, Verdict.UNDECIDED)
         one, two = (point.features["device"] for point in draft.points)
         is_decided = {verdict, cycles} <= {Verdict.BETTER, Verdict.WORSE, Verdict.SAME}
-        is_known = draft.measure == "device" and one == two and is_decided
+        is_known = draft.measure == times.get(place) and one == two and is_decided
         clocks.append(_CLOCKS.get((verdict, cycles), "") if is_known else None)
     return clocks
 

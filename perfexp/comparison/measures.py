@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfexp.records.point_times import blocks_of, samples_per_call
-from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status, without_replicate
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH, blocks_of, samples_per_call
+from perfexp.records.record import EarlierTime, Key, MachineSpread, Point, Record, Series, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS, series_of_processes
 from perfexp.statistics import blockwise, variance
 from perfexp.statistics.distributions import Z95
@@ -40,6 +40,7 @@ class Measure:
 #: Measures by name, in the order of reports.
 MEASURES = {
     "device": Measure(unit="seconds"),
+    GRAPH: Measure(unit="seconds"),
     "cycles": Measure(unit="cycles", better="FEWER", worse="MORE", metric="device/cycles_per_call"),
     "latency": Measure(unit="seconds"),
     "p95": Measure(unit="seconds"),
@@ -57,13 +58,12 @@ def repeats(record: Record) -> dict[Key, dict[str, Repeats]]:
         if point.key.is_timed and point.status is Status.OK:
             points.setdefault(without_replicate(point.key), []).append(point)
     found = {key: _metrics(of) for key, of in points.items() if any(point.key == key for point in of)}
-    earlier = {(time.key, time.time, time.method): time for time in record.earlier}
+    earlier = {(time.key, time.time): time for time in record.earlier}
     for key, name, series in series_of_processes(record):
         if key in found:
-            method = points[key][0].facts.get("device_method") if name == "device" else None
-            found[key] |= _times(name, series, earlier.get((key, name, method)), samples_per_call(points[key][0]))
+            found[key] |= _times(name, series, earlier.get((key, name)), samples_per_call(points[key][0]))
     positive = {key: {name: one for name, one in of.items() if min(one.values) > 0} for key, of in found.items()}
-    return _with_components(positive)
+    return _with_components(positive, record.selfcheck)
 
 
 def _metrics(points: list[Point]) -> dict[str, Repeats]:
@@ -88,7 +88,7 @@ def _times(name: str, series: list[Series], history: EarlierTime | None, samples
         found[name] = _repeats(medians, [[median for median, _ in run] for run in runs])
     if name == "latency":
         found["p95"] = _percentiles(series, found[name])
-    if name != "device":  # `throughput` comes last and replaces `latency`, as in a row's samples_per_second
+    if name not in DEVICE_TIMES:  # `throughput` comes last and replaces `latency`, as in a row's samples_per_second
         processes = [blockwise.block_mean(blocks_of(one)) for one in series]
         means = _repeats(processes, [[mean for _, mean in run] for run in runs])
         rates = [tuple(samples / value for value in run) for run in (means.values, *means.earlier)]
@@ -111,20 +111,26 @@ def _repeats(processes: list[Interval], earlier: list[list[float]]) -> Repeats:
     return Repeats(values=values, within=within, earlier=tuple(map(tuple, earlier)) if is_usable else ())
 
 
-def _with_components(found: Mapping[Key, dict[str, Repeats]]) -> dict[Key, dict[str, Repeats]]:
+def _with_components(
+    found: Mapping[Key, dict[str, Repeats]], selfcheck: Sequence[MachineSpread]
+) -> dict[Key, dict[str, Repeats]]:
     """Give each figure the variance between processes that all figures of its phase and measure show (anchors).
 
-    A figure of one process that has an interval of its own, such as energy, varies between processes at least as the
-    times do: both variances add up.
+    Without any, it is that of the machine's selfcheck. A figure of one process that has an interval of its own, such
+    as energy, varies between processes at least as the times do: both variances add up.
     """
     groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for key, figures in found.items():
         for name, one in figures.items():
             groups.setdefault((key.phase, name), []).append(one.values)
-    between = {group: variance.between_processes(values) for group, values in groups.items()}
+    between = {(one.phase, one.time): Component(variance=one.variance, degrees=one.degrees) for one in selfcheck}
+    for phase, name in groups:
+        if name in ("p95", "throughput") and (latency := between.get((phase, "latency"))):
+            between.setdefault((phase, name), latency)
+    between |= {group: own for group, values in groups.items() if (own := variance.between_processes(values))}
 
     def component(phase: str, name: str, one: Repeats) -> Component | None:
-        own = between[phase, name]
+        own = between.get((phase, name))
         if own or MEASURES[name].metric is None or not one.within:
             return own
         time = next(filter(None, (between.get((phase, time)) for time in TIME_KINDS)), None)

@@ -157,8 +157,21 @@ def test_a_queue_is_not_compared_with_a_graph(compared):
     for side, method in ((one, "queue"), (other, "graph")):
         for point in side.points:
             point.facts["device_method"] = method
-    found = verdicts(compared(one, other))
-    assert (found["device"], found["latency"]) == ("not comparable", "same")
+            point.series[0].name = "device" if method == "queue" else "device/graph"
+            point.metrics.append(Metric(name="device/cycles_per_call", value=1e7, unit="1", estimated=True))
+    found = compared(one, other)
+    assert verdicts(found) == {
+        "cycles": "not comparable",
+        **dict.fromkeys(("latency", "p95", "throughput"), "same"),
+    }
+    assert [(alone["side"], alone["measure"]) for alone in found["alone"]] == [("A", "device"), ("B", "device/graph")]
+
+
+def test_times_of_graphs_are_compared(compared):
+    one, other = made(), made([[0.5 * factor for factor in FLAT]], seed=1)
+    for point in (*one.points, *other.points):
+        point.series.append(msgspec.structs.replace(point.series[0], name="device/graph"))
+    assert verdicts(compared(one, other)) == {"device": "better", "device/graph": "better"}
 
 
 def test_a_figure_with_an_error_is_not_compared(compared):
