@@ -47,7 +47,9 @@ def baseline(
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
     elif source is not None:
-        records, _ = sides.records(source, uri)
+        records, missing = sides.records(source, uri)
+        for line in missing:
+            echo(f"left out, without a record: {line}", err=True)
         echo(f"added {named_baselines.add(root, name, records, force=force)}")
     elif action is Action.show:
         place = sides.baseline(root, name, machine)

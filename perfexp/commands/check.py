@@ -18,6 +18,7 @@ from perfexp.comparison.document import Compared, Comparison, Verdict
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
+from perfexp.summaries.grid import escape_markdown
 from perfexp.summaries.subject import one_line
 
 #: Measures without `--metric`: another clock changes cycles without changing the time.
@@ -72,14 +73,14 @@ def check(
         raise
     failed = list(_failed(compared, reasons))
     unknown = [] if failed else _unknown(compared, sides.words([metric or ""]))
-    outcome = (
-        f"{'failed' if failed else 'not decided' if unknown else 'passed'}: {_counts(compared)}, against {against}"
-    )
+    word = "failed" if failed else "not decided" if unknown else "passed"
+    outcome = f"{word}: {_counts(compared)}, against {against}"
     for line in (*failed, *unknown):
         echo(_annotation(line) if github else one_line(line))
     echo(one_line(outcome), err=True)
     if summary:
-        _append(summary, "\n\n".join([outcome, *failed, *unknown, comparison_table.markdown(compared)]))
+        lines = map(escape_markdown, (outcome, *failed, *unknown))
+        _append(summary, "\n\n".join([*lines, comparison_table.markdown(compared)]))
     raise typer.Exit(1 if failed else 2 if unknown else 0)
 
 

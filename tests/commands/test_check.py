@@ -264,14 +264,15 @@ def test_a_baseline_is_of_its_machine_and_gpu(checked, tmp_path, capsys):
 
 
 def test_a_sweep_becomes_a_baseline_of_several_records(checked, tmp_path, capsys):
-    children = []
+    children = [SweepChild(job=2, name="alexnet", directory="none", status=Status.KILLED)]
     for number, model in enumerate(("resnet18", "vgg16")):
         (folder := tmp_path / "sweep" / str(number)).mkdir(parents=True)
         (folder / "record.json").write_bytes(made(seed=number, model=model).to_json())
         children.append(SweepChild(job=number, name=model, directory=str(number), status=Status.OK))
     sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
-    assert checked_by(capsys, "baseline", "add", "both", tmp_path / "sweep")[0] == 0
+    code, _, errors = checked_by(capsys, "baseline", "add", "both", tmp_path / "sweep")
+    assert (code, errors) == (0, ["left out, without a record: alexnet (killed)"])
     checked(made(), made(seed=7, model="vgg16"))
     code, lines, _ = checked_by(capsys, "check", "new", "--against", "both", "--fail-on", "slower,missing")
     assert code == 1
