@@ -1,17 +1,19 @@
 """What the verdicts of `perfexp compare` are worth on synthetic records whose truth is known.
 
-    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100]
+    python benchmarks/comparison.py [--pairs=1000] [--sweeps=100] [--records=1000]
 
 Each side is a run of eight processes with 30 calls each. For each scenario: the share of pairs with each verdict, the
 share of ratios whose 95 % interval holds the truth, and the median half-width. For sweeps of 100 points, of which ten
 truly differ by more than the margin: the mean share of false verdicts among all FASTER and SLOWER ones. Seeds are
-fixed.
+fixed. At the end, the time of a comparison of two sweeps with that many records of ten points together.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +23,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfexp.commands import sides
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
 from perfexp.records.record import EarlierTime, Key, Point, Record, Series, Status
+from perfexp.records.sweep_record import Sweep, SweepChild
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.
@@ -107,8 +111,8 @@ def record(name: str, points: Sequence[Sequence[float]], rng: np.random.Generato
 
 def judged(baseline: Record, other: Record) -> list[Compared]:
     """The pairs of two records."""
-    sides = [Side.of(name, name, [one]) for name, one in (("A", baseline), ("B", other))]
-    return list(compare(sides, Settings(margin=MARGIN)).pairs)
+    both = [Side.of(name, name, [one]) for name, one in (("A", baseline), ("B", other))]
+    return list(compare(both, Settings(margin=MARGIN)).pairs)
 
 
 def pair(scenario: Scenario, seed: int) -> Compared:
@@ -166,10 +170,29 @@ class Shares:
         return " | ".join([*(f"{self.verdicts[word]:.1%}" for word in words), f"{self.covered:.1%}"])
 
 
+def seconds(records: int) -> float:
+    """The time to read and compare two sweeps with so many records together."""
+    with tempfile.TemporaryDirectory() as folder:
+        for side in ("one", "two"):
+            children = []
+            for number in range(records // 2):
+                made = record(side, [[1.0] * 3] * 10, np.random.default_rng([number, ord(side[0])]))
+                made.plan["model"] = {"name": f"model{number}"}
+                (place := Path(folder, side, str(number))).mkdir(parents=True)
+                (place / "record.json").write_bytes(made.to_json())
+                children.append(SweepChild(job=number, name=side, directory=str(number), status=Status.OK))
+            sweep = Sweep(uid=side, name=side, started="2026-01-01T00:00:00+00:00", children=children)
+            Path(folder, side, "sweep.json").write_bytes(sweep.to_json())
+        begin = time.perf_counter()
+        compare(sides.load([f"{folder}/one", f"{folder}/two"], None), Settings(margin=MARGIN))
+        return time.perf_counter() - begin
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--sweeps", type=int, default=100)
+    parser.add_argument("--records", type=int, default=1000)
     arguments = parser.parse_args()
     print("| scenario | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median ± |")
     print("|---|---|---|---|---|---|---|")
@@ -179,6 +202,8 @@ def main() -> None:
     false, named = np.mean([sweep(seed) for seed in range(arguments.sweeps)], axis=0)
     print(f"\n{arguments.sweeps} sweeps of {POINTS} points: {false:.1%} of the FASTER and SLOWER verdicts are false,")
     print(f"and {named:.1%} of the points that truly differ have one")
+    each = seconds(arguments.records) / arguments.records
+    print(f"\n{1e3 * each:.1f} ms per record to read and compare {arguments.records} records of ten points")
 
 
 if __name__ == "__main__":

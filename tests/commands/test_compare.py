@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks import comparison
 from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import _print
@@ -354,6 +355,14 @@ def test_a_sweep_is_one_side(tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.count("▼ SLOWER") == 2
     assert "geometric mean over 2 models: device 1.3" in text
+
+
+def test_no_record_is_read_twice(monkeypatch):
+    """Two sweeps of ten records each, by the benchmark."""
+    read, load = [], Record.load.__func__
+    monkeypatch.setattr(Record, "load", classmethod(lambda cls, path: (read.append(path), load(cls, path))[1]))
+    comparison.seconds(20)
+    assert len(read) == len(set(read)) == 20
 
 
 # Refusals
