@@ -214,7 +214,9 @@ def test_batches_that_come_in_bursts_are_judged_by_means():
     assert row([point]).samples_per_second.value == pytest.approx(100.0, rel=0.02)
     assert point.metric("energy/call_seconds").value == pytest.approx(10e-3, rel=0.03)
     assert point.metric("phases_over_whole").value == pytest.approx(1.0, abs=0.02)
-    assert codes(point) == ["data_left_out"]
+    assert codes(point) == ["data_left_out", "energy_pace"]
+    assert point.metric("energy/queued_call_seconds").value == pytest.approx(1e-3, rel=0.01)
+    assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.01)
 
 
 @pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])
@@ -403,7 +405,8 @@ def test_the_energy_of_a_call_is_the_power_times_its_time():
 def test_the_energy_is_told_how_long_a_call_took_when_it_was_timed():
     device = FakeDevice(enqueue_seconds=1e-6)
     energy, told = energy_of(device, None), {}
-    energy.measure = lambda call, **settings: told.update(settings)
+    report = energy.report
+    energy.report = lambda *figures, **settings: told.update(settings) or report(*figures, **settings)
     point = measure(device, energy=energy)
     assert told["clean"].value == pytest.approx(np.mean(point.find_series("throughput").measured))
 
@@ -424,7 +427,7 @@ def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cach
         def breaks(*_, **__):
             raise RuntimeError("broken")
 
-        energy.measure = energy.idle = breaks
+        energy.plateau = energy.idle = breaks
     measuring = procedure(device, energy=energy, cache=cache)
     measuring.begin()
     point = measuring.measure(KEY)
@@ -438,8 +441,7 @@ def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cach
 def test_energy_is_told_what_the_device_has_worked_until_now(monkeypatch, idle_seconds, worked):
     device, told = FakeDevice(enqueue_seconds=1e-6), []
     energy = energy_of(device, None)
-    measure = energy.measure
-    energy.measure = lambda *args, **settings: told.append(settings["worked_seconds"]) or measure(*args, **settings)
+    energy.plateau = lambda call, worked_seconds: told.append(worked_seconds)
     measuring = procedure(device, energy=energy)
     whole, clock, rested = measuring._times.whole, itertools.count(1, 1000), []
     monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock) + sum(rested))

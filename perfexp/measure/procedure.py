@@ -14,9 +14,8 @@ Processes after the first repeat the times only.
 from __future__ import annotations
 
 import math
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +29,7 @@ from perfexp.data import Batches, Data
 from perfexp.data.synthetic import Rotating, on_device
 from perfexp.devices import Cache, Device
 from perfexp.errors import RankLost, Unsupported, UserError
-from perfexp.measure import baselines, graph_fallback, training, verdicts
+from perfexp.measure import baselines, energy_pass, graph_fallback, training, verdicts
 from perfexp.measure.times import Times
 from perfexp.models import Session
 from perfexp.modes import Mode, Step, graphed
@@ -38,9 +37,9 @@ from perfexp.probes import Probe, ProbeContext, timing, work_rates
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import SETTLING_CALLS, ProcessGroup, joint
 from perfexp.records import diagnostics, disturbances, metrics
-from perfexp.records.point_times import loop_interval
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.stopping import StoppingRule
+from perfexp.sweep import Size
 from perfexp.work import Work
 
 #: Calls that the user's probes observe.
@@ -64,6 +63,7 @@ class Procedure:
         counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
         peaks: FLOP/s of the device's data sheet by data type; None for a device without a data sheet.
         energy: measures the energy of calls (probes.energy), or None.
+        anchors: sizes and batch sizes whose energy is measured at the pace of the device too; None for all.
         ceilings: highest rates that the device reached (probes.ceilings), or None.
         seed: seed of data and shuffling.
         group: all ranks; this one measures.
@@ -85,6 +85,7 @@ class Procedure:
     counts_work: bool = False
     peaks: Mapping[str, float | None] | None = field(default_factory=dict)
     energy: EnergyProcedure | None = None
+    anchors: Collection[tuple[Size, int]] | None = None
     ceilings: Mapping[str, float] | None = None
     seed: int = 0
     group: ProcessGroup = field(default_factory=ProcessGroup)
@@ -175,9 +176,11 @@ class Procedure:
         Args:
             plain_call: the call before it was captured as a graph.
         """
+        epoch = self._steps_per_epoch(batches) if step.trains else None
+        parts = energy_pass.in_two_parts(self, self._times, point, step, batches, epoch)
+        next_part_of_energy = partial(next, parts, None)
         if self.energy is not None:
-            energy = partial(self._measure_energy, point, step, batches, self.energy)
-            self._run_optional(point, "energy/per_call_joules", energy, "joules", together=True)
+            self._run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
         self._run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
         if len(step.segments) > 1:
             self._times.phases(point, step, on_device=on_device(batches))
@@ -189,6 +192,8 @@ class Procedure:
             self._run_optional(point, "ranks/samples_per_second", bursts, "samples/s", together=True)
         self._run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
         self._add_graph_time(point, step, batches)
+        if self.energy is not None:
+            self._run_optional(point, "energy/per_call_joules", next_part_of_energy, "joules", together=True)
         if self.counts_work:  # last, because rates need every time
             self._run_optional(point, "work/flops", partial(self._count_work, point, step, batches))
 
@@ -323,22 +328,6 @@ class Procedure:
         point.metrics.append(Metric(name="accuracy", value=correct / total if total else None, unit="1"))
         if point.key.phase == "train" and not self.data.held_out:
             point.doubts.append(diagnostics.make("accuracy_of_training_data"))
-
-    def _measure_energy(self, point: Point, step: Step, batches: Batches, energy: EnergyProcedure) -> None:
-        """Add the energy of a call, from a window of its own."""
-        if self.cache is Cache.flush:
-            raise Unsupported("energy is measured on back-to-back calls, which cache=flush does not allow")
-        start = time.perf_counter_ns()
-        measured = energy.measure(
-            step.call,
-            images_per_call=point.key.batch_size * self.group.size,
-            trains=step.trains,
-            calls_per_epoch=self._steps_per_epoch(batches) if step.trains else None,
-            clean=loop_interval(point),
-            worked_seconds=self._times.worked_seconds(point),
-        )
-        measured.add_to(point)
-        self._times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
 
     def _run_probes(self, point: Point, step: Step) -> None:
         """Make a few calls that the user's probes observe."""

@@ -84,14 +84,24 @@ def _part(windows: Windows, track: Track) -> Part:
         return Part(integral, [diagnostics.make("meter_no_counter", meter=name)], estimated=True)
     if (uncertainty := windows.uncertainty) is not None and uncertainty > _COARSE:
         doubts.append(diagnostics.make("meter_coarse", meter=name, uncertainty=uncertainty, window=windows.seconds))
-    if windows.disagrees or windows.is_unchecked:
-        code = "meter_disagrees" if windows.disagrees else "meter_unchecked"
-        figures = {"counter": counter.value, "integral": integral.value, "difference": windows.difference}
-        doubts.append(
-            diagnostics.make(code, meter=name, seconds=windows.seconds, tolerance=windows.tolerance, **figures)
-        )
+    seconds, apart, tolerance = windows.seconds, windows.difference, windows.tolerance
     if windows.disagrees:
-        counter = Reading(None, f"energy counter and integral of {name}'s power differ by {windows.difference:+.1%}")
+        doubts.append(
+            diagnostics.make(
+                "meter_disagrees",
+                meter=name,
+                counter=counter.value,
+                integral=integral.value,
+                difference=apart,
+                tolerance=tolerance,
+                seconds=seconds,
+            )
+        )
+        counter = Reading(None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}")
+    elif windows.is_unchecked:
+        doubts.append(
+            diagnostics.make("meter_unchecked", meter=name, tolerance=tolerance, seconds=seconds, difference=apart)
+        )
     return Part(counter, doubts)
 
 

@@ -11,6 +11,8 @@ from perfexp.meters.track import Tick, Track, Windows, windows_between
 
 #: Least number of windows, and of the counter's ticks in each.
 WINDOWS, _TICKS = 3, 3
+#: Part of a window's least length within which a tick is seen in time.
+_LATE = 0.05
 #: Least number of power readings in the windows together; in each window if they are all that a meter has.
 _POWERS = 8
 #: Periods without a tick after which a counter counts as stuck.
@@ -109,7 +111,7 @@ class _Watched:
         if self.track.ask_energy():
             tick, least = self.track.ticks[-1], self._least()
             # a tick that was seen late, as by the first reading after a pause, ends a window of double length only
-            if tick.width_seconds > self.rules.uncertainty * math.sqrt(6) * self.rules.window_seconds:
+            if tick.width_seconds > _LATE * self.rules.window_seconds / WINDOWS:
                 least += least - self.edges[-1].seconds
             # the windows may be short by the uncertainty of their ends
             if tick.seconds >= least - (self.edges[0].width_seconds + tick.width_seconds) / 2:

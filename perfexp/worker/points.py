@@ -25,7 +25,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
         procedure.begin()
     if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
-    for key in sweep.order(_missing(plan.timed_keys(), paths, replicate), replicate, plan.seed):
+    keys = plan.timed_keys()
+    procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
+    for key in sweep.order(_missing(keys, paths, replicate), replicate, plan.seed):
         emit.point(key)
         # where a smaller point ran out of memory, this one would as well
         predicted = sweep.predicted_out_of_memory(key, read_points(paths.points) if skip_larger else [])
