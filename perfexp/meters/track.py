@@ -164,7 +164,7 @@ class Windows:
         edges: ends of the windows, seconds.
         watts: mean power of each window, by the counter or else by the integral; empty without either.
         uncertainty: relative standard uncertainty of the length; None without a counter.
-        integral_uncertainty: that of the integral; None without one.
+        integral_uncertainty: relative standard uncertainty of the integral; None without one.
     """
 
     edges: tuple[float, ...]

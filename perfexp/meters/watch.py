@@ -40,7 +40,7 @@ class Rules:
     most_seconds: float = 10.0
     period_seconds: float = 0.1
     tight_seconds: float = 0.0005
-    uncertainty: float = 0.003
+    uncertainty: float = 0.0025
     patience_seconds: float = 1.0
 
     def __post_init__(self) -> None:

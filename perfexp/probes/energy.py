@@ -138,10 +138,10 @@ class EnergyProcedure:
         """Return the figures of a plateau, net of the mean of the last two idle powers.
 
         Args:
-            plateau: calls at the pace of their loop; None without a meter.
+            plateau: calls at the pace of the loop; None without a meter.
             calls_per: number of calls of each unit of energy, from `counts`.
             clean: mean seconds of the same call while no meter is read; None if unknown.
-            queued: the same calls at the pace of the device, or why they are missing; None where the paces agree.
+            queued: calls at the pace of the device, or the reason for none; None where both paces agree.
         """
         if plateau is None:
             nothing = Reading(None, self.detected.reason)

@@ -20,6 +20,7 @@ _SHOWN_ELSEWHERE = (
     "memory/warmup_peak_bytes",
     "phases_over_whole",
     "loop/host_seconds",
+    wording.METER_ACCURACY,
 )
 #: Prefix of metrics of several ranks.
 _RANKS = "ranks/"
@@ -98,6 +99,12 @@ def metrics(rows: Sequence[Row]) -> Grid | None:
     notes = [f"{', '.join(_distinct(names))}: {reason}" for reason, names in lacking.items()]
     if any(metric.estimated for metric in others):
         notes.append("≈ estimated from what was measured, not itself measured")
+    accuracies = [metric for row in rows if (metric := wording.find_metric(row, wording.METER_ACCURACY))]
+    if accuracies:
+        scale = wording.percent(max(metric.value or 0.0 for metric in accuracies))
+        notes.append(
+            f"± of energy and power is repeatability; the scale of the board's meter is known to about ±{scale}"
+        )
     if not columns and not notes:
         return None
     return Grid([*key_columns(having), *columns] if columns else [], notes)
