@@ -467,6 +467,65 @@ def test_idle_power_is_measured_before_the_first_point():
     assert device.now_ns() == began
 
 
+def host_bound(**settings):
+    """A call of 100 launches, 2 ms of the host's time and 1 ms of the device's, of 300 W."""
+    device = FakeDevice(enqueue_seconds=20e-6)
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+    measuring = procedure(device, model={"launches": 100}, energy=energy_of(device, meter), **settings)
+    measuring.begin()
+    return measuring
+
+
+def test_where_the_host_limits_the_loop_the_energy_is_given_at_both_paces():
+    point = host_bound().measure(KEY)
+    assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
+    assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
+    assert point.metric("energy/queued_call_seconds").value == pytest.approx(median(point), rel=0.01)
+    assert "energy_pace" in codes(point)
+    assert point.facts["energy"]["idle_after"]
+
+
+def test_where_the_device_limits_the_loop_there_is_one_energy():
+    device = FakeDevice(enqueue_seconds=1e-6)
+    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+    point = measure(device, energy=energy_of(device, meter))
+    assert point.metric("energy/queued_per_call_joules") is None
+    assert "energy_pace" not in codes(point)
+
+
+def test_the_pace_of_the_device_and_idle_power_afterwards_are_measured_at_anchors():
+    measuring = host_bound(anchors=[((50, 50), 1)])
+    point = measuring.measure(KEY)
+    assert point.metric("energy/queued_per_call_joules") is None
+    assert "idle_after" not in point.facts["energy"]
+    measuring.anchors = [(KEY.input_size, KEY.batch_size)]
+    point = measuring.measure(KEY)
+    assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
+    assert "idle_after" in point.facts["energy"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"graph": True}, "a graph already"), ({"cache": Cache.rotate}, "cache=rotate"), ({}, "ValueError: broken")],
+)
+def test_a_pace_of_the_device_that_can_not_be_measured_has_its_reason(monkeypatch, settings, reason):
+    measuring = host_bound(**settings)
+    if not settings:
+
+        def broken(self, call):
+            raise ValueError("broken")
+
+        monkeypatch.setattr("perfexp.models.fake.FakeSession.capture", broken)
+    elif "graph" in settings:
+        measuring.device.enqueue_seconds = 2e-3  # a graph is one launch
+    point = measuring.measure(KEY)
+    assert point.status is Status.OK
+    queued = point.metric("energy/queued_per_call_joules")
+    assert queued.value is None
+    assert reason in queued.reason
+    assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
+
+
 ROW = Row(
     path="conv", call=0, operation=None, kind="Conv2d", macs=1000, flops=2000, input_gradient_flops=2000,
     weight_gradient_flops=2000, bytes_min=500, activation_bytes=200, parameters=10, inputs=((1,),), outputs=((1,),),

@@ -197,7 +197,7 @@ class Watch:
             for track in unknown:
                 track.ask_energy()
             pause = self.rules.tight_seconds if unknown else self.rules.period_seconds
-            yield min(pause, max(end - self.now(), 0.0))
+            yield min(pause, max(end - self.now(), self.rules.tight_seconds))
 
     def _seek_starts(self, watched: Sequence[_Watched]) -> Iterator[float]:
         """Read all counters tightly until each has changed; a change before the first reading has no known time."""
