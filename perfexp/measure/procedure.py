@@ -5,8 +5,8 @@ A point's measurements come in this order, so that none of them disturbs an earl
 1. the first call, which chooses kernels and is outside of all statistics;
 2. the times of the undisturbed call (`perfexp.measure.times`) and the peak of memory;
 3. what a training or labelled data adds: losses, the seconds of an epoch, accuracy;
-4. further passes over the same call, each of which may fail on its own: energy, phases, probes, baselines, several
-   ranks, proof of the algorithm, device time as a CUDA graph, work.
+4. further passes over the same call, each of which may fail on its own: energy of the loop, phases, probes,
+   baselines, several ranks, proof of the algorithm, device time as a CUDA graph, energy of the device, work.
 
 Processes after the first repeat the times only.
 """
@@ -102,7 +102,7 @@ class Procedure:
         )
 
     def begin(self) -> None:
-        """Measure the idle power, once, before the first point: everything is loaded and nothing runs."""
+        """Measure the idle power before the first point: everything is loaded and nothing runs."""
         if self.energy is not None:
             self.progress("idle power")
             try:

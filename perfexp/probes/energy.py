@@ -280,7 +280,7 @@ def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnosti
 def rules_for(
     *, window_seconds: float | None = None, epsilon: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """Return rules with a window of at least `window_seconds`, by default one that suits the stopping rule.
+    """Return rules with windows of at least `window_seconds`, by default a length that suits the stopping rule.
 
     That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`epsilon`).
     """
