@@ -27,8 +27,8 @@ class Rules:
         plateau_seconds: duration of the load before the windows begin.
         window_seconds: least length of the first three windows together.
         most_seconds: time after which no window is added. Windows are added while the ends are imprecise, or the
-            counter disagrees with the integral or is unchecked by it. That needs the square of the power's scatter:
-            at 30 % of the mean, unusual even for small models, ten readings per second check the counter in 14 s.
+            counter disagrees with the integral or is unchecked by it. In 10 s, ten readings per second of a power
+            that scatters by 25 % of its mean check the counter to 10 %.
         period_seconds: greatest interval between readings of the power.
         tight_seconds: interval between readings of the counter around an expected tick.
         uncertainty: sufficient relative standard uncertainty of the length of all windows.

@@ -149,19 +149,8 @@ class EnergyProcedure:
             return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=list(self.detected.doubts))
         power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
         idle_watts = midway(idle[0].mean_watts, idle[-1].mean_watts) if len(idle) > 1 else idle[0].mean_watts
-        seconds = max(windows.seconds for windows in power.windows)
-        metrics = [
-            *_metrics(power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated),
-            metric("counter_power_watts", power.counter_watts, "watts"),
-            metric("integral_power_watts", power.integral_watts, "watts"),
-            metric("integral_difference", power.difference, "1"),
-            metric("integral_uncertainty", power.integral_uncertainty, "1"),
-            metric("window_seconds", Reading(seconds) if seconds else power.mean_watts, "seconds"),
-            metric("calls", Reading(plateau.calls), "1"),
-            metric("call_seconds", call_seconds, "seconds"),
-            *([] if power.accuracy is None else [metric("meter_accuracy", Reading(power.accuracy), "1")]),
-            *_per_meter(power, call_seconds),
-        ]
+        metrics = _metrics(power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated)
+        metrics += _of_windows(plateau)
         facts = {"meters": power.facts(), "idle": idle[0].facts()}
         facts |= {"idle_after": idle[-1].facts()} if len(idle) > 1 else {}
         others = [("idle power", item) for item in idle]
@@ -255,15 +244,24 @@ def _pace(plateau: Plateau) -> str:
     return energy if seconds is None else f"{energy} at {seconds * 1e3:.4g} ms per call"
 
 
-def _per_meter(power: Power, call_seconds: Reading) -> list[Metric]:
-    """Return the metrics of each of several meters, numbered in the order of their names in the facts."""
-    if len(power.windows) < 2:
-        return []
-    metrics = []
-    for index, (watts, *_) in enumerate(power.parts):
+def _of_windows(plateau: Plateau) -> list[Metric]:
+    """Return the metrics of the windows, then those of each of several meters, in the order of the facts."""
+    power, call_seconds = plateau.power, plateau.call_seconds
+    seconds = max(windows.seconds for windows in power.windows)
+    metrics = [
+        metric("counter_power_watts", power.counter_watts, "watts"),
+        metric("integral_power_watts", power.integral_watts, "watts"),
+        metric("integral_difference", power.difference, "1"),
+        metric("integral_uncertainty", power.integral_uncertainty, "1"),
+        metric("window_seconds", Reading(seconds) if seconds else power.mean_watts, "seconds"),
+        metric("calls", Reading(plateau.calls), "1"),
+        metric("call_seconds", call_seconds, "seconds"),
+    ]
+    if power.accuracy is not None:
+        metrics.append(metric("meter_accuracy", Reading(power.accuracy), "1"))
+    for index, (watts, *_) in enumerate(power.parts if len(power.parts) > 1 else ()):
         metrics.append(metric(f"meter_{index}/power_mean_watts", watts, "watts"))
-        joules = product(watts, call_seconds)
-        metrics.append(metric(f"meter_{index}/per_call_joules", joules, "joules"))
+        metrics.append(metric(f"meter_{index}/per_call_joules", product(watts, call_seconds), "joules"))
     return metrics
 
 

@@ -502,6 +502,16 @@ def test_two_boards_are_summed_and_listed_apart():
     assert [meter["name"] for meter in energy.facts["meters"]] == ["a", "b"]
 
 
+@pytest.mark.parametrize(("accuracies", "known"), [((0.05, 0.02), 0.05), ((0.05, None), None)])
+def test_the_accuracy_is_that_of_the_worst_meter_if_all_have_one(accuracies, known):
+    device = FakeDevice(enqueue_seconds=10e-6)
+    meters = [
+        meter_of(device, steady(300.0), name=name, accuracy=accuracy)
+        for name, accuracy in zip("ab", accuracies, strict=True)
+    ]
+    assert values(measured(device, *meters)).get("meter_accuracy") == known
+
+
 def test_where_one_of_two_boards_has_no_figure_the_sum_has_none():
     device = FakeDevice(enqueue_seconds=10e-6)
     meters = (meter_of(device, steady(300.0), name="a"), meter_of(device, steady(500.0), name="b", stuck_seconds=0.0))

@@ -94,7 +94,6 @@ def test_the_interval_of_the_power_holds_the_truth(sigma, script):
     for seed in range(SIMULATIONS):
         watts = power_of(noisy(seed, 300.0, sigma), **script)[0].mean_watts
         held.append(abs(watts.value - 300.0) <= watts.half_width)
-    print(sum(held))
     assert sum(held) >= 0.9 * SIMULATIONS
 
 
@@ -115,7 +114,6 @@ def test_the_interval_of_the_energy_holds_the_truth_where_power_and_pace_fluctua
     energies = [small(seed, rules=Rules(plateau_seconds=0.1)) for seed in range(SIMULATIONS)]
     for name, truth in (("per_call_joules", 0.6), ("call_seconds", 4e-3), ("power_mean_watts", 150.0)):
         held = sum(holds(metric(energy, name), truth) for energy in energies)
-        print(name, held)
         assert held >= 0.9 * SIMULATIONS, name
 
 
